@@ -1,0 +1,96 @@
+"""Conditional publish (KIP-27, KAFKA-2260): append only if the log ends where the producer thinks it does."""
+
+from __future__ import annotations
+
+from fencepost_policies.append import (
+    INVALID_RECORD,
+    INVALID_TIMESTAMP,
+    POLICY_VIOLATION,
+    Append,
+    Check,
+    Fact,
+    Facts,
+    Refusal,
+)
+
+#: Added to a mismatch when records equal to the refused ones already lie at the expected offset: they may be an
+#: earlier try of the same producer, so the refusal speaks of this send only.
+POSSIBLY_YOURS = "POSSIBLY_YOURS"
+
+
+def offset_mismatch(
+    append: Append, actual: int, log_start_offset: int = -1, *, possibly_yours: bool = False
+) -> Refusal:
+    """The refusal for a batch that the log's end does not match. `actual` is the log end (LEO).
+
+    For a batch whose own records contradict each other, `expected` is what the contradicting record asked for
+    and `actual` the offset it would have got, with its index added as `record=`.
+    """
+    expected = append.expected_base_offset
+    where = f"topic={append.topic} partition={append.partition}"
+    if append.contradiction is not None:
+        wrong = append.contradiction
+        detail = f"expected={wrong.expected} actual={actual + wrong.offset_delta} record={wrong.record}"
+    else:
+        detail = f"expected={expected} actual={actual}"
+    message = f"OFFSET_MISMATCH {where} {detail}"
+    if possibly_yours:
+        message += f" {POSSIBLY_YOURS}"
+    return Refusal(POLICY_VIOLATION, "offset_mismatch", message, base_offset=actual, log_start_offset=log_start_offset)
+
+
+class ConditionalPublish:
+    """`check.expected.offsets`: `true` checks an expectation where there is one, `required` wants one."""
+
+    needs = frozenset({Fact.CHECK_EXPECTED_OFFSETS, Fact.LOG_END_OFFSET, Fact.OLDEST_TIMESTAMP_MS})
+
+    def check(self, append: Append, facts: Facts) -> Refusal | None:
+        if facts.check_expected_offsets is Check.OFF:
+            return None
+        return (
+            self._unreadable(append)
+            or self._nothing_said(append, facts)
+            or self._timestamps(append, facts)
+            or self._mismatch(append, facts)
+        )
+
+    @staticmethod
+    def _unreadable(append: Append) -> Refusal | None:
+        bad = append.unreadable
+        if bad is None:
+            return None
+        where = f"topic={append.topic} partition={append.partition} record={bad.record} header={bad.header}"
+        return Refusal(INVALID_RECORD, "header_unreadable", f"HEADER_UNREADABLE {where}: {bad.reason}")
+
+    @staticmethod
+    def _nothing_said(append: Append, facts: Facts) -> Refusal | None:
+        if facts.check_expected_offsets is not Check.REQUIRED or append.expected_base_offset is not None:
+            return None
+        return Refusal(
+            POLICY_VIOLATION,
+            "expectation_required",
+            f"EXPECTATION_REQUIRED topic={append.topic} partition={append.partition}: this topic has "
+            "check.expected.offsets=required, so the first record of every batch must carry the offset it expects",
+        )
+
+    @staticmethod
+    def _timestamps(append: Append, facts: Facts) -> Refusal | None:
+        oldest = facts.oldest_timestamp_ms
+        if oldest is None or append.max_timestamp_ms > oldest:
+            return None
+        have = append.max_timestamp_ms
+        return Refusal(
+            INVALID_TIMESTAMP,
+            "timestamp_too_old",
+            f"TIMESTAMP_TOO_OLD topic={append.topic} partition={append.partition} newest={have} limit={oldest}: "
+            "Kafka forgets a producer by its record timestamps, so the newest record of a conditional batch must be "
+            "younger than half of producer.id.expiration.ms; put the event time into the value or a header",
+        )
+
+    @staticmethod
+    def _mismatch(append: Append, facts: Facts) -> Refusal | None:
+        if append.expected_base_offset is None or facts.log_end_offset is None:
+            return None
+        if append.contradiction is None and append.expected_base_offset == facts.log_end_offset:
+            return None
+        return offset_mismatch(append, facts.log_end_offset, facts.log_start_offset)

@@ -1,0 +1,68 @@
+"""Whose fault an error is, and the Kafka error codes that we send or act on.
+
+A refusal is a value (`fencepost_policies.append.Refusal`), never an exception. An exception means that a peer broke
+the protocol, or that we did: it is logged and counted, and costs that one connection.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class FencepostError(Exception):
+    """Base of all errors of the proxy."""
+
+
+class ConfigError(FencepostError):
+    """The user's configuration is wrong; the message says what to change. Shown without a stack trace."""
+
+
+class ProtocolError(FencepostError):
+    """A peer sent what the protocol does not allow."""
+
+
+class ClientProtocolError(ProtocolError):
+    """The client's fault: its connection is closed with this as the logged reason."""
+
+
+class UpstreamProtocolError(ProtocolError):
+    """The broker's fault (or a stranger's at its address)."""
+
+
+class LimitError(ClientProtocolError):
+    """The client asked for more than a configured limit allows; the message names the limit."""
+
+
+class Error(IntEnum):
+    """Kafka error codes (org.apache.kafka.common.protocol.Errors) that this proxy sends or acts on."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    MESSAGE_TOO_LARGE = 10
+    COORDINATOR_NOT_AVAILABLE = 15
+    INVALID_TOPIC_EXCEPTION = 17
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    TOPIC_AUTHORIZATION_FAILED = 29
+    INVALID_TIMESTAMP = 32
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_CONFIG = 40
+    INVALID_REQUEST = 42
+    POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    INVALID_PRODUCER_EPOCH = 47
+    KAFKA_STORAGE_ERROR = 56
+    UNKNOWN_PRODUCER_ID = 59
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    INVALID_RECORD = 87
+    UNKNOWN_TOPIC_ID = 100
+    INCONSISTENT_TOPIC_ID = 103
