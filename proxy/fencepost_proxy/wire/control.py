@@ -1,0 +1,189 @@
+"""Control messages: bytes <-> `Message`, for every API whose schema is known, and the headers before them.
+
+A *frame* here is what follows the four bytes of length. Bodies and headers are separate: a request that is rewritten
+keeps its client's header bytes (`replace_body`). Unknown tagged fields survive; `wire/schema.py` says how.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from fencepost_proxy.errors import ClientProtocolError, Error, ProtocolError, UpstreamProtocolError
+from fencepost_proxy.wire import schema
+from fencepost_proxy.wire.apis import API_VERSIONS, APIS, api_name
+from fencepost_proxy.wire.schema import DECODE_ERRORS, Malformed, Message, read_tags, take
+
+_INT32: Final = struct.Struct(">i")
+
+# --- headers and frames ---------------------------------------------------------------------------------------------
+
+
+class RequestHeader(NamedTuple):
+    """`body_offset` is counted from the start of the frame.
+
+    `client_id` is for logs: bytes that are not UTF-8 are escaped. `tags` are the header's tagged fields as (tag, value
+    bytes).
+    """
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    tags: tuple[tuple[int, bytes], ...]
+    body_offset: int
+
+
+class ResponseHeader(NamedTuple):
+    """`body_offset` is counted from the start of the frame."""
+
+    correlation_id: int
+    tags: tuple[tuple[int, bytes], ...]
+    body_offset: int
+
+
+_REQUEST_PREFIX: Final = struct.Struct(">hhih")
+
+
+def request_header_is_flexible(api_key: int, version: int) -> bool:
+    """Whether the header has tagged fields (v2). False for an API that the table does not know."""
+    api = APIS.get(api_key)
+    return api is not None and api.flexible_from is not None and version >= api.flexible_from
+
+
+def response_header_is_flexible(api_key: int, version: int) -> bool:
+    """Whether the response's header has tagged fields (v1).
+
+    Never for ApiVersions: its client does not know yet what the broker understands (KIP-511).
+    """
+    return api_key != API_VERSIONS and request_header_is_flexible(api_key, version)
+
+
+def parse_request_header(frame: memoryview | bytes) -> RequestHeader:
+    """The header of a client's frame. Raises ClientProtocolError. Of an unknown API's header only v1 is read."""
+    try:
+        api_key, version, correlation_id, length = _REQUEST_PREFIX.unpack_from(frame)
+        pos = _REQUEST_PREFIX.size
+        client_id = None
+        if length >= 0:
+            raw, pos = take(frame, pos, length)
+            client_id = raw.decode("utf-8", "backslashreplace")
+        elif length != -1:
+            raise Malformed(f"client id has length {length}")
+        tags: tuple[tuple[int, bytes], ...] = ()
+        if request_header_is_flexible(api_key, version):
+            tags, pos = read_tags(frame, pos)
+    except DECODE_ERRORS as error:
+        raise ClientProtocolError(f"request header of {len(frame)} bytes cannot be read: {error}") from error
+    return RequestHeader(api_key, version, correlation_id, client_id, tags, pos)
+
+
+def parse_response_header(frame: memoryview | bytes, api_key: int, version: int) -> ResponseHeader:
+    """The header of a broker's frame, answering a request of that API and version. Raises UpstreamProtocolError."""
+    try:
+        (correlation_id,) = _INT32.unpack_from(frame)
+        tags: tuple[tuple[int, bytes], ...] = ()
+        pos = _INT32.size
+        if response_header_is_flexible(api_key, version):
+            tags, pos = read_tags(frame, pos)
+    except DECODE_ERRORS as error:
+        message = f"response header of {api_name(api_key)} v{version} cannot be read: {error}"
+        raise UpstreamProtocolError(message) from error
+    return ResponseHeader(correlation_id, tags, pos)
+
+
+def encode_request_frame(
+    api_key: int, version: int, correlation_id: int, client_id: str | None, message: Message
+) -> bytes:
+    """A whole request with its four bytes of length."""
+    out = bytearray(4)
+    raw = client_id.encode() if client_id is not None else None
+    out += _REQUEST_PREFIX.pack(api_key, version, correlation_id, -1 if raw is None else len(raw))
+    out += raw or b""
+    if request_header_is_flexible(api_key, version):
+        out.append(0)
+    out += encode_request(api_key, version, message)
+    return _with_length(out)
+
+
+def encode_response_frame(api_key: int, version: int, correlation_id: int, message: Message) -> bytes:
+    """A whole response with its four bytes of length."""
+    out = bytearray(4)
+    out += _INT32.pack(correlation_id)
+    if response_header_is_flexible(api_key, version):
+        out.append(0)
+    out += encode_response(api_key, version, message)
+    return _with_length(out)
+
+
+def replace_body(frame: memoryview | bytes, body_offset: int, body: bytes) -> bytes:
+    """The frame with another body behind its own header, with its four bytes of length."""
+    return _with_length(bytearray(4) + frame[:body_offset] + body)
+
+
+def _with_length(out: bytearray) -> bytes:
+    _INT32.pack_into(out, 0, len(out) - 4)
+    return bytes(out)
+
+
+# --- bodies ---------------------------------------------------------------------------------------------------------
+
+
+def codec_versions(api_key: int) -> tuple[int, int] | None:
+    """(min, max) version that can be decoded and encoded; None without a schema: such an API can only be relayed."""
+    return schema.valid_versions(_name(api_key, "Request"))
+
+
+def decode_request(api_key: int, version: int, body: memoryview | bytes) -> Message:
+    """Raises ClientProtocolError where the bytes are not a request of that API and version, wholly and nothing more."""
+    return _decode("Request", api_key, version, body, ClientProtocolError)
+
+
+def encode_request(api_key: int, version: int, message: Message) -> bytes:
+    return _encode("Request", api_key, version, message)
+
+
+def decode_response(api_key: int, version: int, body: memoryview | bytes) -> Message:
+    """Raises UpstreamProtocolError. An ApiVersions response with error 35 is always of v0 (KIP-511)."""
+    if api_key == API_VERSIONS and bytes(body[:2]) == _UNSUPPORTED_VERSION:
+        version = 0
+    return _decode("Response", api_key, version, body, UpstreamProtocolError)
+
+
+def encode_response(api_key: int, version: int, message: Message) -> bytes:
+    if api_key == API_VERSIONS and message.error_code == Error.UNSUPPORTED_VERSION:
+        version = 0
+    return _encode("Response", api_key, version, message)
+
+
+_UNSUPPORTED_VERSION: Final = struct.pack(">h", Error.UNSUPPORTED_VERSION)
+
+
+def _name(api_key: int, kind: str) -> str:
+    return api_name(api_key) + kind
+
+
+def _decode(kind: str, api_key: int, version: int, body: memoryview | bytes, fault: type[ProtocolError]) -> Message:
+    name = _name(api_key, kind)
+    codec = schema.codec(name, version)
+    if codec is None:
+        raise fault(f"{name} v{version} is not a message that this proxy can read")
+    data = bytes(body)
+    try:
+        message, end = codec.read(data, 0)
+    except DECODE_ERRORS as error:
+        raise fault(f"{name} v{version} of {len(data)} bytes cannot be read: {error}") from error
+    if end != len(data):
+        raise fault(f"{name} v{version} has {len(data) - end} bytes more than its schema")
+    assert isinstance(message, Message)
+    return message
+
+
+def _encode(kind: str, api_key: int, version: int, message: Message) -> bytes:
+    name = _name(api_key, kind)
+    codec = schema.codec(name, version)
+    if codec is None:
+        raise ValueError(f"there is no schema of {name} v{version}")
+    out = bytearray()
+    codec.write(out, message)
+    return bytes(out)

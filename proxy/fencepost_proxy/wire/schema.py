@@ -1,0 +1,397 @@
+"""Kafka's JSON message schemas, interpreted: what reads and writes any message, with nothing lost on the way.
+
+The schemas are Kafka's own, read from where kafka-python ships them. Not kafka-python's codec: it decodes unknown
+tagged fields but never encodes them; it asserts that a struct inside a tagged field has no tagged fields of its own;
+it loses the tagged fields of a struct with a single field; and its compiled decoders cut a string short where the
+frame ends before it. None of that can be put right from outside.
+
+Kept exactly: unknown tagged fields at every level (`Message.unknown_tags`). As Kafka's own writer does it, a known
+tagged field that has its default value is not written, and tagged fields are written in ascending order. A schema
+and a version are compiled once, into a pair of closures.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import struct
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from fencepost_proxy.types import NO_TOPIC_ID
+
+
+class Message(SimpleNamespace):
+    """A request, a response, or a struct within one: Kafka's fields as attributes in snake_case.
+
+    Types: int, str, bytes (`bytes` and `records`), bool, float, `uuid.UUID`, list, Message, None for null. After
+    decoding every field of the schema is there, with Kafka's default where the version lacks it. To build one, give
+    what matters: `Message(name="t", configs=[])`; the rest is written with Kafka's defaults. An attribute that the
+    schema does not know is a TypeError when it is encoded.
+    """
+
+    #: (tag, value bytes) of tagged fields that the schema does not know.
+    unknown_tags: tuple[tuple[int, bytes], ...] = ()
+
+
+_Read = Callable[[bytes, int], tuple[Any, int]]
+_Write = Callable[[bytearray, Any], None]
+
+
+class Codec(NamedTuple):
+    """`read(data, pos) -> (value, end)` raises `DECODE_ERRORS`; `write(out, value)` raises ValueError or TypeError.
+
+    No length is believed beyond the bytes that are left.
+    """
+
+    read: _Read
+    write: _Write
+
+
+class _Field(NamedTuple):
+    name: str
+    codec: Codec
+    default: Callable[[], Any]
+
+
+class Malformed(Exception):
+    """Bytes that the schema does not allow."""
+
+
+#: What bytes that are not the message, or end before it does, make a reader raise.
+DECODE_ERRORS: Final = (Malformed, struct.error, IndexError, UnicodeDecodeError)
+_INT16: Final = struct.Struct(">h")
+_INT32: Final = struct.Struct(">i")
+_FIXED: Final = {
+    "int8": struct.Struct(">b"),
+    "int16": _INT16,
+    "uint16": struct.Struct(">H"),
+    "int32": _INT32,
+    "uint32": struct.Struct(">I"),
+    "int64": struct.Struct(">q"),
+    "float64": struct.Struct(">d"),
+    "bool": struct.Struct(">?"),
+}
+_EVERY: Final = 32767
+
+
+def _versions(text: str | None) -> tuple[int, int]:
+    """`3-5`, `3+`, `3`, `none` or nothing, as (first, last); an empty range for none."""
+    if not text or text == "none":
+        return 1, 0
+    first, dash, last = text.removesuffix("+").partition("-")
+    return int(first), int(last) if dash else (_EVERY if text.endswith("+") else int(first))
+
+
+def _in(version: int, text: str | None) -> bool:
+    first, last = _versions(text)
+    return first <= version <= last
+
+
+@cache
+def _schema_directory() -> Path:
+    # Found without importing kafka-python, of which nothing but these files is needed here.
+    spec = importlib.util.find_spec("kafka")
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError(
+            "kafka-python is not installed; install fencepost with its extra: pip install fencepost[proxy]"
+        )
+    return Path(spec.submodule_search_locations[0], "protocol", "schemas", "resources")
+
+
+@cache
+def _schema(name: str) -> dict[str, Any] | None:
+    path = _schema_directory() / f"{name}.json"
+    if not path.is_file():
+        return None
+    schema: dict[str, Any] = json.loads(re.sub(r"(?m)^\s*//.*$", "", path.read_text("utf-8")))
+    return schema
+
+
+def valid_versions(name: str) -> tuple[int, int] | None:
+    """(min, max) version of a message such as `MetadataRequest`, None where there is no schema of that name."""
+    schema = _schema(name)
+    return _versions(schema["validVersions"]) if schema is not None else None
+
+
+@cache
+def codec(name: str, version: int) -> Codec | None:
+    """What reads and writes a message such as `MetadataRequest`; None without a schema of it at that version."""
+    schema = _schema(name)
+    if schema is None or not _in(version, schema["validVersions"]):
+        return None
+    structs = {common["name"]: common["fields"] for common in schema.get("commonStructs", [])}
+    compiled, _ = _struct(name, schema["fields"], structs, version, _in(version, schema["flexibleVersions"]))
+    return compiled
+
+
+_Structs = dict[str, list[dict[str, Any]]]
+
+
+def _struct(
+    struct_name: str, fields: list[dict[str, Any]], structs: _Structs, version: int, flexible: bool
+) -> tuple[Codec, Callable[[], Message]]:
+    """The codec of a struct at a version, and what makes one with Kafka's defaults."""
+    plain: list[_Field] = []
+    tagged: dict[int, _Field] = {}
+    constants: dict[str, Any] = {}
+    makers: list[tuple[str, Callable[[], Any]]] = []
+    for field in fields:
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", field["name"]).lower()
+        codec, default = _type(field, field["type"], structs, version, flexible)
+        if isinstance(default(), list | Message):
+            makers.append((name, default))
+        else:
+            constants[name] = default()
+        if not _in(version, field["versions"]):
+            continue
+        if _in(version, field.get("taggedVersions")):
+            tagged[field["tag"]] = _Field(name, codec, default)
+        else:
+            plain.append(_Field(name, codec, default))
+    known = frozenset(constants) | {name for name, _ in makers} | {"unknown_tags"}
+
+    def make() -> Message:
+        message = Message(**constants)
+        for name, maker in makers:
+            setattr(message, name, maker())
+        return message
+
+    # Decoding sets the plain fields itself: only the others start from their defaults.
+    read_fields = [(field.name, field.codec.read) for field in plain]
+    read_names = {field.name for field in plain}
+    other_constants = {name: value for name, value in constants.items() if name not in read_names}
+    other_makers = [(name, maker) for name, maker in makers if name not in read_names]
+
+    def read(data: bytes, pos: int) -> tuple[Message, int]:
+        message = Message()
+        values = message.__dict__
+        values.update(other_constants)
+        for name, maker in other_makers:
+            values[name] = maker()
+        for name, read_field in read_fields:
+            values[name], pos = read_field(data, pos)
+        if flexible:
+            raw, pos = read_tags(data, pos)
+            unknown = []
+            for tag, value in raw:
+                if (field := tagged.get(tag)) is None:
+                    unknown.append((tag, value))
+                    continue
+                values[field.name], end = field.codec.read(value, 0)
+                if end != len(value):
+                    raise Malformed(f"tagged field {field.name} has {len(value)} bytes, its schema takes {end}")
+            if unknown:
+                message.unknown_tags = tuple(unknown)
+        return message, pos
+
+    def write(out: bytearray, message: Message) -> None:
+        values = message.__dict__
+        if not values.keys() <= known:
+            raise TypeError(f"{struct_name} has no field {', '.join(sorted(values.keys() - known))}")
+        for name, codec, default in plain:
+            try:
+                codec.write(out, values[name] if name in values else default())
+            except (struct.error, AttributeError, ValueError) as error:
+                raise ValueError(f"{struct_name}.{name} cannot be {values.get(name)!r:.80}: {error}") from error
+        if flexible:
+            tags = list(message.unknown_tags)
+            for tag, (name, codec, default) in tagged.items():
+                if name in values and values[name] != default():
+                    value = bytearray()
+                    codec.write(value, values[name])
+                    tags.append((tag, bytes(value)))
+            write_tags(out, tags)
+
+    return Codec(read, write), make
+
+
+def _type(
+    field: dict[str, Any], type_name: str, structs: _Structs, version: int, flexible: bool
+) -> tuple[Codec, Callable[[], Any]]:
+    """The codec of a field's type, and what makes its default."""
+    nullable = _in(version, field.get("nullableVersions"))
+    null_default = field.get("default") == "null"
+    if type_name.startswith("[]"):
+        # What the field says of null and of its default is said of the array.
+        of_element = {"fields": field["fields"]} if "fields" in field else {}
+        element, _ = _type(of_element, type_name[2:], structs, version, flexible)
+        return _array(element, type_name[2:], nullable, flexible), lambda: None if null_default else []
+    if fixed := _FIXED.get(type_name):
+        default = _number(type_name, field.get("default") or "0")
+        return _fixed(fixed), lambda: default
+    if type_name == "uuid":
+        return Codec(_read_uuid, _write_uuid), lambda: NO_TOPIC_ID
+    if type_name == "string":
+        text = None if null_default else field.get("default", "")
+        return _string(nullable, flexible), lambda: text
+    if type_name in ("bytes", "records"):
+        return _bytes(nullable, flexible), lambda: None if null_default else b""
+    codec, make = _struct(type_name, field.get("fields") or structs[type_name], structs, version, flexible)
+    return (_nullable(codec) if nullable else codec), (lambda: None) if null_default else make
+
+
+def _number(type_name: str, text: str | bool | float) -> int | float | bool:
+    if type_name == "bool":
+        return str(text).lower() == "true"
+    return float(text) if type_name == "float64" else int(str(text), 0)
+
+
+def _fixed(fixed: struct.Struct) -> Codec:
+    unpack, size = fixed.unpack_from, fixed.size
+
+    def read(data: bytes, pos: int) -> tuple[Any, int]:
+        return unpack(data, pos)[0], pos + size
+
+    return Codec(read, lambda out, value: out.extend(fixed.pack(value)))
+
+
+def _read_uuid(data: bytes, pos: int) -> tuple[UUID, int]:
+    raw, end = take(data, pos, 16)
+    return UUID(bytes=raw), end
+
+
+def _write_uuid(out: bytearray, value: UUID) -> None:
+    out += value.bytes
+
+
+def _string(nullable: bool, flexible: bool) -> Codec:
+    read_raw, write_raw = _sized(_INT16, nullable, flexible)
+
+    def read(data: bytes, pos: int) -> tuple[str | None, int]:
+        raw, pos = read_raw(data, pos)
+        return None if raw is None else raw.decode(), pos
+
+    return Codec(read, lambda out, value: write_raw(out, None if value is None else value.encode()))
+
+
+def _bytes(nullable: bool, flexible: bool) -> Codec:
+    return _sized(_INT32, nullable, flexible)
+
+
+def _sized(width: struct.Struct, nullable: bool, flexible: bool) -> Codec:
+    def read(data: bytes, pos: int) -> tuple[bytes | None, int]:
+        length, pos = _read_length(data, pos, width, nullable, flexible)
+        return (None, pos) if length is None else take(data, pos, length)
+
+    def write(out: bytearray, value: bytes | None) -> None:
+        _write_length(out, None if value is None else len(value), width, nullable, flexible)
+        out += value or b""
+
+    return Codec(read, write)
+
+
+def _array(element: Codec, element_type: str, nullable: bool, flexible: bool) -> Codec:
+    numbers = _FIXED.get(element_type)
+    letter = numbers.format[-1] if numbers is not None else ""
+
+    def read(data: bytes, pos: int) -> tuple[list[Any] | None, int]:
+        count, pos = _read_length(data, pos, _INT32, nullable, flexible)
+        if count is None:
+            return None, pos
+        if numbers is not None:
+            return list(struct.unpack_from(f">{count}{letter}", data, pos)), pos + count * numbers.size
+        items = []
+        for _ in range(count):
+            item, pos = element.read(data, pos)
+            items.append(item)
+        return items, pos
+
+    def write(out: bytearray, items: list[Any] | None) -> None:
+        _write_length(out, None if items is None else len(items), _INT32, nullable, flexible)
+        for item in items or ():
+            element.write(out, item)
+
+    return Codec(read, write)
+
+
+def _nullable(codec: Codec) -> Codec:
+    """A struct that may be null (KIP-893): one byte, -1 for null and 1 for present, before it."""
+
+    def read(data: bytes, pos: int) -> tuple[Any, int]:
+        return (None, pos + 1) if data[pos] >= 0x80 else codec.read(data, pos + 1)
+
+    def write(out: bytearray, value: Message | None) -> None:
+        out.append(0xFF if value is None else 1)
+        if value is not None:
+            codec.write(out, value)
+
+    return Codec(read, write)
+
+
+def _read_length(data: bytes, pos: int, width: struct.Struct, nullable: bool, flexible: bool) -> tuple[int | None, int]:
+    if flexible:
+        length, pos = _read_uvarint(data, pos)
+        length -= 1
+    else:
+        (length,) = width.unpack_from(data, pos)
+        pos += width.size
+    if length == -1 and nullable:
+        return None, pos
+    # Each element of an array takes at least one byte, so a count too is bounded by the bytes that are left.
+    if not 0 <= length <= len(data) - pos:
+        raise Malformed(f"length {length} at byte {pos}, where {len(data) - pos} bytes are left")
+    return length, pos
+
+
+def _write_length(out: bytearray, length: int | None, width: struct.Struct, nullable: bool, flexible: bool) -> None:
+    if length is None and not nullable:
+        raise ValueError("null is not allowed in this version")
+    if flexible:
+        _write_uvarint(out, 0 if length is None else length + 1)
+    else:
+        out += width.pack(-1 if length is None else length)
+
+
+def take(data: bytes | memoryview, pos: int, length: int) -> tuple[bytes, int]:
+    end = pos + length
+    if end > len(data):
+        raise Malformed(f"{length} bytes wanted at byte {pos}, where {len(data) - pos} are left")
+    return bytes(data[pos:end]), end
+
+
+def _read_uvarint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[pos]
+        pos += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, pos
+        shift += 7
+        if shift > 28:
+            raise Malformed(f"unsigned varint longer than five bytes at byte {pos}")
+
+
+def _write_uvarint(out: bytearray, value: int) -> None:
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def read_tags(data: bytes | memoryview, pos: int) -> tuple[tuple[tuple[int, bytes], ...], int]:
+    """A section of tagged fields as ((tag, value bytes), …), and where it ends."""
+    count, pos = _read_uvarint(data, pos)
+    if not count:
+        return (), pos
+    tags = []
+    for _ in range(count):
+        tag, pos = _read_uvarint(data, pos)
+        length, pos = _read_uvarint(data, pos)
+        value, pos = take(data, pos, length)
+        tags.append((tag, value))
+    return tuple(tags), pos
+
+
+def write_tags(out: bytearray, tags: list[tuple[int, bytes]]) -> None:
+    _write_uvarint(out, len(tags))
+    for tag, value in sorted(tags, key=lambda pair: pair[0]):
+        _write_uvarint(out, tag)
+        _write_uvarint(out, len(value))
+        out += value
