@@ -1,0 +1,321 @@
+"""One connection of our own to one broker: requests in a pipeline, answers in order, a time limit on each.
+
+A request that runs out of time gives up its caller, not the connection: its answer, when it comes, is dropped. Only
+when the oldest answer is overdue by `request_timeout_seconds` is the connection given up, with all that is on it.
+
+What a failure means to the caller is in the exception's type. `UpstreamUnavailable`: it did not happen, or it was a
+question and can be asked again. `OutcomeUnknown`: the bytes may have reached the broker; closing the connection does
+not call them back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from fencepost_proxy import logs
+from fencepost_proxy.config import Limits
+from fencepost_proxy.errors import Error, FencepostError, UpstreamProtocolError
+from fencepost_proxy.types import Address, Monotonic
+from fencepost_proxy.wire import control as wire
+from fencepost_proxy.wire.apis import API_VERSIONS, api_name
+from fencepost_proxy.wire.schema import Message
+
+_log = logs.get("net.broker")
+_limited_log = logs.RateLimitedLog(_log)
+
+_LENGTH: Final = struct.Struct(">i")
+_API_VERSIONS_VERSION: Final = 3  # since Kafka 2.4; this proxy needs far newer brokers for other reasons
+
+
+class UpstreamUnavailable(FencepostError):
+    """Kafka could not do it in time, or would not; the text says which, and what to look at.
+
+    `error_code` is Kafka's answer where it is an answer that will not change by itself, for example 3 or 29.
+    """
+
+    def __init__(self, reason: str, *, error_code: int | None = None) -> None:
+        super().__init__(reason)
+        self.error_code = error_code
+
+
+class OutcomeUnknown(UpstreamUnavailable):
+    """The request was sent and its answer never came: it may have been carried out, or still may be."""
+
+
+class Call(NamedTuple):
+    """One request, at a version that the broker knows (`BrokerConnection.version`)."""
+
+    api_key: int
+    version: int
+    message: Message
+
+
+@dataclass(slots=True)
+class _InFlight:
+    call: Call
+    correlation_id: int
+    sent_at: Monotonic
+    answer: asyncio.Future[Message]
+
+
+def remaining(deadline: Monotonic) -> float:
+    """Seconds until the deadline, at least 0."""
+    return max(0.0, deadline - time.monotonic())
+
+
+def deadline_in(seconds: float) -> Monotonic:
+    return Monotonic(time.monotonic() + seconds)
+
+
+class BrokerConnection:
+    """An open connection that has learned the broker's API versions. Made by `open`."""
+
+    def __init__(
+        self,
+        address: Address,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        limits: Limits,
+        client_id: str,
+    ) -> None:
+        self.address = address
+        self.api_versions: Mapping[int, tuple[int, int]] = {}
+        self._reader = reader
+        self._writer = writer
+        self._limits = limits
+        self._client_id = client_id
+        self._next_correlation_id = 0
+        self._in_flight: deque[_InFlight] = deque()
+        self._room = asyncio.Semaphore(limits.control_in_flight_max)
+        self._room_queue = asyncio.Lock()
+        self._closed_because: str | None = None
+        self._receiver = asyncio.create_task(self._receive(), name=f"receive {address}")
+
+    @classmethod
+    async def open(cls, address: Address, *, limits: Limits, client_id: str) -> BrokerConnection:
+        """Connects and asks ApiVersions, in `connect_timeout_seconds` altogether. Raises UpstreamUnavailable."""
+        deadline = deadline_in(limits.connect_timeout_seconds)
+        try:
+            async with asyncio.timeout(limits.connect_timeout_seconds):
+                reader, writer = await asyncio.open_connection(*address)
+        except TimeoutError as e:
+            raise UpstreamUnavailable(
+                f"{address}: no connection within {limits.connect_timeout_seconds:g} s; is it the right address?"
+            ) from e
+        except OSError as e:
+            raise UpstreamUnavailable(f"{address}: cannot connect: {e.strerror or e}") from e
+        connection = cls(address, reader, writer, limits, client_id)
+        try:
+            hello = Message(client_software_name="fencepost", client_software_version="0")
+            answer = await connection.request(API_VERSIONS, _API_VERSIONS_VERSION, hello, deadline=deadline)
+            if answer.error_code:
+                raise UpstreamUnavailable(
+                    f"{address}: answered ApiVersions with error {answer.error_code}; Kafka 2.4 or later is needed"
+                )
+        except BaseException:
+            await connection.close()
+            raise
+        connection.api_versions = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
+        return connection
+
+    @property
+    def closed(self) -> bool:
+        return self._closed_because is not None
+
+    def version(self, api_key: int, *, at_most: int, at_least: int = 0) -> int:
+        """The highest version that the broker, our codec and `at_most` allow. Raises UpstreamUnavailable with 35."""
+        theirs = self.api_versions.get(api_key, (0, -1))
+        ours = wire.codec_versions(api_key) or (0, -1)
+        version = min(theirs[1], ours[1], at_most)
+        if version < max(theirs[0], ours[0], at_least):
+            raise UpstreamUnavailable(
+                f"{self.address}: has {api_name(api_key)} v{theirs[0]}–{theirs[1]}, needed is v{at_least}–{at_most}; "
+                "this Kafka is too old or too new for this proxy",
+                error_code=Error.UNSUPPORTED_VERSION,
+            )
+        return version
+
+    async def request(self, api_key: int, version: int, message: Message, *, deadline: Monotonic) -> Message:
+        """The answer. Raises UpstreamUnavailable if nothing was sent, OutcomeUnknown if no answer came."""
+        (answer,) = await self.pipeline([Call(api_key, version, message)], deadline=deadline)
+        return answer
+
+    async def pipeline(self, calls: Sequence[Call], *, deadline: Monotonic) -> list[Message]:
+        """The answers to calls that are sent back to back: the broker handles them one after the other.
+
+        Raises as `request` does.
+        """
+        frames = []
+        for each in calls:
+            self._next_correlation_id = (self._next_correlation_id + 1) & 0x7FFFFFFF
+            correlation_id = self._next_correlation_id
+            frame = wire.encode_request_frame(each.api_key, each.version, correlation_id, self._client_id, each.message)
+            frames.append((each, correlation_id, frame))
+        await self._take_room(len(frames), deadline)
+        if self._closed_because is not None:
+            self._give_room(len(frames))
+            raise UpstreamUnavailable(f"{self.address}: {self._closed_because}")
+        # From here to the last write nothing is awaited: no other request comes between these.
+        loop = asyncio.get_running_loop()
+        entries = []
+        for call, correlation_id, frame in frames:
+            entry = _InFlight(call, correlation_id, Monotonic(time.monotonic()), loop.create_future())
+            entries.append(entry)
+            self._in_flight.append(entry)
+            self._writer.write(frame)
+        names = ", ".join(api_name(each.api_key) for each in calls)
+        try:
+            async with asyncio.timeout(remaining(deadline)):
+                return [await entry.answer for entry in entries]
+        except TimeoutError:
+            self._give_up_if_stuck()
+            raise OutcomeUnknown(f"{self.address}: no answer to {names} in time") from None
+        finally:
+            for entry in entries:
+                # An answer that nobody awaits any more must not be reported as a lost exception.
+                if not entry.answer.cancel() and not entry.answer.cancelled():
+                    entry.answer.exception()
+
+    async def close(self) -> None:
+        """Closes at once; what is in flight fails with OutcomeUnknown."""
+        self._fail("closed by us")
+        self._receiver.cancel()
+        await asyncio.wait({self._receiver})
+
+    async def _take_room(self, count: int, deadline: Monotonic) -> None:
+        taken = 0
+        try:
+            # One at a time: two pipelines that each hold a part of what both need would wait for ever.
+            async with asyncio.timeout(remaining(deadline)), self._room_queue:
+                while taken < count:
+                    await self._room.acquire()
+                    taken += 1
+        except BaseException as e:
+            self._give_room(taken)
+            if isinstance(e, TimeoutError):
+                self._give_up_if_stuck()
+                raise UpstreamUnavailable(
+                    f"{self.address}: {len(self._in_flight)} requests are unanswered (limits.control_in_flight_max)"
+                ) from None
+            raise
+
+    def _give_room(self, count: int) -> None:
+        for _ in range(count):
+            self._room.release()
+
+    def _give_up_if_stuck(self) -> None:
+        if self._in_flight and time.monotonic() - self._in_flight[0].sent_at > self._limits.request_timeout_seconds:
+            self._fail(f"no answer for {self._limits.request_timeout_seconds:g} s (limits.request_timeout_seconds)")
+
+    async def _receive(self) -> None:
+        reason = "receiving ended"
+        try:
+            while True:
+                (size,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+                if not _LENGTH.size <= size <= self._limits.frame_bytes_max:
+                    raise UpstreamProtocolError(f"a response of {size} bytes; limits.frame_bytes_max bounds it")
+                self._answer(await self._reader.readexactly(size))
+        except asyncio.IncompleteReadError:
+            reason = "closed by the broker"
+        except OSError as e:
+            reason = f"connection lost: {e.strerror or e}"
+        except UpstreamProtocolError as e:
+            reason = f"is not talking Kafka's protocol: {e}"
+            _limited_log.error(self.address, "broker broke the protocol", broker=self.address, reason=e)
+        finally:
+            self._fail(reason)
+
+    def _answer(self, frame: bytes) -> None:
+        if not self._in_flight:
+            raise UpstreamProtocolError("a response that nobody asked for")
+        entry = self._in_flight[0]
+        call = entry.call
+        header = wire.parse_response_header(frame, call.api_key, call.version)
+        if header.correlation_id != entry.correlation_id:
+            raise UpstreamProtocolError(
+                f"response {header.correlation_id} where {entry.correlation_id} ({api_name(call.api_key)}) was due"
+            )
+        message = wire.decode_response(call.api_key, call.version, memoryview(frame)[header.body_offset :])
+        self._in_flight.popleft()
+        self._room.release()
+        if not entry.answer.done():
+            entry.answer.set_result(message)
+
+    def _fail(self, reason: str) -> None:
+        if self._closed_because is not None:
+            return
+        self._closed_because = reason
+        self._writer.transport.abort()
+        lost, self._in_flight = self._in_flight, deque()
+        self._give_room(len(lost))
+        for entry in lost:
+            if not entry.answer.done():
+                name = api_name(entry.call.api_key)
+                entry.answer.set_exception(OutcomeUnknown(f"{self.address}: {reason}, {name} is unanswered"))
+
+
+class BrokerLink:
+    """A connection to one address: opened when it is wanted, and again when it was lost, after a growing pause."""
+
+    def __init__(self, address: Address, *, limits: Limits, client_id: str) -> None:
+        self.address = address
+        self._limits = limits
+        self._client_id = client_id
+        self._connection: BrokerConnection | None = None
+        self._opening: asyncio.Task[BrokerConnection] | None = None
+        self._pause_seconds = 0.0
+        self._closed = False
+
+    @property
+    def connection(self) -> BrokerConnection | None:
+        """The open connection, None while there is none."""
+        return None if self._connection is None or self._connection.closed else self._connection
+
+    async def connected(self, deadline: Monotonic) -> BrokerConnection:
+        """An open connection. One attempt serves all who wait for it. Raises UpstreamUnavailable."""
+        if (connection := self.connection) is not None:
+            return connection
+        if self._closed:
+            raise UpstreamUnavailable(f"{self.address}: closed by us")
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.create_task(self._open(), name=f"connect {self.address}")
+            # Retrieved even if every caller has run out of time by then.
+            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
+        # A caller's deadline must not cancel an attempt that others wait for too.
+        done, _ = await asyncio.wait({self._opening}, timeout=remaining(deadline))
+        if not done:
+            raise UpstreamUnavailable(f"{self.address}: not connected in time")
+        if self._opening.cancelled():
+            raise UpstreamUnavailable(f"{self.address}: closed by us")
+        return self._opening.result()
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._opening is not None:
+            self._opening.cancel()
+            await asyncio.wait({self._opening})
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def _open(self) -> BrokerConnection:
+        if self._connection is not None:
+            await self._connection.close()
+        # Jitter keeps the proxies of a cluster from coming back to a restarted broker in step.
+        await asyncio.sleep(self._pause_seconds * random.uniform(0.5, 1.0))
+        try:
+            self._connection = await BrokerConnection.open(self.address, limits=self._limits, client_id=self._client_id)
+        except UpstreamUnavailable as e:
+            doubled = max(self._pause_seconds * 2, self._limits.reconnect_backoff_min_seconds)
+            self._pause_seconds = min(doubled, self._limits.reconnect_backoff_max_seconds)
+            _limited_log.warning(self.address, "broker cannot be reached", broker=self.address, reason=e)
+            raise
+        self._pause_seconds = 0.0
+        _log.debug("connected", broker=self.address)
+        return self._connection
