@@ -1,0 +1,482 @@
+"""A real Kafka cluster on this machine, from the locked jars: brokers as child processes, KRaft, no ZooKeeper.
+
+Used by `fencepost dev`, by the demonstration and by every test against Kafka. Synchronous: call it from asyncio by
+`asyncio.to_thread`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import base64
+import contextlib
+import random
+import shutil
+import signal
+import socket
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+
+from fencepost_proxy.dev import probe
+from fencepost_proxy.dev.errors import ClusterError, PortTakenError
+from fencepost_proxy.dev.jars import DEFAULT_VERSION, Progress, classpath, release, say
+from fencepost_proxy.dev.java import find_jdk
+from fencepost_proxy.dev.process import GuardedProcess
+from fencepost_proxy.types import Address
+
+HOST = "127.0.0.1"
+START_TIMEOUT_SECONDS = 120.0
+#: How long brokers with data to keep may take to shut down before they are killed (Kafka recovers from that).
+STOP_TIMEOUT_SECONDS = 20.0
+POLL_SECONDS = 0.1
+#: Below every ephemeral range (Linux: from 32768), so that no outgoing connection takes the port of a broker that is
+#: down for a restart.
+FREE_PORTS = range(15_000, 32_000)
+#: Ports that we chose ourselves may be taken by another process between choosing and binding.
+PORT_ATTEMPTS = 3
+
+_LOGGING = Path(__file__).parent
+_ADDRESS_IN_USE = "Address already in use"
+_CLUSTER_ID_FILE = "cluster-id"
+_QUICK_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+_KAFKA_JVM = ("-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
+
+
+class KafkaCluster:
+    """`brokers` nodes with the ids 1, 2, … on 127.0.0.1; each is broker and controller.
+
+    ports: of the brokers' client listeners, in the order of their ids; free ones are chosen where None.
+    data: directory that is kept, so that a later cluster with it has the same id, topics and records. Where None, a
+        temporary one that `stop` removes.
+    properties: server properties over the ones in `_properties`.
+    listeners: further client listeners, name → security protocol (`{"SASL": "SASL_PLAINTEXT"}`), each on a free port;
+        their settings go into `properties`. See `bootstrap_of`.
+    quick_start: a JVM that starts fast and is never at its fastest. False for measurements.
+
+    `start` and `restart` return when the cluster answers as one: all brokers registered, group and transaction
+    coordinators elected. Errors: JavaError, JarError, PortTakenError, ClusterError.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 1,
+        *,
+        version: str = DEFAULT_VERSION,
+        ports: Sequence[int] | None = None,
+        data: Path | None = None,
+        properties: Mapping[str, str] | None = None,
+        listeners: Mapping[str, str] | None = None,
+        heap: str = "512m",
+        quick_start: bool = True,
+        progress: Progress = say,
+    ) -> None:
+        if brokers < 1 or (ports is not None and len(ports) != brokers):
+            raise ValueError("give at least one broker, and as many ports as brokers or none")
+        self.version = version
+        self._release = release(version)
+        self._brokers = brokers
+        self._given_ports = tuple(ports) if ports is not None else None
+        self._given_data = data
+        self._extra_properties = dict(properties or {})
+        self._extra_listeners = dict(listeners or {})
+        self._heap = heap
+        self._quick_start = quick_start
+        self._progress = progress
+        self._java: list[str] = []
+        self._data = Path()
+        self._cluster_id = ""
+        #: Node id → listener name → port. CONTROLLER is among them only where the node is one.
+        self._ports: dict[int, dict[str, int]] = {}
+        self._processes: dict[int, GuardedProcess] = {}
+        self._paused: set[int] = set()
+
+    # --- what it is -------------------------------------------------------------------------------------------------
+
+    @property
+    def cluster_id(self) -> str:
+        return self._cluster_id
+
+    @property
+    def data(self) -> Path:
+        return self._data
+
+    @property
+    def node_ids(self) -> tuple[int, ...]:
+        return tuple(self._ports)
+
+    @property
+    def bootstrap(self) -> str:
+        """`HOST:PORT[,HOST:PORT…]` of all brokers."""
+        return self.bootstrap_of("PLAINTEXT")
+
+    def bootstrap_of(self, listener: str) -> str:
+        return ",".join(str(self.address(node_id, listener)) for node_id in self._ports)
+
+    @property
+    def addresses(self) -> tuple[Address, ...]:
+        return tuple(self.address(node_id) for node_id in self._ports)
+
+    def address(self, node_id: int, listener: str = "PLAINTEXT") -> Address:
+        return Address(HOST, self._ports[node_id][listener])
+
+    def log_file(self, node_id: int) -> Path:
+        """What the broker logs and prints, kept across its restarts."""
+        return self._directory(node_id) / "broker.log"
+
+    def pid(self, node_id: int) -> int:
+        return self._processes[node_id].pid
+
+    def running(self, node_id: int) -> bool:
+        return node_id in self._processes and self._processes[node_id].running
+
+    # --- all nodes --------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> KafkaCluster:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        if self._processes:
+            raise ValueError("the cluster was started already")
+        if self._given_ports is not None:
+            _require_free(self._given_ports)
+        jdk = find_jdk()
+        path = classpath(self._release.broker_lock, self._progress)
+        self._java = [str(jdk.java), "-cp", path]
+        self._progress(f"starting Kafka {self.version}: {self._brokers} broker{'s' * (self._brokers > 1)}")
+        started = time.monotonic()
+        self._prepare_data()
+        atexit.register(self.stop)
+        for attempt in range(1, PORT_ATTEMPTS + 1):
+            try:
+                self._start_once()
+                break
+            except PortTakenError:
+                self._kill_all()
+                if attempt == PORT_ATTEMPTS or (self._given_ports is not None and not _all_free(self._given_ports)):
+                    raise
+            except BaseException:
+                # The data stays, temporary or not: the error names a log file in it.
+                self._kill_all()
+                atexit.unregister(self.stop)
+                raise
+        self._progress(f"Kafka {self.version} is up at {self.bootstrap} ({time.monotonic() - started:.1f} s)")
+
+    def stop(self) -> None:
+        """Ends all brokers. Temporary data is removed, so those are simply killed; others may shut down cleanly."""
+        atexit.unregister(self.stop)
+        temporary = self._given_data is None
+        if not temporary:
+            for node_id in self._processes:
+                self.resume(node_id)
+            for process in self._processes.values():
+                process.signal(signal.SIGTERM)
+            deadline = time.monotonic() + STOP_TIMEOUT_SECONDS
+            for process in self._processes.values():
+                process.wait(max(0.0, deadline - time.monotonic()))
+        self._kill_all()
+        if temporary and self._data != Path():
+            shutil.rmtree(self._data, ignore_errors=True)
+
+    def add_broker(self, properties: Mapping[str, str] | None = None) -> int:
+        """Starts one more broker (not a controller) in the running cluster. Returns its node id."""
+        node_id = max(self._ports) + 1
+        names = ["PLAINTEXT", *self._extra_listeners]
+        self._ports[node_id] = dict(zip(names, _free_ports(len(names), self._used_ports()), strict=True))
+        self._write_properties(node_id, properties or {})
+        self._format(node_id)
+        self._launch(node_id)
+        self._await_ready()
+        return node_id
+
+    # --- one node ---------------------------------------------------------------------------------------------------
+
+    def kill(self, node_id: int) -> None:
+        """SIGKILL: what a power cut does to the process, not to the disk."""
+        self._end(node_id, signal.SIGKILL)
+
+    def shut_down(self, node_id: int) -> None:
+        """SIGTERM: leadership moves away first, where there is somewhere to move to."""
+        self._end(node_id, signal.SIGTERM)
+
+    def pause(self, node_id: int) -> None:
+        """SIGSTOP: connections stay open, requests queue up, nothing is answered."""
+        self._processes[node_id].signal(signal.SIGSTOP)
+        self._paused.add(node_id)
+
+    def resume(self, node_id: int) -> None:
+        self._processes[node_id].signal(signal.SIGCONT)
+        self._paused.discard(node_id)
+
+    def restart(self, node_id: int, *, wait: bool = True) -> None:
+        """Starts the node again on its old ports; shuts it down first if it runs. `wait`: until it has rejoined."""
+        if self.running(node_id):
+            self.shut_down(node_id)
+        self._launch(node_id)
+        if wait:
+            self._await_ready()
+
+    def await_ready(self) -> None:
+        """Until every running, unpaused node sees all of them, and coordinators answer."""
+        self._await_ready()
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _directory(self, node_id: int) -> Path:
+        return self._data / f"node-{node_id}"
+
+    def _prepare_data(self) -> None:
+        if self._given_data is None:
+            self._data = Path(tempfile.mkdtemp(prefix="fencepost-kafka-"))
+        else:
+            self._data = self._given_data.resolve()
+            self._data.mkdir(parents=True, exist_ok=True)
+        id_file = self._data / _CLUSTER_ID_FILE
+        if id_file.exists():
+            self._cluster_id = id_file.read_text("ascii").strip()
+            held = sum(1 for _ in self._data.glob("node-*"))
+            if held != self._brokers:
+                # Fewer would leave partitions without leaders, more would change the controllers' quorum.
+                raise ClusterError(f"{self._data} holds a cluster of {held} brokers, not {self._brokers}")
+        elif any(self._data.iterdir()):
+            raise ClusterError(f"{self._data} is not empty and not of a cluster made here; name an empty directory")
+        else:
+            self._cluster_id = _new_cluster_id()
+
+    def _start_once(self) -> None:
+        self._choose_ports()
+        for node_id in self._ports:
+            self._write_properties(node_id, {})
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(self._format, self._ports))
+        # Only now is it a cluster that a later start may find.
+        (self._data / _CLUSTER_ID_FILE).write_text(self._cluster_id + "\n", "ascii")
+        for node_id in self._ports:
+            self._launch(node_id)
+        self._await_ready()
+
+    def _choose_ports(self) -> None:
+        names = ["CONTROLLER", "PLAINTEXT", *self._extra_listeners]
+        self._ports = {}
+        for index in range(self._brokers):
+            ports = dict(zip(names, _free_ports(len(names), self._used_ports()), strict=True))
+            if self._given_ports is not None:
+                ports["PLAINTEXT"] = self._given_ports[index]
+            self._ports[index + 1] = ports
+
+    def _used_ports(self) -> set[int]:
+        chosen = {port for ports in self._ports.values() for port in ports.values()}
+        return chosen | set(self._given_ports or ())
+
+    def _write_properties(self, node_id: int, extra: Mapping[str, str]) -> None:
+        directory = self._directory(node_id)
+        directory.mkdir(exist_ok=True)
+        properties = self._properties(node_id) | self._extra_properties | dict(extra)
+        lines = [f"{name}={_escaped(value)}\n" for name, value in properties.items()]
+        (directory / "server.properties").write_text("".join(lines), "utf-8")
+
+    def _properties(self, node_id: int) -> dict[str, str]:
+        ports = self._ports[node_id]
+        listeners = {name: f"{name}://{HOST}:{port}" for name, port in ports.items()}
+        protocols = {"CONTROLLER": "PLAINTEXT", "PLAINTEXT": "PLAINTEXT"} | self._extra_listeners
+        voters = [
+            f"{other}@{HOST}:{of_other['CONTROLLER']}"
+            for other, of_other in self._ports.items()
+            if "CONTROLLER" in of_other
+        ]
+        replicas = min(3, self._brokers)
+        in_sync = min(2, replicas)
+        properties = {
+            "node.id": str(node_id),
+            "process.roles": "broker,controller" if "CONTROLLER" in ports else "broker",
+            # Voters named here, not stored in the log as newer releases can: ports may change from run to run.
+            "controller.quorum.voters": ",".join(voters),
+            "controller.listener.names": "CONTROLLER",
+            "listeners": ",".join(listeners.values()),
+            "advertised.listeners": ",".join(text for name, text in listeners.items() if name != "CONTROLLER"),
+            "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
+            "inter.broker.listener.name": "PLAINTEXT",
+            "log.dirs": str(self._directory(node_id) / "data"),
+            # A test's group must not wait three seconds for members that will not come.
+            "group.initial.rebalance.delay.ms": "0",
+            # A killed broker may not register again before its old session has ended: Kafka's 9 s, in each such test.
+            "broker.session.timeout.ms": "4000",
+            "broker.heartbeat.interval.ms": "1000",
+        }
+        for topic, isr in (
+            ("offsets.topic", None),
+            ("transaction.state.log", "transaction.state.log.min.isr"),
+            ("share.coordinator.state.topic", "share.coordinator.state.topic.min.isr"),
+        ):
+            properties[f"{topic}.replication.factor"] = str(replicas)
+            # Kafka's default of 50 costs seconds at the first use, on a machine with few cores.
+            properties[f"{topic}.num.partitions"] = "5"
+            if isr is not None:
+                properties[isr] = str(in_sync)
+        if self.version.startswith("3."):
+            # KIP-848 groups are a preview there; later releases have them on.
+            properties["group.coordinator.rebalance.protocols"] = "classic,consumer"
+            properties["unstable.api.versions.enable"] = "true"
+        return properties
+
+    def _jvm(self) -> list[str]:
+        flags = _QUICK_JVM if self._quick_start else _KAFKA_JVM
+        return [
+            self._java[0],
+            f"-Xmx{self._heap}",
+            *flags,
+            "-Djava.awt.headless=true",
+            f"-Dlog4j2.configurationFile={_LOGGING / 'log4j2.properties'}",
+            f"-Dlog4j.configuration=file:{_LOGGING / 'log4j.properties'}",
+            *self._java[1:],
+        ]
+
+    def _format(self, node_id: int) -> None:
+        directory = self._directory(node_id)
+        if (directory / "data" / "meta.properties").exists():
+            return
+        output = directory / "format.log"
+        process = GuardedProcess(
+            [
+                *self._jvm(),
+                "kafka.tools.StorageTool",
+                "format",
+                f"--config={directory / 'server.properties'}",
+                f"--cluster-id={self._cluster_id}",
+            ],
+            output=output,
+        )
+        ended = process.wait(START_TIMEOUT_SECONDS)
+        if not ended or process.exit_code:
+            process.signal(signal.SIGKILL)
+            raise ClusterError(f"formatting the storage of node {node_id} failed: {_last_line(output)} (see {output})")
+
+    def _launch(self, node_id: int) -> None:
+        directory = self._directory(node_id)
+        self._paused.discard(node_id)
+        self._processes[node_id] = GuardedProcess(
+            [*self._jvm(), "kafka.Kafka", str(directory / "server.properties")], output=self.log_file(node_id)
+        )
+
+    def _end(self, node_id: int, how: signal.Signals) -> None:
+        process = self._processes[node_id]
+        process.signal(how)
+        if node_id in self._paused:
+            # SIGTERM is not delivered to a stopped process; SIGKILL is.
+            self.resume(node_id)
+        if not process.wait(STOP_TIMEOUT_SECONDS):
+            process.signal(signal.SIGKILL)
+            process.wait(STOP_TIMEOUT_SECONDS)
+
+    def _kill_all(self) -> None:
+        for process in self._processes.values():
+            process.signal(signal.SIGKILL)
+        for process in self._processes.values():
+            process.wait(STOP_TIMEOUT_SECONDS)
+        self._processes.clear()
+        self._paused.clear()
+
+    def _await_ready(self) -> None:
+        nodes = {node_id for node_id in self._ports if self.running(node_id) and node_id not in self._paused}
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        for node_id in nodes:
+            # Other nodes' ids may be seen as well: one that was just killed is listed until its session ends.
+            self._until(partial(self._sees, node_id, nodes), deadline, "brokers to register")
+        first = self.address(min(nodes))
+        for key_type in probe.COORDINATOR_TYPES:
+            self._until(partial(probe.has_coordinator, first, key_type), deadline, "a coordinator")
+        self._until(partial(probe.gives_producer_ids, first), deadline, "producer ids")
+
+    def _sees(self, node_id: int, nodes: set[int]) -> bool:
+        return nodes <= probe.registered_brokers(self.address(node_id))
+
+    def _until(self, condition: Callable[[], bool], deadline: float, what: str) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                if condition():
+                    return
+            for node_id, process in self._processes.items():
+                if not process.running and process.exit_code != -signal.SIGKILL:
+                    self._explain_end(node_id, process.exit_code)
+            if time.monotonic() > deadline:
+                raise ClusterError(
+                    f"Kafka {self.version} was not ready in {START_TIMEOUT_SECONDS:.0f} s (waiting for {what}); "
+                    f"see {self._data}/node-*/broker.log"
+                )
+            time.sleep(POLL_SECONDS)
+
+    def _explain_end(self, node_id: int, exit_code: int | None) -> None:
+        log = self.log_file(node_id)
+        if _ADDRESS_IN_USE in log.read_text("utf-8", "replace"):
+            ports = ", ".join(str(port) for port in self._ports[node_id].values())
+            raise PortTakenError(f"one of the ports {ports} of broker {node_id} is taken; choose another (see {log})")
+        raise ClusterError(f"broker {node_id} ended by itself with code {exit_code}: {_last_line(log)} (see {log})")
+
+
+def _new_cluster_id() -> str:
+    while True:
+        text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
+        # As Kafka's Uuid.randomUuid: one that begins with a dash looks like an option to its tools.
+        if not text.startswith("-"):
+            return text
+
+
+def _escaped(value: str) -> str:
+    """As java.util.Properties reads it."""
+    return value.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+_port_lock = threading.Lock()
+_ports_given_out: set[int] = set()
+
+
+def _free_ports(count: int, used: set[int]) -> list[int]:
+    """Ports that nobody listens on, and that no other cluster of this process was told to use."""
+    found: list[int] = []
+    with _port_lock:
+        for port in random.sample(FREE_PORTS, len(FREE_PORTS)):
+            if port not in used and port not in _ports_given_out and _is_free(port):
+                found.append(port)
+                if len(found) == count:
+                    _ports_given_out.update(found)
+                    return found
+    raise PortTakenError(f"no free port between {FREE_PORTS.start} and {FREE_PORTS.stop}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe_socket:
+        # As Java's server sockets do: connections of an earlier run in TIME_WAIT do not count.
+        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe_socket.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def _all_free(ports: Sequence[int]) -> bool:
+    return all(_is_free(port) for port in ports)
+
+
+def _require_free(ports: Sequence[int]) -> None:
+    for port in ports:
+        if not _is_free(port):
+            raise PortTakenError(f"port {port} on {HOST} is taken by another process; stop it, or choose another port")
+
+
+def _last_line(log: Path) -> str:
+    """The last line that says what went wrong, else the last line."""
+    lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
+    telling = [line for line in lines if "Exception" in line and not line.startswith(("\t", " "))]
+    return (telling or lines or ["nothing was printed"])[-1].strip()

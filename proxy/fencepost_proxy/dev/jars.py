@@ -1,0 +1,281 @@
+"""The jars of real Kafka: named and pinned by lock files, fetched once, kept in a cache, verified at every use.
+
+A lock file (`locks/<name>.lock`) is one classpath. Each line that is not a comment is one jar:
+
+    group:artifact:version[:classifier] sha256
+
+Comments that start with `# from` say what the lock was made from; `fencepost_proxy.dev.lock` makes it again.
+
+The cache holds `jars/<sha256>/<file name>`, so that two locks share what they have in common, and a jar keeps the
+name that Spark and stack traces show. It is `$FENCEPOST_CACHE`, else `$XDG_CACHE_HOME/fencepost`, else
+`~/.cache/fencepost`. Processes may fill it at the same time: a jar appears under its name whole and verified, or not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import os
+import re
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from fencepost_proxy.dev.errors import JarError
+
+#: Told what is going on, a line at a time.
+Progress = Callable[[str], None]
+
+LOCKS = Path(__file__).parent / "locks"
+DOWNLOADS_AT_ONCE = 12
+ATTEMPTS = 3
+TIMEOUT_SECONDS = 60
+PROGRESS_INTERVAL_SECONDS = 1.0
+CHUNK_BYTES = 1 << 18
+
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+-]*"
+_LINE = re.compile(rf"({_NAME}):({_NAME}):({_NAME})(?::({_NAME}))? ([0-9a-f]{{64}})")
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A Kafka release that we can start: the lock of its broker, and the lock whose Java tools and clients go with it."""
+
+    version: str
+    broker_lock: str
+    tools_lock: str
+
+
+RELEASES = {
+    release.version: release
+    for release in (
+        # kafka-tools 4.4.0 is not published; the tools of 4.3.1 speak to a 4.4 broker.
+        Release("4.4.0", "kafka-4.4.0", "kafka-4.3.1"),
+        Release("4.3.1", "kafka-4.3.1", "kafka-4.3.1"),
+        Release("4.0.2", "kafka-4.0.2", "kafka-4.0.2"),
+        Release("3.9.2", "kafka-3.9.2", "kafka-3.9.2"),
+    )
+}
+DEFAULT_VERSION = "4.3.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    group: str
+    artifact: str
+    version: str
+    classifier: str
+    sha256: str
+
+    def __str__(self) -> str:
+        parts = [self.group, self.artifact, self.version]
+        return ":".join([*parts, self.classifier] if self.classifier else parts)
+
+    @property
+    def file_name(self) -> str:
+        suffix = f"-{self.classifier}" if self.classifier else ""
+        return f"{self.artifact}-{self.version}{suffix}.jar"
+
+    @property
+    def repository_path(self) -> str:
+        """Where a Maven repository keeps it, relative to the repository's address."""
+        return f"{self.group.replace('.', '/')}/{self.artifact}/{self.version}/{self.file_name}"
+
+
+def release(version: str) -> Release:
+    """Raises JarError where no lock file exists for that Kafka release."""
+    try:
+        return RELEASES[version]
+    except KeyError:
+        raise JarError(f"no lock file for Kafka {version}; there is one for {', '.join(RELEASES)}") from None
+
+
+def parse_lock(text: str, name: str) -> tuple[Jar, ...]:
+    """The jars of a lock file's text, in its order. Raises JarError that names the lock and the line."""
+    jars: list[Jar] = []
+    seen: set[tuple[str, str, str]] = set()
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        match = _LINE.fullmatch(line.strip())
+        if match is None:
+            raise JarError(f"{name}.lock line {number}: {line!r} is not 'group:artifact:version[:classifier] sha256'")
+        jar = Jar(match[1], match[2], match[3], match[4] or "", match[5])
+        # Two versions of one artifact on a classpath: which one Java loads would depend on their order.
+        key = (jar.group, jar.artifact, jar.classifier)
+        if key in seen:
+            raise JarError(f"{name}.lock line {number}: {jar.group}:{jar.artifact} is listed twice")
+        seen.add(key)
+        jars.append(jar)
+    if not jars:
+        raise JarError(f"{name}.lock lists no jars")
+    return tuple(jars)
+
+
+def read_lock(name: str) -> tuple[Jar, ...]:
+    path = LOCKS / f"{name}.lock"
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        known = ", ".join(sorted(lock.stem for lock in LOCKS.glob("*.lock")))
+        raise JarError(f"there is no lock file {path.name}; there are: {known}") from None
+    return parse_lock(text, name)
+
+
+def cache_directory() -> Path:
+    chosen = os.environ.get("FENCEPOST_CACHE")
+    if chosen:
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fencepost"
+
+
+def repository_url() -> str:
+    """The Maven repository to fetch from: `$FENCEPOST_MAVEN_URL`, else the public one that the jgo library knows."""
+    chosen = os.environ.get("FENCEPOST_MAVEN_URL")
+    if chosen:
+        return chosen.rstrip("/")
+    from jgo.constants import MAVEN_CENTRAL_URL  # noqa: PLC0415 - reading a cached classpath must not need jgo
+
+    return str(MAVEN_CENTRAL_URL).rstrip("/")
+
+
+def say(line: str) -> None:
+    """The progress of whoever did not bring their own: standard error, since standard output belongs to results."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def fetch(lock: str, progress: Progress = say) -> tuple[Path, ...]:
+    """The verified local files of a lock, in its order; what the cache lacks is downloaded first.
+
+    Raises JarError: no network and not cached, or not the bytes that the lock names.
+    """
+    return fetch_jars(read_lock(lock), lock, progress)
+
+
+def classpath(lock: str, progress: Progress = say) -> str:
+    """Java's class path of a lock."""
+    return os.pathsep.join(map(str, fetch(lock, progress)))
+
+
+def fetch_jars(jars: tuple[Jar, ...], name: str, progress: Progress = say) -> tuple[Path, ...]:
+    """As `fetch`, for jars that need not be a lock of ours; `name` is for the messages."""
+    missing = [jar for jar in jars if not _is_cached(jar, progress)]
+    if missing:
+        _download_all(missing, name, progress)
+    return tuple(_cached_path(jar) for jar in jars)
+
+
+def _cached_path(jar: Jar) -> Path:
+    return cache_directory() / "jars" / jar.sha256 / jar.file_name
+
+
+def _is_cached(jar: Jar, progress: Progress) -> bool:
+    path = _cached_path(jar)
+    try:
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == jar.sha256:
+                return True
+    except FileNotFoundError:
+        return False
+    progress(f"{path} is damaged; fetching it again")
+    return False
+
+
+def _download_all(jars: list[Jar], name: str, progress: Progress) -> None:
+    repository = repository_url()
+    tally = _Tally(len(jars), name, progress)
+    with ThreadPoolExecutor(DOWNLOADS_AT_ONCE, thread_name_prefix="jars") as pool:
+        futures = [pool.submit(_download, jar, repository, tally) for jar in jars]
+        try:
+            for future in futures:
+                future.result()
+        except BaseException:
+            # Ctrl-C, or no network: do not go through the whole list before saying so.
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    tally.close()
+
+
+class _Tally:
+    """Counts what has arrived, and says so at most once in `PROGRESS_INTERVAL_SECONDS`."""
+
+    def __init__(self, total: int, name: str, progress: Progress) -> None:
+        self._total, self._name, self._progress = total, name, progress
+        self._lock = threading.Lock()
+        self._jars = self._bytes = 0
+        self._started = self._said = time.monotonic()
+        progress(f"fetching {name}: {total} jars into {cache_directory()}")
+
+    def add(self, *, jars: int = 0, size_bytes: int = 0) -> None:
+        with self._lock:
+            self._jars += jars
+            self._bytes += size_bytes
+            now = time.monotonic()
+            if now - self._said < PROGRESS_INTERVAL_SECONDS:
+                return
+            self._said = now
+            line = f"fetching {self._name}: {self._jars} of {self._total} jars, {self._bytes / 1e6:.0f} MB"
+        self._progress(line)
+
+    def close(self) -> None:
+        seconds = time.monotonic() - self._started
+        self._progress(f"fetched {self._name}: {self._jars} jars, {self._bytes / 1e6:.0f} MB in {seconds:.0f} s")
+
+
+def _download(jar: Jar, repository: str, tally: _Tally) -> None:
+    url = f"{repository}/{jar.repository_path}"
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            _download_once(jar, url, tally)
+        except (OSError, http.client.HTTPException) as error:
+            # A 404 will be a 404 again; a dropped connection may not be.
+            final = isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code != 429
+            if final or attempt == ATTEMPTS:
+                raise JarError(
+                    f"cannot fetch {jar} from {url}: {_reason(error)}; check the network, or set FENCEPOST_MAVEN_URL "
+                    f"to a Maven repository that can be reached (FENCEPOST_CACHE={cache_directory()} does not have it)"
+                ) from error
+            time.sleep(attempt)
+        else:
+            tally.add(jars=1)
+            return
+
+
+def _reason(error: Exception) -> str:
+    reason = error.reason if isinstance(error, urllib.error.URLError) else error
+    return " ".join(str(reason).split()) or type(error).__name__
+
+
+def _download_once(jar: Jar, url: str, tally: _Tally) -> None:
+    target = _cached_path(jar)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    # The address is ours or the user's own setting, and what arrives is trusted by its hash alone.
+    with (
+        urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response,
+        tempfile.NamedTemporaryFile(dir=target.parent, prefix=".part-", delete=False) as part,
+    ):
+        try:
+            while chunk := response.read(CHUNK_BYTES):
+                part.write(chunk)
+                digest.update(chunk)
+                tally.add(size_bytes=len(chunk))
+            part.flush()
+            if digest.hexdigest() != jar.sha256:
+                raise JarError(
+                    f"{jar} from {url} has sha256 {digest.hexdigest()}, but the lock file says {jar.sha256}; it was not "
+                    "kept. Either that repository serves something else, or the lock file is wrong"
+                )
+            # Readers see the whole jar or none, also if two processes fetch it at once.
+            Path(part.name).replace(target)
+        except BaseException:
+            Path(part.name).unlink(missing_ok=True)
+            raise

@@ -1,0 +1,65 @@
+"""Finding a Java that is new enough for Kafka 4."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from fencepost_proxy.dev.errors import JavaError
+
+#: Kafka 4 brokers and Spark 4 both need it.
+JAVA_VERSION_MIN = 17
+VERSION_TIMEOUT_SECONDS = 30
+
+_HELP = f"install a JDK {JAVA_VERSION_MIN} or newer, and put it on PATH or set JAVA_HOME"
+
+
+@dataclass(frozen=True, slots=True)
+class Jdk:
+    java: Path
+    #: Major version: 17, 21, …
+    version: int
+
+    @property
+    def javac(self) -> Path:
+        """The compiler beside `java`. Raises JavaError where only a runtime is installed."""
+        compiler = self.java.with_name("javac")
+        if not compiler.exists():
+            raise JavaError(f"{self.java} is a Java runtime without the compiler javac; {_HELP}")
+        return compiler
+
+
+def find_jdk() -> Jdk:
+    """JAVA_HOME's Java where that is set (as every Java tool does), else the one on PATH. Raises JavaError."""
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        java = Path(home, "bin", "java")
+        if not java.exists():
+            raise JavaError(f"JAVA_HOME is {home}, but there is no bin/java in it; correct or unset it")
+        return _checked(java)
+    found = shutil.which("java")
+    if found is None:
+        raise JavaError(f"no Java found; {_HELP}")
+    return _checked(Path(found).resolve())
+
+
+@functools.cache
+def _checked(java: Path) -> Jdk:
+    try:
+        printed = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=VERSION_TIMEOUT_SECONDS, check=False
+        ).stderr
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JavaError(f"{java} does not run ({error}); {_HELP}") from error
+    match = re.search(r'version "(?:1\.)?(\d+)', printed)
+    if match is None:
+        raise JavaError(f"{java} -version does not say a version; {_HELP}")
+    version = int(match[1])
+    if version < JAVA_VERSION_MIN:
+        raise JavaError(f"{java} is Java {version}, too old; {_HELP}")
+    return Jdk(java, version)
