@@ -1,0 +1,553 @@
+"""Record batches (magic 2): what a producer says in one, and the few bytes of one that we change.
+
+    0 base offset i64 | 8 batch length i32 | 12 partition leader epoch i32 | 16 magic i8 | 17 CRC32C u32
+    21 attributes i16 | 23 last offset delta i32 | 27 base timestamp i64 | 35 max timestamp i64
+    43 producer id i64 | 51 producer epoch i16 | 53 base sequence i32 | 57 record count i32 | 61 records
+
+The length counts from byte 12, the CRC covers byte 21 to the end. A record: length varint, attributes i8, timestamp
+delta varlong, offset delta varint, key, value (varint length, -1 for null), header count varint, then each header's
+name and value likewise. Source: DefaultRecordBatch.java and DefaultRecord.java.
+
+An expectation, in either carrier:
+
+- record header `expected-offset`, ASCII decimal: the offset that *this record* must get. "-1" says nothing. Leading
+  zeros are fine; a sign (but for "-1"), spaces, more than 19 digits or a value above 2^63-1 make it unreadable. What
+  the batch expects follows from the first record that says something; the first later one that disagrees is the
+  contradiction.
+- the batch's base offset, where no record header says anything: with `carrier_base` literally (0 is 0), otherwise only
+  above 0, since every ordinary client writes 0. -1 says nothing. A base offset that disagrees with a header is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from struct import Struct
+
+import crc32c
+
+from fencepost_policies.append import Contradiction, Unreadable
+from fencepost_proxy.errors import UpstreamProtocolError
+from fencepost_proxy.wire.compression import CODEC_NAMES, MalformedBatch, decompress
+from fencepost_proxy.wire.primitives import (
+    INT32,
+    INT64,
+    MALFORMED,
+    Malformed,
+    read_varint,
+    read_varlong,
+    reason_of,
+    write_varlong,
+)
+
+__all__ = [
+    "BatchHeader",
+    "BatchScan",
+    "HeaderNames",
+    "MalformedBatch",
+    "digest_batch",
+    "parse_batch_header",
+    "require_single_batch",
+    "scan_batch",
+    "sequence_add",
+    "split_batches",
+    "stamp_batch",
+    "verify_crc",
+    "zero_base_offset",
+]
+
+HEADER_BYTES = 61
+MAGIC = 2
+
+_HEADER = Struct(">qiibIhiqqqhii")
+_LENGTH_AND_MAGIC = Struct(">i4xb")
+_LENGTH_AT = 8
+_LENGTH_ENDS = 12
+_LEADER_EPOCH_AT = 12
+_MAGIC_AT = 16
+_CRC_AT = 17
+_ATTRIBUTES_AT = 21
+_PRODUCER_AT = 43
+
+_UINT32 = Struct(">I")
+_PRODUCER = Struct(">qhi")
+_DIGEST_BYTES = 16
+
+_INT32_MAX = 0x7FFFFFFF
+_INT64_MAX = 0x7FFFFFFFFFFFFFFF
+_DIGITS_MAX = 19
+_SHOWN_BYTES_MAX = 20
+
+
+@dataclass(slots=True, frozen=True)
+class BatchHeader:
+    """The first 61 bytes of a batch. Timestamps are Unix milliseconds, -1 for none."""
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def compression(self) -> int:
+        """0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd; 5 to 7 are not assigned."""
+        return self.attributes & 0x07
+
+    @property
+    def is_log_append_time(self) -> bool:
+        return bool(self.attributes & 0x08)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & 0x10)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & 0x20)
+
+
+def parse_batch_header(records: memoryview) -> BatchHeader:
+    """The header of the batch that starts here; whether the batch is complete is not looked at.
+
+    Raises MalformedBatch where this is no v2 batch. For a Produce request see `require_single_batch`.
+    """
+    if len(records) > _MAGIC_AT and records[_MAGIC_AT] != MAGIC:
+        raise MalformedBatch(f"a record batch has the magic {records[_MAGIC_AT]}; only magic {MAGIC} is supported")
+    if len(records) < HEADER_BYTES:
+        raise MalformedBatch(f"a record batch of {len(records)} bytes is shorter than its header")
+    header = BatchHeader(*_HEADER.unpack_from(records))
+    if header.batch_length < HEADER_BYTES - _LENGTH_ENDS:
+        raise MalformedBatch(f"a record batch claims a length of {header.batch_length} bytes")
+    return header
+
+
+def require_single_batch(records: memoryview) -> BatchHeader:
+    """The header of a partition's records in a Produce request, which must be exactly one complete v2 batch.
+
+    Raises MalformedBatch for anything else, for a batch without records, for a record count that does not agree with
+    the last offset delta, and for an unknown codec: the broker refuses these, too. A control batch is let through to
+    the caller (`is_control`), and so is a wrong CRC (`verify_crc`).
+    """
+    header = parse_batch_header(records)
+    if header.batch_length + _LENGTH_ENDS != len(records):
+        raise MalformedBatch(
+            f"a partition's records are {len(records)} bytes, but not one batch: the first says that it has "
+            f"{header.batch_length + _LENGTH_ENDS}"
+        )
+    if header.record_count <= 0 or header.record_count != header.last_offset_delta + 1:
+        raise MalformedBatch(
+            f"a record batch claims {header.record_count} records and the last offset delta {header.last_offset_delta}"
+        )
+    if header.compression >= len(CODEC_NAMES):
+        raise MalformedBatch(f"a record batch names the unknown compression codec {header.compression}")
+    return header
+
+
+def verify_crc(records: memoryview) -> bool:
+    """Whether a complete batch's CRC32C is right. Stamping computes a new one, so look before you stamp: afterwards
+    bytes that were damaged on their way look sound."""
+    (crc,) = _UINT32.unpack_from(records, _CRC_AT)
+    return bool(crc32c.crc32c(records[_ATTRIBUTES_AT:]) == crc)
+
+
+# --- what a batch says ------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, frozen=True)
+class HeaderNames:
+    """Names of the record headers that we read, as UTF-8."""
+
+    expected_offset: bytes = b"expected-offset"
+    partition_count: bytes = b"partition-count"
+    write_id: bytes = b"write-id"
+
+
+@dataclass(slots=True, frozen=True)
+class BatchScan:
+    """What one batch says, and over which records.
+
+    `expected_base_offset` – None where nothing is said; negative where a record asks for less than its own delta.
+    `unreadable` – the first header of ours that could not be read; what stands behind it was not looked at.
+    `min_timestamp_ms`, `max_timestamp_ms` – over the records, as the broker computes them; what the batch's header
+    says about them is not believed.
+    `digest` – see `digest_batch`.
+    """
+
+    header: BatchHeader
+    expected_base_offset: int | None
+    contradiction: Contradiction | None
+    unreadable: Unreadable | None
+    partition_count: int | None
+    write_id: bytes | None
+    min_timestamp_ms: int
+    max_timestamp_ms: int
+    digest: bytes
+
+
+def scan_batch(
+    records: memoryview, names: HeaderNames, *, carrier_base: bool, decompressed_bytes_max: int
+) -> BatchScan:
+    """Reads one complete batch of a Produce request.
+
+    A record is taken apart only where a header name of ours occurs in its bytes; of the others, length and timestamp
+    are read. Raises MalformedBatch where the batch is not what `require_single_batch` wants, where it holds more or
+    fewer records than it says, or where a record that is taken apart is malformed; LimitError where it unpacks to
+    more than `decompressed_bytes_max` bytes. The CRC is not checked.
+    """
+    header = require_single_batch(records)
+    payload = _payload(records, header, decompressed_bytes_max)
+    said = _Said(names)
+    low, high = _scan_records(payload, header.record_count, said)
+    expected = said.expected_base_offset
+    unreadable = said.unreadable
+    if expected is None:
+        expected = header.base_offset if header.base_offset > 0 or (carrier_base and header.base_offset == 0) else None
+        if header.base_offset < -1 and unreadable is None:
+            unreadable = Unreadable(0, "baseOffset", f"{header.base_offset} is not an offset; -1 says nothing")
+    return BatchScan(
+        header,
+        expected,
+        said.contradiction,
+        unreadable,
+        said.partition_count,
+        said.write_id,
+        _timestamp(header, low),
+        _timestamp(header, high),
+        _digest(payload, header),
+    )
+
+
+def _payload(records: memoryview, header: BatchHeader, bytes_max: int) -> bytes:
+    """The records section, unpacked. As bytes, since searching and indexing those is what Python does fastest: the
+    copy costs a fiftieth of the walk."""
+    return bytes(decompress(header.compression, records[HEADER_BYTES:], bytes_max=bytes_max))
+
+
+def _timestamp(header: BatchHeader, delta: int) -> int:
+    timestamp = header.base_timestamp_ms + delta
+    # Java's long would wrap, and Kafka then see an old timestamp where we see a new one.
+    if not -_INT64_MAX - 1 <= timestamp <= _INT64_MAX:
+        raise MalformedBatch("a record's timestamp does not fit 64 bits")
+    return timestamp
+
+
+def _walk(data: bytes, at: int, index: int, count: int, stop: int, low: int, high: int) -> tuple[int, int, int, int]:
+    """Steps over records from `index` on, up to the one that reaches beyond `stop` or the last.
+
+    Returns (position, index, lowest, highest timestamp delta). Raises what primitives raise. Only record length and
+    timestamp are read: this loop runs for every record of every guarded batch.
+    """
+    while index < count:
+        start = at
+        length = data[at]
+        if length < 0x80:
+            at += 1
+        else:
+            byte = data[at + 1]
+            if byte < 0x80:
+                length = length & 0x7F | byte << 7
+                at += 2
+            else:
+                signed, at = read_varint(data, at)
+                length = signed << 1 if signed >= 0 else 1
+        if length & 1:
+            raise MalformedBatch("a record has a negative length")
+        end = at + (length >> 1)
+        if end > stop:
+            return start, index, low, high
+        delta = data[at + 1]
+        if delta < 0x80:
+            delta = (delta >> 1) ^ -(delta & 1)
+        else:
+            delta, _ = read_varlong(data, at + 1)
+        if delta > high:  # noqa: PLR1730  max() is a call, twice per record
+            high = delta
+        if delta < low:  # noqa: PLR1730
+            low = delta
+        at = end
+        index += 1
+    return at, index, low, high
+
+
+def _scan_records(payload: bytes, count: int, said: _Said) -> tuple[int, int]:
+    """Walks all records and takes those apart that may carry a header of ours; (lowest, highest) timestamp delta."""
+    total = len(payload)
+    at = index = 0
+    low, high = _INT64_MAX, -_INT64_MAX - 1
+    try:
+        while index < count:
+            stop = said.next_hit(payload, at)
+            at, index, low, high = _walk(payload, at, index, count, stop, low, high)
+            if index == count:
+                break
+            end, delta = _record_span(payload, at)
+            if end > total:
+                raise MalformedBatch(f"record {index} claims more bytes than its batch has")
+            low, high = min(low, delta), max(high, delta)
+            said.read_record(payload, at, end, index)
+            at = end
+            index += 1
+    except MalformedBatch:
+        raise
+    except MALFORMED as error:
+        raise MalformedBatch(f"record {index} or one behind it is malformed: {reason_of(error)}") from error
+    if at != total:
+        raise MalformedBatch(f"{total - at} bytes are left over behind the {count} records of a batch")
+    return low, high
+
+
+def _record_span(data: bytes, at: int) -> tuple[int, int]:
+    """Where the record at `at` ends, and its timestamp delta."""
+    length, at = read_varint(data, at)
+    if length < 0:
+        raise MalformedBatch("a record has a negative length")
+    delta, _ = read_varlong(data, at + 1)
+    return at + length, delta
+
+
+@lru_cache(maxsize=16)
+def _needles(names: HeaderNames) -> tuple[bytes, ...]:
+    return (names.expected_offset, names.partition_count, names.write_id)
+
+
+class _Said:
+    """Collects what the headers of one batch say, record by record."""
+
+    __slots__ = ("_hits", "contradiction", "expected_base_offset", "names", "partition_count", "unreadable", "write_id")
+
+    def __init__(self, names: HeaderNames) -> None:
+        self.names = names
+        self._hits = [-1, -1, -1]
+        self.expected_base_offset: int | None = None
+        self.contradiction: Contradiction | None = None
+        self.unreadable: Unreadable | None = None
+        self.partition_count: int | None = None
+        self.write_id: bytes | None = None
+
+    def next_hit(self, payload: bytes, at: int) -> int:
+        """The next position from `at` on where a name of ours stands, or the end. A value may contain it as well."""
+        total = len(payload)
+        if self.unreadable is not None:
+            return total
+        hits = self._hits
+        for i, needle in enumerate(_needles(self.names)):
+            if hits[i] < at:
+                found = payload.find(needle, at)
+                hits[i] = total if found < 0 else found
+        return min(hits)
+
+    def read_record(self, data: bytes, at: int, end: int, index: int) -> None:
+        """Takes one record apart. It must fill its length exactly and stand at the offset delta of its index."""
+        _, at = read_varint(data, at)
+        _, at = read_varlong(data, at + 1)
+        offset_delta, at = read_varint(data, at)
+        if offset_delta != index:
+            raise MalformedBatch(f"record {index} has the offset delta {offset_delta}")
+        for _ in range(2):  # key, value
+            length, at = read_varint(data, at)
+            at += max(length, 0)
+        header_count, at = read_varint(data, at)
+        if header_count < 0 or header_count * 2 > end - at:
+            raise MalformedBatch(f"record {index} claims {header_count} headers")
+        seen: set[bytes] = set()
+        for _ in range(header_count):
+            length, at = read_varint(data, at)
+            if length < 0 or at + length > end:
+                raise MalformedBatch(f"record {index} has a header name of {length} bytes")
+            name = data[at : at + length]
+            length, at = read_varint(data, at + length)
+            if length > end - at:
+                raise MalformedBatch(f"record {index} has a header value of {length} bytes")
+            value = None if length < 0 else data[at : at + length]
+            at += max(length, 0)
+            if name in _needles(self.names) and self.unreadable is None:
+                if name in seen:
+                    self._unreadable(index, name, "it occurs twice in this record")
+                else:
+                    seen.add(name)
+                    self._read_header(index, name, value)
+        if at != end:
+            raise MalformedBatch(f"record {index} does not fill its length")
+
+    def _read_header(self, index: int, name: bytes, value: bytes | None) -> None:
+        names = self.names
+        if value is None:
+            self._unreadable(index, name, "its value is null")
+        elif name == names.write_id:
+            if not value:
+                self._unreadable(index, name, "its value is empty")
+            elif self.write_id is None:
+                self.write_id = value
+        elif value == b"-1":
+            if name == names.partition_count:
+                self._unreadable(index, name, "a topic has at least one partition")
+        elif not value.isdigit() or len(value) > _DIGITS_MAX:
+            self._unreadable(index, name, f"{_shown(value)} is not a decimal number in ASCII of at most 19 digits")
+        elif name == names.expected_offset:
+            self._read_expected_offset(index, int(value))
+        else:
+            self._read_partition_count(index, int(value))
+
+    def _read_expected_offset(self, index: int, expected: int) -> None:
+        if expected > _INT64_MAX:
+            self._unreadable(index, self.names.expected_offset, f"{expected} does not fit 64 bits")
+        elif self.expected_base_offset is None:
+            self.expected_base_offset = expected - index
+        elif self.expected_base_offset != expected - index and self.contradiction is None:
+            self.contradiction = Contradiction(record=index, expected=expected, offset_delta=index)
+
+    def _read_partition_count(self, index: int, count: int) -> None:
+        name = self.names.partition_count
+        if not 1 <= count <= _INT32_MAX:
+            self._unreadable(index, name, f"{count} is not a number of partitions")
+        elif self.partition_count is None:
+            self.partition_count = count
+        elif self.partition_count != count:
+            self._unreadable(index, name, f"it says {count} where a record before it says {self.partition_count}")
+
+    def _unreadable(self, index: int, name: bytes, reason: str) -> None:
+        self.unreadable = Unreadable(index, name.decode(errors="backslashreplace"), reason)
+
+
+def _shown(value: bytes) -> str:
+    return repr(value[:_SHOWN_BYTES_MAX])[1:] + ("…" if len(value) > _SHOWN_BYTES_MAX else "")
+
+
+# --- what makes two batches the same ----------------------------------------------------------------------------------
+
+
+def digest_batch(records: memoryview, *, decompressed_bytes_max: int, ignore_timestamps: bool = False) -> bytes:
+    """16 bytes that are equal for two batches with equal records, however the broker rewrote the batch around them.
+
+    Compared are the number of records and, of each, attributes, offset delta, key, value, headers in their order, and
+    the absolute timestamp. Not compared: compression, base offset, leader epoch, CRC, producer id, epoch and sequence,
+    the batch's attributes and its max timestamp. With `ignore_timestamps` the records' timestamps are left out as well,
+    which a LogAppendTime topic needs, on both sides: the broker may have replaced them. The two kinds of digest never
+    equal each other. `BatchScan.digest` is the kind with timestamps.
+
+    Variable-length integers are compared as they are written: a producer that writes them longer than needed may find
+    its batch unequal after the broker repacked it, never equal to a foreign one.
+
+    Raises as `scan_batch` does.
+    """
+    header = parse_batch_header(records)
+    payload = _payload(records, header, decompressed_bytes_max)
+    return _digest_without_timestamps(payload, header) if ignore_timestamps else _digest(payload, header)
+
+
+def _digest(payload: bytes, header: BatchHeader) -> bytes:
+    base = header.base_timestamp_ms
+    if payload:
+        try:
+            _, first = _record_span(payload, 0)
+            if first:
+                # A client may measure from anything; the broker, where it repacks a batch, from the first record.
+                base += first
+                payload = bytes(_measured_from_first_record(payload, header.record_count, first))
+        except MALFORMED as error:
+            raise MalformedBatch(f"a record batch cannot be read: {reason_of(error)}") from error
+    digest = blake2b(INT32.pack(header.record_count), digest_size=_DIGEST_BYTES)
+    digest.update(b"%d;" % base)
+    digest.update(payload)
+    return digest.digest()
+
+
+def _digest_without_timestamps(payload: bytes, header: BatchHeader) -> bytes:
+    digest = blake2b(INT32.pack(header.record_count), digest_size=_DIGEST_BYTES, person=b"no timestamps")
+    try:
+        for attributes, _, rest in _records(payload, header.record_count):
+            digest.update(INT32.pack(len(rest)))
+            digest.update(attributes)
+            digest.update(rest)
+    except MALFORMED as error:
+        raise MalformedBatch(f"a record batch cannot be read: {reason_of(error)}") from error
+    return digest.digest()
+
+
+def _measured_from_first_record(payload: bytes, count: int, first: int) -> bytearray:
+    """The records with timestamp deltas as they are where the base is the first record's timestamp."""
+    out = bytearray()
+    for attributes, delta, rest in _records(payload, count):
+        record = bytearray(attributes)
+        write_varlong(record, delta - first)
+        record += rest
+        write_varlong(out, len(record))
+        out += record
+    return out
+
+
+def _records(payload: bytes, count: int) -> Iterator[tuple[bytes, int, bytes]]:
+    """Of each record: its attributes, its timestamp delta, and everything behind."""
+    at = 0
+    for _ in range(count):
+        length, start = read_varint(payload, at)
+        at = start + length
+        if length < 0 or at > len(payload):
+            raise Malformed("a record claims more bytes than its batch has")
+        delta, rest_at = read_varlong(payload, start + 1)
+        yield payload[start : start + 1], delta, payload[rest_at:at]
+
+
+# --- changing a batch -------------------------------------------------------------------------------------------------
+
+
+def stamp_batch(records: memoryview, *, producer_id: int, producer_epoch: int, base_sequence: int) -> bytearray:
+    """A copy of a complete batch under another producer: base offset 0, leader epoch -1, CRC32C computed anew.
+
+    Everything else is untouched, the transactional bit included: a transactional batch keeps its own producer, so do
+    not stamp it. A CRC that was wrong before is right afterwards: see `verify_crc`.
+    """
+    out = bytearray(records)
+    INT64.pack_into(out, 0, 0)
+    INT32.pack_into(out, _LEADER_EPOCH_AT, -1)
+    _PRODUCER.pack_into(out, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
+    with memoryview(out) as view, view[_ATTRIBUTES_AT:] as covered:
+        _UINT32.pack_into(out, _CRC_AT, crc32c.crc32c(covered))
+    return out
+
+
+def zero_base_offset(records: memoryview) -> bytearray:
+    """A copy of a batch with base offset 0, which brokers insist on. The CRC does not cover it."""
+    out = bytearray(records)
+    INT64.pack_into(out, 0, 0)
+    return out
+
+
+def sequence_add(sequence: int, count: int) -> int:
+    """Sequences run from 0 to 2^31-1 and wrap (DefaultRecordBatch.incrementSequence)."""
+    return (sequence + count) & _INT32_MAX
+
+
+def split_batches(data: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """The complete v2 batches of a Fetch answer's records, in their order. A last one that is cut off is left out.
+
+    Message sets of magic 0 and 1 are stepped over: we never wrote one. Raises UpstreamProtocolError for an unknown
+    magic or an impossible length.
+    """
+    at = 0
+    while len(data) - at > _MAGIC_AT:
+        length, magic = _LENGTH_AND_MAGIC.unpack_from(data, at + _LENGTH_AT)
+        end = at + _LENGTH_ENDS + length
+        if not 0 <= magic <= MAGIC or length <= _MAGIC_AT - _LENGTH_ENDS:
+            raise UpstreamProtocolError(f"a fetched record batch has the magic {magic} and the length {length}")
+        if end > len(data):
+            return
+        if magic == MAGIC:
+            batch = data[at:end]
+            try:
+                header = parse_batch_header(batch)
+            except MalformedBatch as error:
+                raise UpstreamProtocolError(f"fetched records are malformed: {error}") from error
+            yield header, batch
+        at = end

@@ -1,0 +1,306 @@
+"""Kafka's primitive types: functions that read one at a position, functions that write one.
+
+Readers take the data and a position, and return the value and the position behind it. They work on `bytes`,
+`bytearray` and byte `memoryview`s alike, and copy nothing but what they return. On bad input they raise `Malformed`,
+`IndexError` or `struct.error` (the last two where a field of fixed size is cut off, which costs nothing to notice);
+whoever calls them catches `MALFORMED`, and says whose fault it is with `reason_of(error)`.
+
+Source: the protocol guide's "Protocol Primitive Types"; ByteUtils.java for the varints; KIP-482 for compact types and
+tagged fields.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from struct import error as StructError
+from uuid import UUID
+
+Bytes = bytes | bytearray | memoryview
+
+INT16 = Struct(">h")
+INT32 = Struct(">i")
+INT64 = Struct(">q")
+
+#: Kafka refuses longer strings, in both encodings.
+STRING_BYTES_MAX = 0x7FFF
+
+
+class Malformed(ValueError):
+    """The bytes are not what the protocol says; the text is a reason to log."""
+
+
+class CutOff(Malformed):
+    """The data ends before the field does. `needed` is the number of bytes that the field's end would take."""
+
+    def __init__(self, needed: int) -> None:
+        super().__init__("it ends in the middle of a field")
+        self.needed = needed
+
+
+#: Everything that a reader may raise. UnicodeDecodeError and `Malformed` are ValueErrors.
+MALFORMED = (ValueError, IndexError, StructError)
+
+
+def reason_of(error: Exception) -> str:
+    """What to log for an error out of `MALFORMED`. Never shows record contents."""
+    if isinstance(error, UnicodeDecodeError):
+        return "a string is not UTF-8"
+    if isinstance(error, Malformed):
+        return str(error)
+    return "it ends in the middle of a field"
+
+
+# --- variable-length integers -----------------------------------------------------------------------------------------
+
+
+def read_uvarint(data: Bytes, at: int) -> tuple[int, int]:
+    """UNSIGNED_VARINT: 32 bits in at most 5 bytes."""
+    value = data[at]
+    at += 1
+    if value < 0x80:
+        return value, at
+    value &= 0x7F
+    shift = 7
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift > 28:
+            raise Malformed("a variable-length integer is longer than 5 bytes")
+    if value > 0xFFFFFFFF:
+        raise Malformed("a variable-length integer does not fit 32 bits")
+    return value, at
+
+
+def read_varint(data: Bytes, at: int) -> tuple[int, int]:
+    """VARINT: zigzag, 32 bits."""
+    value, at = read_uvarint(data, at)
+    return (value >> 1) ^ -(value & 1), at
+
+
+def read_varlong(data: Bytes, at: int) -> tuple[int, int]:
+    """VARLONG: zigzag, 64 bits in at most 10 bytes."""
+    value = 0
+    shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift > 63:
+            raise Malformed("a variable-length integer is longer than 10 bytes")
+    if value > 0xFFFFFFFFFFFFFFFF:
+        raise Malformed("a variable-length integer does not fit 64 bits")
+    return (value >> 1) ^ -(value & 1), at
+
+
+def write_uvarint(out: bytearray, value: int) -> None:
+    """Appends a non-negative integer, 7 bits to a byte."""
+    while value > 0x7F:
+        out.append((value & 0x7F) | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def write_varlong(out: bytearray, value: int) -> None:
+    """Appends a zigzag integer; VARINT and VARLONG have the same form."""
+    write_uvarint(out, (value << 1) ^ (value >> 63))
+
+
+# --- strings ----------------------------------------------------------------------------------------------------------
+
+
+def _text(data: Bytes, at: int, length: int) -> tuple[str, int]:
+    end = at + length
+    if length > STRING_BYTES_MAX:
+        raise Malformed(f"a string of {length} bytes is longer than the protocol's {STRING_BYTES_MAX}")
+    if end > len(data):
+        raise CutOff(end)
+    return str(data[at:end], "utf-8"), end
+
+
+def read_nullable_string(data: Bytes, at: int) -> tuple[str | None, int]:
+    (length,) = INT16.unpack_from(data, at)
+    if length < 0:
+        if length != -1:
+            raise Malformed(f"a string has the length {length}")
+        return None, at + 2
+    return _text(data, at + 2, length)
+
+
+def read_string(data: Bytes, at: int) -> tuple[str, int]:
+    (length,) = INT16.unpack_from(data, at)
+    if length < 0:
+        raise Malformed(f"a string that may not be null has the length {length}")
+    return _text(data, at + 2, length)
+
+
+def read_compact_nullable_string(data: Bytes, at: int) -> tuple[str | None, int]:
+    length, at = read_uvarint(data, at)
+    if length == 0:
+        return None, at
+    return _text(data, at, length - 1)
+
+
+def read_compact_string(data: Bytes, at: int) -> tuple[str, int]:
+    length, at = read_uvarint(data, at)
+    if length == 0:
+        raise Malformed("a string that may not be null is null")
+    return _text(data, at, length - 1)
+
+
+def _encoded(text: str) -> bytes:
+    encoded = text.encode()
+    if len(encoded) > STRING_BYTES_MAX:
+        raise ValueError(f"a string of {len(encoded)} bytes does not fit the protocol's {STRING_BYTES_MAX}")
+    return encoded
+
+
+def write_nullable_string(out: bytearray, text: str | None) -> None:
+    if text is None:
+        out += b"\xff\xff"
+        return
+    encoded = _encoded(text)
+    out += INT16.pack(len(encoded))
+    out += encoded
+
+
+def write_compact_nullable_string(out: bytearray, text: str | None) -> None:
+    if text is None:
+        out.append(0)
+        return
+    encoded = _encoded(text)
+    write_uvarint(out, len(encoded) + 1)
+    out += encoded
+
+
+# --- bytes ------------------------------------------------------------------------------------------------------------
+
+
+def read_nullable_bytes(data: memoryview, at: int) -> tuple[memoryview | None, int]:
+    """NULLABLE_BYTES and RECORDS: a view, nothing is copied."""
+    (length,) = INT32.unpack_from(data, at)
+    at += 4
+    if length < 0:
+        if length != -1:
+            raise Malformed(f"a byte field has the length {length}")
+        return None, at
+    end = at + length
+    if end > len(data):
+        raise CutOff(end)
+    return data[at:end], end
+
+
+def read_compact_nullable_bytes(data: memoryview, at: int) -> tuple[memoryview | None, int]:
+    """COMPACT_NULLABLE_BYTES and COMPACT_RECORDS: a view, nothing is copied."""
+    length, at = read_uvarint(data, at)
+    if length == 0:
+        return None, at
+    end = at + length - 1
+    if end > len(data):
+        raise CutOff(end)
+    return data[at:end], end
+
+
+# --- arrays -----------------------------------------------------------------------------------------------------------
+
+
+def _check_count(count: int, bytes_left: int, item_bytes_min: int) -> int:
+    if count < 0:
+        raise Malformed("an array that may not be null is null")
+    if count * item_bytes_min > bytes_left:
+        raise Malformed(f"an array claims {count} items, which {bytes_left} bytes cannot hold")
+    return count
+
+
+def read_array_count(data: Bytes, at: int, item_bytes_min: int, *, bytes_total: int | None = None) -> tuple[int, int]:
+    """Count of a non-null ARRAY. A count that the bytes left cannot hold is refused before anything is allocated.
+
+    `bytes_total` – how long the data will be once it is all there, where it is only a prefix.
+    """
+    (count,) = INT32.unpack_from(data, at)
+    at += 4
+    return _check_count(count, (len(data) if bytes_total is None else bytes_total) - at, item_bytes_min), at
+
+
+def read_compact_array_count(
+    data: Bytes, at: int, item_bytes_min: int, *, bytes_total: int | None = None
+) -> tuple[int, int]:
+    """Count of a non-null COMPACT_ARRAY, checked as `read_array_count` does."""
+    count, at = read_uvarint(data, at)
+    return _check_count(count - 1, (len(data) if bytes_total is None else bytes_total) - at, item_bytes_min), at
+
+
+# --- UUID -------------------------------------------------------------------------------------------------------------
+
+
+def read_uuid(data: Bytes, at: int) -> tuple[UUID, int]:
+    end = at + 16
+    if end > len(data):
+        raise CutOff(end)
+    return UUID(bytes=bytes(data[at:end])), end
+
+
+# --- tagged fields (KIP-482) ------------------------------------------------------------------------------------------
+#
+# A *section* is what stands at the end of a flexible structure: a count, then tag, size and bytes of each field. We
+# keep a section as it came, count included, so that fields we do not know survive; b"" stands for the empty section.
+
+
+def read_tags(data: Bytes, at: int) -> tuple[bytes, int]:
+    """The raw section at `at`, b"" where it is empty."""
+    if data[at] == 0:
+        return b"", at + 1
+    start = at
+    count, at = read_uvarint(data, at)
+    if count * 2 > len(data) - at:
+        raise CutOff(at + count * 2)
+    for _ in range(count):
+        _, at = read_uvarint(data, at)
+        size, at = read_uvarint(data, at)
+        at += size
+        if at > len(data):
+            raise CutOff(at)
+    return (bytes(data[start:at]) if count else b""), at
+
+
+def write_tags(out: bytearray, section: bytes) -> None:
+    """Appends a section; b"" is the empty one."""
+    if section:
+        out += section
+    else:
+        out.append(0)
+
+
+def split_tags(section: bytes) -> list[tuple[int, bytes]]:
+    """The fields of a section, in their order: (tag, contents)."""
+    if not section:
+        return []
+    count, at = read_uvarint(section, 0)
+    fields = []
+    for _ in range(count):
+        tag, at = read_uvarint(section, at)
+        size, at = read_uvarint(section, at)
+        if at + size > len(section):
+            raise CutOff(at + size)
+        fields.append((tag, section[at : at + size]))
+        at += size
+    return fields
+
+
+def join_tags(fields: list[tuple[int, bytes]]) -> bytes:
+    """A section of these fields, which must be in ascending order of their tags; b"" for none."""
+    if not fields:
+        return b""
+    out = bytearray()
+    write_uvarint(out, len(fields))
+    for tag, contents in fields:
+        write_uvarint(out, tag)
+        write_uvarint(out, len(contents))
+        out += contents
+    return bytes(out)
