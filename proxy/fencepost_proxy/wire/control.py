@@ -12,9 +12,8 @@ from typing import Final, NamedTuple
 from fencepost_proxy.errors import ClientProtocolError, Error, ProtocolError, UpstreamProtocolError
 from fencepost_proxy.wire import schema
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, api_name
-from fencepost_proxy.wire.schema import DECODE_ERRORS, Malformed, Message, read_tags, take
-
-_INT32: Final = struct.Struct(">i")
+from fencepost_proxy.wire.primitives import INT32, MALFORMED, CutOff, Malformed, read_tags, reason_of
+from fencepost_proxy.wire.schema import Message
 
 # --- headers and frames ---------------------------------------------------------------------------------------------
 
@@ -22,15 +21,14 @@ _INT32: Final = struct.Struct(">i")
 class RequestHeader(NamedTuple):
     """`body_offset` is counted from the start of the frame.
 
-    `client_id` is for logs: bytes that are not UTF-8 are escaped. `tags` are the header's tagged fields as (tag, value
-    bytes).
+    `client_id` is for logs: bytes that are not UTF-8 are escaped. `tags` is the raw section of tagged fields.
     """
 
     api_key: int
     api_version: int
     correlation_id: int
     client_id: str | None
-    tags: tuple[tuple[int, bytes], ...]
+    tags: bytes
     body_offset: int
 
 
@@ -38,7 +36,7 @@ class ResponseHeader(NamedTuple):
     """`body_offset` is counted from the start of the frame."""
 
     correlation_id: int
-    tags: tuple[tuple[int, bytes], ...]
+    tags: bytes
     body_offset: int
 
 
@@ -66,28 +64,30 @@ def parse_request_header(frame: memoryview | bytes) -> RequestHeader:
         pos = _REQUEST_PREFIX.size
         client_id = None
         if length >= 0:
-            raw, pos = take(frame, pos, length)
-            client_id = raw.decode("utf-8", "backslashreplace")
+            if pos + length > len(frame):
+                raise CutOff(pos + length)
+            client_id = bytes(frame[pos : pos + length]).decode("utf-8", "backslashreplace")
+            pos += length
         elif length != -1:
             raise Malformed(f"client id has length {length}")
-        tags: tuple[tuple[int, bytes], ...] = ()
+        tags = b""
         if request_header_is_flexible(api_key, version):
             tags, pos = read_tags(frame, pos)
-    except DECODE_ERRORS as error:
-        raise ClientProtocolError(f"request header of {len(frame)} bytes cannot be read: {error}") from error
+    except MALFORMED as error:
+        raise ClientProtocolError(f"request header of {len(frame)} bytes cannot be read: {reason_of(error)}") from error
     return RequestHeader(api_key, version, correlation_id, client_id, tags, pos)
 
 
 def parse_response_header(frame: memoryview | bytes, api_key: int, version: int) -> ResponseHeader:
     """The header of a broker's frame, answering a request of that API and version. Raises UpstreamProtocolError."""
     try:
-        (correlation_id,) = _INT32.unpack_from(frame)
-        tags: tuple[tuple[int, bytes], ...] = ()
-        pos = _INT32.size
+        (correlation_id,) = INT32.unpack_from(frame)
+        tags = b""
+        pos = INT32.size
         if response_header_is_flexible(api_key, version):
             tags, pos = read_tags(frame, pos)
-    except DECODE_ERRORS as error:
-        message = f"response header of {api_name(api_key)} v{version} cannot be read: {error}"
+    except MALFORMED as error:
+        message = f"response header of {api_name(api_key)} v{version} cannot be read: {reason_of(error)}"
         raise UpstreamProtocolError(message) from error
     return ResponseHeader(correlation_id, tags, pos)
 
@@ -109,7 +109,7 @@ def encode_request_frame(
 def encode_response_frame(api_key: int, version: int, correlation_id: int, message: Message) -> bytes:
     """A whole response with its four bytes of length."""
     out = bytearray(4)
-    out += _INT32.pack(correlation_id)
+    out += INT32.pack(correlation_id)
     if response_header_is_flexible(api_key, version):
         out.append(0)
     out += encode_response(api_key, version, message)
@@ -122,7 +122,7 @@ def replace_body(frame: memoryview | bytes, body_offset: int, body: bytes) -> by
 
 
 def _with_length(out: bytearray) -> bytes:
-    _INT32.pack_into(out, 0, len(out) - 4)
+    INT32.pack_into(out, 0, len(out) - 4)
     return bytes(out)
 
 
@@ -171,8 +171,8 @@ def _decode(kind: str, api_key: int, version: int, body: memoryview | bytes, fau
     data = bytes(body)
     try:
         message, end = codec.read(data, 0)
-    except DECODE_ERRORS as error:
-        raise fault(f"{name} v{version} of {len(data)} bytes cannot be read: {error}") from error
+    except MALFORMED as error:
+        raise fault(f"{name} v{version} of {len(data)} bytes cannot be read: {reason_of(error)}") from error
     if end != len(data):
         raise fault(f"{name} v{version} has {len(data) - end} bytes more than its schema")
     assert isinstance(message, Message)

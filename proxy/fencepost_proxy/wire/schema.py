@@ -24,6 +24,25 @@ from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from fencepost_proxy.types import NO_TOPIC_ID
+from fencepost_proxy.wire.primitives import (
+    INT16,
+    INT32,
+    CutOff,
+    Malformed,
+    join_tags,
+    read_compact_nullable_string,
+    read_compact_string,
+    read_nullable_string,
+    read_string,
+    read_tags,
+    read_uuid,
+    read_uvarint,
+    split_tags,
+    write_compact_nullable_string,
+    write_nullable_string,
+    write_tags,
+    write_uvarint,
+)
 
 
 class Message(SimpleNamespace):
@@ -44,7 +63,7 @@ _Write = Callable[[bytearray, Any], None]
 
 
 class Codec(NamedTuple):
-    """`read(data, pos) -> (value, end)` raises `DECODE_ERRORS`; `write(out, value)` raises ValueError or TypeError.
+    """`read(data, pos) -> (value, end)` raises `MALFORMED`; `write(out, value)` raises ValueError or TypeError.
 
     No length is believed beyond the bytes that are left.
     """
@@ -59,19 +78,11 @@ class _Field(NamedTuple):
     default: Callable[[], Any]
 
 
-class Malformed(Exception):
-    """Bytes that the schema does not allow."""
-
-
-#: What bytes that are not the message, or end before it does, make a reader raise.
-DECODE_ERRORS: Final = (Malformed, struct.error, IndexError, UnicodeDecodeError)
-_INT16: Final = struct.Struct(">h")
-_INT32: Final = struct.Struct(">i")
 _FIXED: Final = {
     "int8": struct.Struct(">b"),
-    "int16": _INT16,
+    "int16": INT16,
     "uint16": struct.Struct(">H"),
-    "int32": _INT32,
+    "int32": INT32,
     "uint32": struct.Struct(">I"),
     "int64": struct.Struct(">q"),
     "float64": struct.Struct(">d"),
@@ -177,9 +188,9 @@ def _struct(
         for name, read_field in read_fields:
             values[name], pos = read_field(data, pos)
         if flexible:
-            raw, pos = read_tags(data, pos)
+            section, pos = read_tags(data, pos)
             unknown = []
-            for tag, value in raw:
+            for tag, value in split_tags(section):
                 if (field := tagged.get(tag)) is None:
                     unknown.append((tag, value))
                     continue
@@ -206,7 +217,7 @@ def _struct(
                     value = bytearray()
                     codec.write(value, values[name])
                     tags.append((tag, bytes(value)))
-            write_tags(out, tags)
+            write_tags(out, join_tags(sorted(tags, key=lambda pair: pair[0])))
 
     return Codec(read, write), make
 
@@ -226,7 +237,7 @@ def _type(
         default = _number(type_name, field.get("default") or "0")
         return _fixed(fixed), lambda: default
     if type_name == "uuid":
-        return Codec(_read_uuid, _write_uuid), lambda: NO_TOPIC_ID
+        return Codec(read_uuid, _write_uuid), lambda: NO_TOPIC_ID
     if type_name == "string":
         text = None if null_default else field.get("default", "")
         return _string(nullable, flexible), lambda: text
@@ -251,39 +262,37 @@ def _fixed(fixed: struct.Struct) -> Codec:
     return Codec(read, lambda out, value: out.extend(fixed.pack(value)))
 
 
-def _read_uuid(data: bytes, pos: int) -> tuple[UUID, int]:
-    raw, end = take(data, pos, 16)
-    return UUID(bytes=raw), end
-
-
 def _write_uuid(out: bytearray, value: UUID) -> None:
     out += value.bytes
 
 
 def _string(nullable: bool, flexible: bool) -> Codec:
-    read_raw, write_raw = _sized(_INT16, nullable, flexible)
+    if flexible:
+        read: _Read = read_compact_nullable_string if nullable else read_compact_string
+        return Codec(read, write_compact_nullable_string if nullable else _not_null(write_compact_nullable_string))
+    read = read_nullable_string if nullable else read_string
+    return Codec(read, write_nullable_string if nullable else _not_null(write_nullable_string))
 
-    def read(data: bytes, pos: int) -> tuple[str | None, int]:
-        raw, pos = read_raw(data, pos)
-        return None if raw is None else raw.decode(), pos
 
-    return Codec(read, lambda out, value: write_raw(out, None if value is None else value.encode()))
+def _not_null(write: _Write) -> _Write:
+    def write_value(out: bytearray, value: Any) -> None:
+        if value is None:
+            raise ValueError("null is not allowed in this version")
+        write(out, value)
+
+    return write_value
 
 
 def _bytes(nullable: bool, flexible: bool) -> Codec:
-    return _sized(_INT32, nullable, flexible)
-
-
-def _sized(width: struct.Struct, nullable: bool, flexible: bool) -> Codec:
     def read(data: bytes, pos: int) -> tuple[bytes | None, int]:
-        length, pos = _read_length(data, pos, width, nullable, flexible)
-        return (None, pos) if length is None else take(data, pos, length)
+        length, pos = _read_length(data, pos, nullable, flexible)
+        return (None, pos) if length is None else (data[pos : pos + length], pos + length)
 
     def write(out: bytearray, value: bytes | None) -> None:
-        _write_length(out, None if value is None else len(value), width, nullable, flexible)
+        _write_length(out, value, flexible)
         out += value or b""
 
-    return Codec(read, write)
+    return Codec(read, write if nullable else _not_null(write))
 
 
 def _array(element: Codec, element_type: str, nullable: bool, flexible: bool) -> Codec:
@@ -291,7 +300,7 @@ def _array(element: Codec, element_type: str, nullable: bool, flexible: bool) ->
     letter = numbers.format[-1] if numbers is not None else ""
 
     def read(data: bytes, pos: int) -> tuple[list[Any] | None, int]:
-        count, pos = _read_length(data, pos, _INT32, nullable, flexible)
+        count, pos = _read_length(data, pos, nullable, flexible)
         if count is None:
             return None, pos
         if numbers is not None:
@@ -303,11 +312,11 @@ def _array(element: Codec, element_type: str, nullable: bool, flexible: bool) ->
         return items, pos
 
     def write(out: bytearray, items: list[Any] | None) -> None:
-        _write_length(out, None if items is None else len(items), _INT32, nullable, flexible)
+        _write_length(out, items, flexible)
         for item in items or ():
             element.write(out, item)
 
-    return Codec(read, write)
+    return Codec(read, write if nullable else _not_null(write))
 
 
 def _nullable(codec: Codec) -> Codec:
@@ -324,74 +333,26 @@ def _nullable(codec: Codec) -> Codec:
     return Codec(read, write)
 
 
-def _read_length(data: bytes, pos: int, width: struct.Struct, nullable: bool, flexible: bool) -> tuple[int | None, int]:
+def _read_length(data: bytes, pos: int, nullable: bool, flexible: bool) -> tuple[int | None, int]:
+    """Bytes of a byte field or count of an array, None for null."""
     if flexible:
-        length, pos = _read_uvarint(data, pos)
+        length, pos = read_uvarint(data, pos)
         length -= 1
     else:
-        (length,) = width.unpack_from(data, pos)
-        pos += width.size
+        (length,) = INT32.unpack_from(data, pos)
+        pos += INT32.size
     if length == -1 and nullable:
         return None, pos
+    if length < 0:
+        raise Malformed(f"the length {length} is not allowed in this version")
     # Each element of an array takes at least one byte, so a count too is bounded by the bytes that are left.
-    if not 0 <= length <= len(data) - pos:
-        raise Malformed(f"length {length} at byte {pos}, where {len(data) - pos} bytes are left")
+    if pos + length > len(data):
+        raise CutOff(pos + length)
     return length, pos
 
 
-def _write_length(out: bytearray, length: int | None, width: struct.Struct, nullable: bool, flexible: bool) -> None:
-    if length is None and not nullable:
-        raise ValueError("null is not allowed in this version")
+def _write_length(out: bytearray, value: bytes | list[Any] | None, flexible: bool) -> None:
     if flexible:
-        _write_uvarint(out, 0 if length is None else length + 1)
+        write_uvarint(out, 0 if value is None else len(value) + 1)
     else:
-        out += width.pack(-1 if length is None else length)
-
-
-def take(data: bytes | memoryview, pos: int, length: int) -> tuple[bytes, int]:
-    end = pos + length
-    if end > len(data):
-        raise Malformed(f"{length} bytes wanted at byte {pos}, where {len(data) - pos} are left")
-    return bytes(data[pos:end]), end
-
-
-def _read_uvarint(data: bytes | memoryview, pos: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[pos]
-        pos += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, pos
-        shift += 7
-        if shift > 28:
-            raise Malformed(f"unsigned varint longer than five bytes at byte {pos}")
-
-
-def _write_uvarint(out: bytearray, value: int) -> None:
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-
-
-def read_tags(data: bytes | memoryview, pos: int) -> tuple[tuple[tuple[int, bytes], ...], int]:
-    """A section of tagged fields as ((tag, value bytes), …), and where it ends."""
-    count, pos = _read_uvarint(data, pos)
-    if not count:
-        return (), pos
-    tags = []
-    for _ in range(count):
-        tag, pos = _read_uvarint(data, pos)
-        length, pos = _read_uvarint(data, pos)
-        value, pos = take(data, pos, length)
-        tags.append((tag, value))
-    return tuple(tags), pos
-
-
-def write_tags(out: bytearray, tags: list[tuple[int, bytes]]) -> None:
-    _write_uvarint(out, len(tags))
-    for tag, value in sorted(tags, key=lambda pair: pair[0]):
-        _write_uvarint(out, tag)
-        _write_uvarint(out, len(value))
-        out += value
+        out += INT32.pack(-1 if value is None else len(value))

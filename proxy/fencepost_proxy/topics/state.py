@@ -1,0 +1,263 @@
+"""The state topic: what its records say, and the view that they add up to.
+
+One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…`, values JSON:
+
+| key | value | of several |
+|---|---|---|
+| `producer-id/<proposal uuid>` | `{"cluster_id", "producer_id"}` | the lowest offset wins, for ever |
+| `stamp-base/<topic id>/<partition>/<producer epoch>/<proposal uuid>` | `{"base"}` | the same, for each epoch |
+| `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone deletes it |
+
+"The first record of a key wins" would die by compaction, which keeps the last: so each proposal has a key of its own,
+and it is written once. Not even its own writer may send it again: with A at offset 5, B at 6 and A's resend at 7, A
+wins until compaction drops offset 5, and B from then on. Who does not know whether a proposal was stored reads the
+topic, and makes a new one with a new uuid if it is not there. A proposal counts once it was read back.
+
+A record of a kind that only a newer version knows is left alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+from fencepost_proxy.errors import FencepostError
+from fencepost_proxy.topics.virtual_configs import (
+    VIRTUAL_CONFIGS,
+    FileConfigs,
+    InvalidConfigValue,
+    TopicPolicy,
+    parse_value,
+)
+from fencepost_proxy.types import LogEndOffset, Offset, ProducerEpoch, ProducerId
+
+_PRODUCER_ID: Final = "producer-id"
+_STAMP_BASE: Final = "stamp-base"
+_TOPIC_CONFIG: Final = "topic-config"
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class StateError(FencepostError):
+    """The state topic is another cluster's, or asks what this version cannot do: no guarded append until a person acts."""
+
+
+class StateRecord(NamedTuple):
+    """To be appended to the state topic. `value` None is a tombstone."""
+
+    key: bytes
+    value: bytes | None
+
+
+class StampBase(NamedTuple):
+    """Under `producer_epoch`, sequence = expected offset − `base`."""
+
+    producer_epoch: ProducerEpoch
+    base: LogEndOffset
+
+
+class SetConfigs(NamedTuple):
+    """The virtual configs that are set on one incarnation of a topic."""
+
+    topic_id: UUID
+    configs: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConfigChange:
+    """What an admin's call, answered well by Kafka, changes: store it (`StateView.records_of`), then answer the client.
+
+    `topic_id` – None where neither request nor response tells it: look it up before storing.
+    `replace` – `assign` is the whole new set; else it is laid over what is set, and `unset` taken out.
+    `deleted` – the topic itself is gone; `topic` is None where it was deleted by an id whose name Kafka kept secret.
+    """
+
+    topic: str | None
+    topic_id: UUID | None
+    assign: Mapping[str, str] = field(default_factory=dict)
+    unset: frozenset[str] = frozenset()
+    replace: bool = False
+    deleted: bool = False
+
+
+def encode_producer_id(proposal: UUID, cluster_id: str, producer_id: ProducerId) -> StateRecord:
+    """The proposal that stamped batches of this cluster are appended under this producer id."""
+    return _record(f"{_PRODUCER_ID}/{proposal}", {"cluster_id": cluster_id, "producer_id": producer_id})
+
+
+def encode_stamp_base(
+    topic_id: UUID, partition: int, producer_epoch: ProducerEpoch, proposal: UUID, base: LogEndOffset
+) -> StateRecord:
+    """The proposal that this partition's stamps under this epoch count from `base`."""
+    return _record(f"{_STAMP_BASE}/{topic_id}/{partition}/{producer_epoch}/{proposal}", {"base": base})
+
+
+def encode_topic_config(topic: str, topic_id: UUID, configs: Mapping[str, str]) -> StateRecord:
+    """All virtual configs that are set on a topic."""
+    return _record(f"{_TOPIC_CONFIG}/{topic}", {"topic_id": str(topic_id), "configs": dict(configs)})
+
+
+def encode_topic_config_tombstone(topic: str) -> StateRecord:
+    return StateRecord(f"{_TOPIC_CONFIG}/{topic}".encode(), None)
+
+
+def _record(key: str, value: Mapping[str, object]) -> StateRecord:
+    return StateRecord(key.encode(), json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
+
+
+class StateView:
+    """What the state topic says, up to the last record applied. No I/O: somebody else reads the topic."""
+
+    def __init__(self, cluster_id: str) -> None:
+        self._cluster_id = cluster_id
+        self._next_offset = Offset(0)
+        self._producer_id: ProducerId | None = None
+        self._topic_configs: dict[str, SetConfigs] = {}
+        # Per partition and epoch the proposal that won: its key and its base.
+        self._stamp_bases: dict[tuple[UUID, int], dict[ProducerEpoch, tuple[str, LogEndOffset]]] = {}
+
+    def apply(self, offset: Offset, key: bytes | None, value: bytes | None) -> str | None:
+        """One record, in offset order. Gives back why it was left out, for the log; None if it was not.
+
+        Raises StateError for another cluster's id and for a config value that this version does not know.
+        """
+        if offset < self._next_offset:
+            raise ValueError(f"record {offset} of the state topic comes after record {self._next_offset - 1}")
+        self._next_offset = Offset(offset + 1)
+        try:
+            text = (key or b"").decode()
+            kind, _, rest = text.partition("/")
+            if kind == _PRODUCER_ID:
+                self._apply_producer_id(text, _object(value))
+            elif kind == _STAMP_BASE:
+                self._apply_stamp_base(text, rest, value)
+            elif kind == _TOPIC_CONFIG:
+                self._apply_topic_config(rest, value)
+            else:
+                return f"record {offset} of the state topic has a key of an unknown kind: {text!r:.80}"
+        except (ValueError, KeyError, TypeError) as error:
+            return f"record {offset} of the state topic ({key!r:.80}) cannot be read: {error!r}"
+        return None
+
+    def _apply_producer_id(self, key: str, value: Mapping[str, Any] | None) -> None:
+        if value is None:
+            raise StateError(f"the state topic's record {key} was deleted: the producer id of this cluster is unknown")
+        cluster_id, producer_id = str(value["cluster_id"]), int(value["producer_id"])
+        if cluster_id != self._cluster_id:
+            raise StateError(
+                f"the state topic belongs to cluster {cluster_id}, but this is cluster {self._cluster_id}: it was "
+                "copied from there. If no topic of this cluster was guarded here yet, delete the state topic"
+            )
+        if self._producer_id is None:
+            self._producer_id = ProducerId(producer_id)
+
+    def _apply_stamp_base(self, key: str, rest: str, raw: bytes | None) -> None:
+        topic_id, partition, epoch, _ = rest.split("/")
+        bases = self._stamp_bases.setdefault((UUID(topic_id), int(partition)), {})
+        producer_epoch = ProducerEpoch(int(epoch))
+        value = _object(raw)
+        if value is not None:
+            bases.setdefault(producer_epoch, (key, LogEndOffset(int(value["base"]))))
+        elif bases.get(producer_epoch, ("",))[0] == key:
+            del bases[producer_epoch]
+
+    def _apply_topic_config(self, topic: str, raw: bytes | None) -> None:
+        value = _object(raw)
+        if value is None:
+            self._topic_configs.pop(topic, None)
+            return
+        configs = {str(name): str(config) for name, config in value["configs"].items()}
+        for name in configs.keys() & VIRTUAL_CONFIGS.keys():
+            try:
+                parse_value(name, configs[name])
+            except InvalidConfigValue as error:
+                raise StateError(f"topic {topic}: {error}. Was it set by a newer version of this proxy?") from error
+        self._topic_configs[topic] = SetConfigs(UUID(value["topic_id"]), MappingProxyType(configs))
+
+    # ---- what it says
+
+    @property
+    def next_offset(self) -> Offset:
+        """The offset behind the last record applied."""
+        return self._next_offset
+
+    @property
+    def producer_id(self) -> ProducerId | None:
+        """The shared producer id, None while none is agreed on."""
+        return self._producer_id
+
+    @property
+    def topic_configs(self) -> Mapping[str, SetConfigs]:
+        """By topic name, whether or not that incarnation of the topic still exists."""
+        return MappingProxyType(self._topic_configs)
+
+    def configs_set_on(self, topic: str, topic_id: UUID | None) -> Mapping[str, str]:
+        """The virtual configs set on this incarnation of a topic.
+
+        A record of another incarnation does not apply. `topic_id` None, where it is not known: the record applies.
+        """
+        found = self._topic_configs.get(topic)
+        if found is None or (topic_id is not None and topic_id != found.topic_id):
+            return _NOTHING
+        return found.configs
+
+    def topic_policy(self, topic: str, topic_id: UUID | None, file_configs: FileConfigs) -> TopicPolicy:
+        """What holds for a topic: set on it, else given by the file, else the default."""
+        return TopicPolicy.of({**file_configs(topic), **self.configs_set_on(topic, topic_id)})
+
+    def stamp_base(self, topic_id: UUID, partition: int) -> StampBase | None:
+        """The base agreed on under the highest epoch; None where none was ever published (epoch 0, base 0)."""
+        bases = self._stamp_bases.get((topic_id, partition))
+        if not bases:
+            return None
+        epoch = max(bases)
+        return StampBase(epoch, bases[epoch][1])
+
+    def records_of(self, changes: Iterable[TopicConfigChange]) -> list[StateRecord]:
+        """What to append to the state topic for these changes; nothing for one that changes nothing.
+
+        Raises ValueError for a change whose `topic_id` was not looked up. Two proxies that change one topic at once:
+        the last record wins as a whole.
+        """
+        records: list[StateRecord] = []
+        for change in changes:
+            records += self._forget(change) if change.deleted else self._alter(change)
+        return records
+
+    def _alter(self, change: TopicConfigChange) -> list[StateRecord]:
+        if change.topic is None or change.topic_id is None:
+            raise ValueError(f"the id of topic {change.topic} must be known before its configs are stored")
+        old = self.configs_set_on(change.topic, change.topic_id)
+        kept = {} if change.replace else {name: value for name, value in old.items() if name not in change.unset}
+        new = {**kept, **change.assign}
+        if new == old:
+            return []
+        if new:
+            return [encode_topic_config(change.topic, change.topic_id, new)]
+        return [encode_topic_config_tombstone(change.topic)]
+
+    def _forget(self, change: TopicConfigChange) -> list[StateRecord]:
+        # Only by id: by the time this is stored, a new topic of that name may have configs of its own. What an old
+        # record says of a topic that is gone does no harm, since it does not apply to the new one.
+        records = [
+            encode_topic_config_tombstone(topic)
+            for topic, found in self._topic_configs.items()
+            if found.topic_id == change.topic_id
+        ]
+        for (topic_id, _), bases in self._stamp_bases.items():
+            if topic_id == change.topic_id:
+                records += [StateRecord(key.encode(), None) for key, _ in bases.values()]
+        return records
+
+
+def _object(value: bytes | None) -> Mapping[str, Any] | None:
+    """The JSON object of a record, None for a tombstone. Raises ValueError for anything else."""
+    if value is None:
+        return None
+    parsed = json.loads(value)
+    if not isinstance(parsed, dict):
+        raise ValueError("not a JSON object")
+    return parsed

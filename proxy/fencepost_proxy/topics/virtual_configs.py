@@ -1,0 +1,136 @@
+"""The virtual topic configs: the one table, what their values mean, and what an admin should be warned of.
+
+Kafka never sees them. They are set by CreateTopics, AlterConfigs and IncrementalAlterConfigs (`rewriting.py`), kept in
+the state topic (`state.py`), or given by globs in the proxy's config file, which guard a topic from birth. What is set
+on the topic wins over the file, the file over the default.
+
+A config belongs into the table once it does what it says, and not before: a client that sets one which is not there
+gets Kafka's own answer, INVALID_CONFIG for an unknown name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from fencepost_policies.append import Check
+
+CHECK_EXPECTED_OFFSETS: Final = "check.expected.offsets"
+EXPECTED_OFFSETS_CARRIER: Final = "expected.offsets.carrier"
+
+#: The virtual configs that the config file gives a topic (`ProxyConfig.configs_for`).
+FileConfigs = Callable[[str], Mapping[str, str]]
+
+
+class InvalidConfigValue(ValueError):
+    """A value that a virtual config cannot have. The message is for the admin: it names what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualConfig:
+    """One row. `values` are all that it can be; a client may write them in any case."""
+
+    name: str
+    values: tuple[str, ...]
+    default: str
+    documentation: str
+
+    def parse(self, value: str | None) -> str:
+        """The value in its own spelling. Raises InvalidConfigValue."""
+        parsed = (value or "").strip().lower()
+        if parsed not in self.values:
+            *first, last = self.values
+            raise InvalidConfigValue(
+                f"Invalid value {value!r} for configuration {self.name}: it must be {', '.join(first)} or {last}"
+            )
+        return parsed
+
+
+_TABLE: Final = (
+    VirtualConfig(
+        name=CHECK_EXPECTED_OFFSETS,
+        values=(Check.OFF.value, Check.ON.value, Check.REQUIRED.value),
+        default=Check.OFF.value,
+        documentation=(
+            "Conditional publish (KIP-27). With true, a batch that says which offset it expects is appended only if "
+            "the log ends there, and a batch that says nothing is appended as always; with required, a batch that "
+            "says nothing is refused."
+        ),
+    ),
+    VirtualConfig(
+        name=EXPECTED_OFFSETS_CARRIER,
+        values=("header", "base"),
+        default="header",
+        documentation=(
+            "Where a batch says the offset it expects. With header, in the record header expected-offset (a base "
+            "offset above 0 counts too); with base, in the batch's base offset, read literally: 0 is 0, -1 is none."
+        ),
+    ),
+)
+
+VIRTUAL_CONFIGS: Final[Mapping[str, VirtualConfig]] = MappingProxyType({config.name: config for config in _TABLE})
+
+
+def parse_value(name: str, value: str | None) -> str:
+    """The value of a config of the table, in its own spelling. Raises InvalidConfigValue."""
+    return VIRTUAL_CONFIGS[name].parse(value)
+
+
+def check_topic_config(name: str, value: str) -> str | None:
+    """What is wrong with a virtual config in the config file, None for nothing."""
+    if name not in VIRTUAL_CONFIGS:
+        return f"there is no such topic config; there are {', '.join(sorted(VIRTUAL_CONFIGS))}"
+    try:
+        parse_value(name, value)
+    except InvalidConfigValue as error:
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPolicy:
+    """What the virtual configs of one topic come to."""
+
+    check: Check = Check.OFF
+    carrier_base: bool = False
+
+    @property
+    def guarded(self) -> bool:
+        return self.check is not Check.OFF
+
+    @classmethod
+    def of(cls, configs: Mapping[str, str]) -> TopicPolicy:
+        """From the configs that are set, in their own spelling; the others have their defaults."""
+        values = {name: configs.get(name, config.default) for name, config in VIRTUAL_CONFIGS.items()}
+        return cls(check=Check(values[CHECK_EXPECTED_OFFSETS]), carrier_base=values[EXPECTED_OFFSETS_CARRIER] == "base")
+
+
+UNGUARDED: Final = TopicPolicy()
+
+
+def durability_warnings(
+    topic: str, *, replication_factor: int, min_insync_replicas: int, unclean_leader_election: bool
+) -> list[str]:
+    """Why Kafka itself may lose the first of two winners of an offset on this topic; empty where it cannot.
+
+    For the log, when a topic becomes guarded: a check is as durable as the log that it is made on.
+    """
+    warnings = []
+    if replication_factor < 3:
+        warnings.append(
+            f"guarded topic {topic} has {replication_factor} replica(s): give it 3, or a lost disk loses offsets that "
+            "were won"
+        )
+    if min_insync_replicas < 2:
+        warnings.append(
+            f"guarded topic {topic} has min.insync.replicas={min_insync_replicas}: set it to 2, or an offset may be "
+            "won twice after its only replica failed"
+        )
+    if unclean_leader_election:
+        warnings.append(
+            f"guarded topic {topic} has unclean.leader.election.enable=true: switch it off, or an outdated leader may "
+            "give away again offsets that were won"
+        )
+    return warnings
