@@ -1,0 +1,109 @@
+"""What Metadata tells about the cluster, and which of two answers to believe.
+
+Any broker answers Metadata from its own copy, which may lag. So a partition's leader is only replaced by one of the
+same or a higher leader epoch, unless the topic has another id by now: then it was recreated, and nothing that was
+known of it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from fencepost_proxy.errors import Error
+from fencepost_proxy.types import Address, LeaderEpoch, NodeId
+from fencepost_proxy.wire.schema import Message
+
+NO_NODE: Final = NodeId(-1)
+
+
+class Leader(NamedTuple):
+    node_id: NodeId
+    leader_epoch: LeaderEpoch
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionInfo:
+    """`leader` has node id -1 while there is none. Replicas are broker ids."""
+
+    leader: Leader
+    replicas: tuple[NodeId, ...]
+    in_sync_replicas: tuple[NodeId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    name: str
+    topic_id: UUID
+    partitions: Mapping[int, PartitionInfo]
+    is_internal: bool = False
+
+    @property
+    def partition_count(self) -> int:
+        return len(self.partitions)
+
+    @property
+    def replication_factor(self) -> int:
+        """The smallest of its partitions, 0 without partitions."""
+        return min((len(each.replicas) for each in self.partitions.values()), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterMetadata:
+    """One answer, or what is known from all of them. `topics` has those that exist and that we may see.
+
+    `missing` – topics that were asked for by name and are not there: name -> Kafka error code (3, 17, 29).
+    """
+
+    cluster_id: str | None
+    brokers: Mapping[NodeId, Address]
+    topics: Mapping[str, TopicInfo]
+    missing: Mapping[str, int]
+
+
+EMPTY: Final = ClusterMetadata(None, MappingProxyType({}), MappingProxyType({}), MappingProxyType({}))
+
+_GONE: Final = {Error.UNKNOWN_TOPIC_OR_PARTITION, Error.INVALID_TOPIC_EXCEPTION, Error.TOPIC_AUTHORIZATION_FAILED}
+
+
+def from_response(response: Message) -> ClusterMetadata:
+    """Reads a Metadata response of v10 or later (topic ids). A topic with a passing error is in neither mapping."""
+    topics: dict[str, TopicInfo] = {}
+    missing: dict[str, int] = {}
+    for topic in response.topics:
+        if topic.error_code in _GONE:
+            missing[topic.name] = topic.error_code
+        elif not topic.error_code:
+            partitions = {
+                each.partition_index: PartitionInfo(
+                    Leader(NodeId(each.leader_id), LeaderEpoch(each.leader_epoch)),
+                    tuple(map(NodeId, each.replica_nodes)),
+                    tuple(map(NodeId, each.isr_nodes)),
+                )
+                for each in sorted(topic.partitions, key=lambda each: each.partition_index)
+            }
+            topics[topic.name] = TopicInfo(topic.name, topic.topic_id, partitions, topic.is_internal)
+    brokers = {NodeId(each.node_id): Address(each.host, each.port) for each in response.brokers}
+    return ClusterMetadata(response.cluster_id, brokers, topics, missing)
+
+
+def merged(known: ClusterMetadata, news: ClusterMetadata, *, all_topics: bool) -> ClusterMetadata:
+    """What is known once `news` is added. `all_topics`: what `news` does not list does not exist."""
+    topics = {} if all_topics else {name: info for name, info in known.topics.items() if name not in news.missing}
+    for name, info in news.topics.items():
+        topics[name] = _newer(known.topics.get(name), info)
+    return ClusterMetadata(news.cluster_id, news.brokers, topics, MappingProxyType({}))
+
+
+def _newer(known: TopicInfo | None, news: TopicInfo) -> TopicInfo:
+    if known is None or known.topic_id != news.topic_id:
+        return news
+    partitions = dict(news.partitions)
+    for index, before in known.partitions.items():
+        # Partitions are never taken away: an answer without one lags.
+        if index not in partitions or before.leader.leader_epoch > partitions[index].leader.leader_epoch:
+            partitions[index] = before
+    return replace(news, partitions=partitions)

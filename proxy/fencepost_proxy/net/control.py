@@ -1,0 +1,914 @@
+"""What the proxy itself asks of Kafka, over connections of its own: the control client.
+
+Two connections per broker, opened when first needed: one for questions, one for appends, since an append that waits
+for replicas holds up everything behind it on its connection. The rights it needs: READ, WRITE and DESCRIBE on guarded
+topics and the state topic, CREATE for the latter, IDEMPOTENT_WRITE (or WRITE on any topic), and DESCRIBE_CONFIGS on
+topics and the cluster.
+
+Questions to a partition's leader carry the leader epoch that we believe in wherever the API has a place for it, are
+asked again after a metadata refresh when the leader says that it is not (or not yet) the leader of that epoch, and
+end at the caller's time limit. Appends are sent once: what a failure means is for the caller to settle.
+
+Every coroutine raises UpstreamUnavailable when it cannot be done in time. Its `error_code` is set where waiting would
+not help: 3 no such topic or partition, 29 or 31 not authorized, 35 the broker lacks the API version.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Final, TypeVar
+from uuid import UUID
+
+from fencepost_proxy import logs
+from fencepost_proxy.config import Limits
+from fencepost_proxy.errors import Error
+from fencepost_proxy.net import cluster
+from fencepost_proxy.net.broker import (
+    BrokerConnection,
+    BrokerLink,
+    Call,
+    OutcomeUnknown,
+    UpstreamUnavailable,
+    deadline_in,
+    remaining,
+)
+from fencepost_proxy.net.cluster import NO_NODE, ClusterMetadata, Leader, PartitionInfo, TopicInfo
+from fencepost_proxy.types import (
+    NO_TOPIC_ID,
+    Address,
+    LeaderEpoch,
+    LogEndOffset,
+    Monotonic,
+    NodeId,
+    Offset,
+    ProducerEpoch,
+    ProducerId,
+    TopicPartition,
+)
+from fencepost_proxy.wire import apis
+from fencepost_proxy.wire.batch import MalformedBatch, parse_batch_header
+from fencepost_proxy.wire.produce import PartitionResult
+from fencepost_proxy.wire.schema import Message
+
+__all__ = [
+    "BatchRead",
+    "BrokerFacts",
+    "ClusterMetadata",
+    "CompactedAway",
+    "ControlClient",
+    "Found",
+    "Leader",
+    "LogEnd",
+    "NotYet",
+    "OutOfRange",
+    "OutcomeUnknown",
+    "PartitionInfo",
+    "PartitionReading",
+    "ProducerState",
+    "TopicFacts",
+    "TopicInfo",
+    "UpstreamUnavailable",
+]
+
+_log = logs.get("net.control")
+_limited_log = logs.RateLimitedLog(_log)
+_T = TypeVar("_T")
+
+_CLIENT_ID: Final = "fencepost"
+_EARLIEST: Final = -2
+_LATEST: Final = -1
+_BATCH_PREFIX_BYTES: Final = 12  # base offset and length, before what the length counts
+_FROM_A_CONSUMER: Final = -1  # replica id
+_READ_UNCOMMITTED: Final = 0
+_NO_SESSION_EPOCH: Final = -1
+_TOPIC_RESOURCE: Final = 2
+_BROKER_RESOURCE: Final = 4
+#: How often a topic must be missing from metadata before that is believed: brokers learn of a new topic one by one.
+_MISSING_TOPIC_LOOKS: Final = 4
+
+#: The answers of a leader that a metadata refresh or a moment's patience may change.
+_ASK_AGAIN: Final = frozenset(
+    {
+        Error.UNKNOWN_TOPIC_OR_PARTITION,
+        Error.LEADER_NOT_AVAILABLE,
+        Error.NOT_LEADER_OR_FOLLOWER,
+        Error.REQUEST_TIMED_OUT,
+        Error.KAFKA_STORAGE_ERROR,
+        Error.FENCED_LEADER_EPOCH,
+        Error.UNKNOWN_LEADER_EPOCH,
+        Error.UNKNOWN_TOPIC_ID,
+        Error.INCONSISTENT_TOPIC_ID,
+        9,  # REPLICA_NOT_AVAILABLE
+        14,  # COORDINATOR_LOAD_IN_PROGRESS
+        Error.COORDINATOR_NOT_AVAILABLE,
+        16,  # NOT_COORDINATOR
+        41,  # NOT_CONTROLLER
+        78,  # OFFSET_NOT_AVAILABLE: the new leader does not know its high watermark yet
+        89,  # THROTTLING_QUOTA_EXCEEDED
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """The log end of a partition as the leader of that epoch told it."""
+
+    leader_epoch: LeaderEpoch
+    offset: LogEndOffset
+    node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """What a partition's leader remembers of one producer.
+
+    `last_sequence` is -1 before its first sequence of this epoch. `last_timestamp_ms`: the highest record timestamp
+    of its last batch, by which Kafka expires it. `current_txn_start_offset`: None without an open transaction here.
+    """
+
+    producer_id: ProducerId
+    epoch: ProducerEpoch
+    last_sequence: int
+    last_timestamp_ms: int
+    current_txn_start_offset: Offset | None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReading:
+    """One look at the end of a partition, all of it by the leader of `log_end.leader_epoch`.
+
+    `consistent` – the log end was the same before and after the producers were read, so they belong together.
+    `requested_at` – when the look began: whatever was acknowledged before is in it.
+    """
+
+    log_end: LogEnd
+    log_start_offset: Offset
+    producers: Mapping[ProducerId, ProducerState]
+    consistent: bool
+    requested_at: Monotonic
+
+    @property
+    def open_transactions(self) -> Mapping[ProducerId, ProducerState]:
+        return {key: each for key, each in self.producers.items() if each.current_txn_start_offset is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The one whole batch, as the log has it, whose range of offsets contains the one that was asked for."""
+
+    batch: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """Nothing may be read there yet: the offset is at or above the high watermark.
+
+    There may be something all the same, not replicated yet: compare with `log_end`.
+    """
+
+    high_watermark: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfRange:
+    """The offset is below the log start: retention or DeleteRecords took what was there."""
+
+    log_start_offset: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class CompactedAway:
+    """The offset is within the log but nothing is there any more; the next batch begins at `next_base_offset`."""
+
+    next_base_offset: Offset
+
+
+BatchRead = Found | NotYet | OutOfRange | CompactedAway
+
+
+@dataclass(frozen=True, slots=True)
+class TopicFacts:
+    """A topic's effective Kafka configs. The defaults are Kafka's, and hold where we may not read them."""
+
+    log_append_time: bool = False
+    max_message_bytes: int = 1_048_588
+    min_insync_replicas: int = 1
+    unclean_leader_election: bool = False
+    cleanup_policy: frozenset[str] = frozenset({"delete"})
+    timestamp_before_max_ms: int = 9_223_372_036_854_775_807
+    timestamp_after_max_ms: int = 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFacts:
+    """Settings of the brokers: where they differ, those of the broker that forgets first (or checks last)."""
+
+    producer_id_expiration_ms: int = 86_400_000
+    producer_id_expiration_check_ms: int = 600_000
+
+
+class _Lane(Enum):
+    QUESTIONS = auto()
+    APPENDS = auto()
+
+
+class _AskAgain(Exception):
+    """The leader's answer may be another one after a metadata refresh."""
+
+
+@dataclass(slots=True)
+class _Refresh:
+    """Topics that somebody wants to know about; None: all. One request serves everybody who came before it is sent."""
+
+    topics: set[str] | None = field(default_factory=set)
+    task: asyncio.Task[ClusterMetadata] | None = None
+
+
+class ControlClient:
+    """See the module. Owned by one event loop; `start` before anything else, `close` at the end.
+
+    `on_brokers` is called with all brokers' addresses when one was added, moved or removed.
+    """
+
+    def __init__(
+        self,
+        upstream: Sequence[Address],
+        limits: Limits,
+        *,
+        on_brokers: Callable[[Mapping[NodeId, Address]], None] | None = None,
+    ) -> None:
+        self._limits = limits
+        self._on_brokers = on_brokers
+        self._metadata = cluster.EMPTY
+        self._bootstrap = [BrokerLink(each, limits=limits, client_id=_CLIENT_ID) for each in upstream]
+        self._links: dict[tuple[NodeId, _Lane], BrokerLink] = {}
+        self._next_refresh: _Refresh | None = None
+        self._refreshing = asyncio.Lock()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._closed = False
+
+    # --- life ---------------------------------------------------------------------------------------------------------
+
+    async def start(self, *, timeout_seconds: float | None = None) -> None:
+        """Returns once a broker has told us about the cluster. Without a timeout it waits for ever, and says so."""
+        deadline = None if timeout_seconds is None else deadline_in(timeout_seconds)
+        addresses = ",".join(str(each.address) for each in self._bootstrap)
+        while True:
+            try:
+                await self.refresh_metadata([], timeout_seconds=self._limits.connect_timeout_seconds)
+                break
+            except UpstreamUnavailable as e:
+                if deadline is not None and time.monotonic() > deadline:
+                    raise
+                _limited_log.warning("start", "waiting for Kafka", upstream=addresses, reason=e)
+                await asyncio.sleep(self._limits.reconnect_backoff_max_seconds)
+        _log.info("connected to Kafka", cluster_id=self.cluster_id, brokers=len(self.brokers))
+        self._run(self._keep_metadata_fresh(), "metadata refresh")
+
+    async def close(self) -> None:
+        """Ends every task and connection; what is in flight fails."""
+        self._closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for link in [*self._bootstrap, *self._links.values()]:
+            await link.close()
+
+    # --- what is known ------------------------------------------------------------------------------------------------
+
+    @property
+    def cluster_id(self) -> str | None:
+        """Of the cluster that answered first. An answer from another cluster is never taken."""
+        return self._metadata.cluster_id
+
+    @property
+    def brokers(self) -> Mapping[NodeId, Address]:
+        """The brokers' own addresses, as the listener that we connect to advertises them."""
+        return self._metadata.brokers
+
+    def api_versions(self, node_id: NodeId) -> Mapping[int, tuple[int, int]] | None:
+        """API key -> (min, max) version that the broker told us, None while we have no connection to it."""
+        for lane in _Lane:
+            link = self._links.get((node_id, lane))
+            if link is not None and link.connection is not None:
+                return link.connection.api_versions
+        address = self.brokers.get(node_id)
+        for link in self._bootstrap:
+            if link.address == address and link.connection is not None:
+                return link.connection.api_versions
+        return None
+
+    def topic(self, name: str) -> TopicInfo | None:
+        """What metadata last said of a topic, None if it was not asked for or is not there."""
+        return self._metadata.topics.get(name)
+
+    def leader(self, tp: TopicPartition) -> Leader | None:
+        """(node id, leader epoch) as last heard of, None if there is no leader or the topic was not asked for."""
+        info = self.topic(tp.topic)
+        partition = info.partitions.get(tp.partition) if info is not None else None
+        return None if partition is None or partition.leader.node_id == NO_NODE else partition.leader
+
+    # --- metadata -----------------------------------------------------------------------------------------------------
+
+    async def refresh_metadata(
+        self, topics: Iterable[str] | None, *, timeout_seconds: float | None = None
+    ) -> ClusterMetadata:
+        """Asks Metadata anew, after this call: brokers, and these topics (None: all of them). Never creates a topic.
+
+        The answer has what is known of all topics that were ever asked for; a topic that was asked for and is not
+        there is not in it. Calls at the same time share a request.
+        """
+        deadline = self._deadline(timeout_seconds)
+        refresh = self._next_refresh
+        if refresh is None or refresh.task is None:
+            refresh = self._next_refresh = _Refresh()
+            refresh.task = self._run(self._refresh(refresh), "metadata")
+        if topics is None:
+            refresh.topics = None
+        elif refresh.topics is not None:
+            refresh.topics.update(topics)
+        done, _ = await asyncio.wait({refresh.task}, timeout=remaining(deadline))
+        if not done or refresh.task.cancelled():
+            raise UpstreamUnavailable("no broker answered Metadata in time")
+        return refresh.task.result()
+
+    async def _refresh(self, refresh: _Refresh) -> ClusterMetadata:
+        # One request at a time. Whoever comes while it is under way joins the next one: an answer that was asked
+        # for before somebody learned that it is stale would not help them.
+        async with self._refreshing:
+            self._next_refresh = None
+            wanted = refresh.topics
+            names = None if wanted is None else [Message(name=name, topic_id=NO_TOPIC_ID) for name in sorted(wanted)]
+            message = Message(topics=names, allow_auto_topic_creation=False)
+            reason = "no broker is known"
+            for link in self._links_to_ask():
+                # Short enough that a broker that hangs does not keep the others from being asked.
+                deadline = deadline_in(self._limits.connect_timeout_seconds)
+                try:
+                    connection = await link.connected(deadline)
+                    version = connection.version(apis.METADATA, at_least=10, at_most=13)
+                    answer = await connection.request(apis.METADATA, version, message, deadline=deadline)
+                    if answer.error_code:
+                        raise UpstreamUnavailable(f"{link.address}: Metadata answered error {answer.error_code}")
+                    return self._adopt(cluster.from_response(answer), all_topics=wanted is None)
+                except UpstreamUnavailable as e:
+                    reason = str(e)
+            raise UpstreamUnavailable(f"no broker tells about the cluster; the last one: {reason}")
+
+    def _links_to_ask(self) -> list[BrokerLink]:
+        """Connected ones first: whichever answers, answers for all."""
+        links = [self._link(node_id, _Lane.QUESTIONS) for node_id in self.brokers] + self._bootstrap
+        return sorted(links, key=lambda link: link.connection is None)
+
+    def _adopt(self, news: ClusterMetadata, *, all_topics: bool) -> ClusterMetadata:
+        known = self._metadata
+        if known.cluster_id is not None and news.cluster_id != known.cluster_id:
+            _limited_log.error(
+                "cluster id",
+                "upstream is another cluster now: nothing of it is used; restart the proxy if that is meant",
+                was=known.cluster_id,
+                now=news.cluster_id,
+            )
+            raise UpstreamUnavailable(
+                f"upstream is cluster {news.cluster_id} now, this proxy serves {known.cluster_id}"
+            )
+        self._metadata = cluster.merged(known, news, all_topics=all_topics)
+        if news.brokers != known.brokers:
+            for key in [key for key, link in self._links.items() if news.brokers.get(key[0]) != link.address]:
+                self._run(self._links.pop(key).close(), "close a link")
+            if self._on_brokers is not None:
+                self._on_brokers(news.brokers)
+        return self._metadata
+
+    async def _keep_metadata_fresh(self) -> None:
+        while True:
+            await asyncio.sleep(self._limits.metadata_refresh_seconds)
+            try:
+                await self.refresh_metadata(list(self._metadata.topics))
+            except UpstreamUnavailable as e:
+                _limited_log.warning("metadata", "metadata cannot be refreshed", reason=e)
+
+    # --- offsets and producers ----------------------------------------------------------------------------------------
+
+    async def log_end(self, tp: TopicPartition, *, timeout_seconds: float | None = None) -> LogEnd:
+        """OffsetForLeaderEpoch of the current epoch, with that epoch as fence: the log end offset, not the high
+        watermark.
+
+        Asked again on 3, 6, 74, 75 and the like, on an answer for another epoch (then its offset is where the next
+        epoch starts, not the log end) and on an undefined one (-1).
+        """
+
+        async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> LogEnd:
+            call = _log_end_call(connection, tp, leader.leader_epoch)
+            return _read_log_end(await connection.request(*call, deadline=deadline), leader)
+
+        return await self._ask_leader(tp, ask, timeout_seconds)
+
+    async def log_start(self, tp: TopicPartition, *, timeout_seconds: float | None = None) -> Offset:
+        """ListOffsets of -2, with the leader epoch as fence."""
+        return await self._list_offset(tp, _EARLIEST, timeout_seconds)
+
+    async def high_watermark(self, tp: TopicPartition, *, timeout_seconds: float | None = None) -> Offset:
+        """ListOffsets of -1 as a consumer, read uncommitted, with the leader epoch as fence."""
+        return await self._list_offset(tp, _LATEST, timeout_seconds)
+
+    async def _list_offset(self, tp: TopicPartition, timestamp: int, timeout_seconds: float | None) -> Offset:
+        async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Offset:
+            call = _list_offset_call(connection, tp, leader.leader_epoch, timestamp)
+            return _read_list_offset(await connection.request(*call, deadline=deadline))
+
+        return await self._ask_leader(tp, ask, timeout_seconds)
+
+    async def read_partition(self, tp: TopicPartition, *, timeout_seconds: float | None = None) -> PartitionReading:
+        """Log end, producers (DescribeProducers, needs READ on the topic) and log start in one look.
+
+        DescribeProducers has no fence, and a follower answers it too, from what it has replicated so far. So it is
+        asked between two OffsetForLeaderEpoch on the same connection, which the broker handles in order: only the
+        leader of that epoch answers those.
+        """
+
+        async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> PartitionReading:
+            requested_at = Monotonic(time.monotonic())
+            fence = _log_end_call(connection, tp, leader.leader_epoch)
+            calls = [
+                fence,
+                _describe_producers_call(connection, tp),
+                fence,
+                _list_offset_call(connection, tp, leader.leader_epoch, _EARLIEST),
+            ]
+            before, producers, after, start = await connection.pipeline(calls, deadline=deadline)
+            log_end = _read_log_end(after, leader)
+            consistent = _read_log_end(before, leader) == log_end
+            return PartitionReading(
+                log_end, _read_list_offset(start), _read_producers(producers), consistent, requested_at
+            )
+
+        return await self._ask_leader(tp, ask, timeout_seconds)
+
+    async def producer_state(
+        self, tp: TopicPartition, producer_id: ProducerId, *, timeout_seconds: float | None = None
+    ) -> ProducerState | None:
+        """What the leader remembers of one producer, None if nothing. See `read_partition`."""
+        reading = await self.read_partition(tp, timeout_seconds=timeout_seconds)
+        return reading.producers.get(producer_id)
+
+    async def open_transactions(
+        self, tp: TopicPartition, *, timeout_seconds: float | None = None
+    ) -> Mapping[ProducerId, ProducerState]:
+        """The producers with a transaction open on the partition. See `read_partition`."""
+        return (await self.read_partition(tp, timeout_seconds=timeout_seconds)).open_transactions
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    async def read_batch(
+        self, tp: TopicPartition, offset: Offset, *, bytes_max: int = 1_048_576, timeout_seconds: float | None = None
+    ) -> BatchRead:
+        """Fetch of the one batch around `offset`, without waiting, read uncommitted, by topic id where the broker
+        can (v13). A batch larger than `bytes_max` comes whole all the same.
+
+        Control batches (transaction markers) are found like any other.
+        """
+
+        async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> BatchRead:
+            call = fetch_call(connection, tp, self.topic(tp.topic), offset, leader_epoch=leader.leader_epoch,
+                              bytes_max=bytes_max, wait_max_ms=0, bytes_min=0)  # fmt: skip
+            partition = fetched_partition(await connection.request(*call, deadline=deadline))
+            if partition.error_code == Error.OFFSET_OUT_OF_RANGE:
+                start = _list_offset_call(connection, tp, leader.leader_epoch, _EARLIEST)
+                latest = _list_offset_call(connection, tp, leader.leader_epoch, _LATEST)
+                low, high = map(_read_list_offset, await connection.pipeline([start, latest], deadline=deadline))
+                if offset < low:
+                    return OutOfRange(low)
+                if offset >= high:
+                    return NotYet(high)
+                raise _AskAgain(f"offset {offset} is out of range, yet within {low} to {high}")
+            _check(partition.error_code, "Fetch")
+            if not partition.records:
+                if offset >= partition.high_watermark:
+                    return NotYet(Offset(partition.high_watermark))
+                raise _AskAgain(f"nothing at offset {offset} below the high watermark {partition.high_watermark}")
+            return _batch_around(offset, partition.records)
+
+        return await self._ask_leader(tp, ask, timeout_seconds)
+
+    async def produce(
+        self,
+        tp: TopicPartition,
+        batch: bytes,
+        *,
+        timeout_ms: int,
+        acks: int = -1,
+        topic_id: UUID | None = None,
+    ) -> PartitionResult:
+        """Produce of one batch, sent once at most; any error code comes back in the result, 3, 6 and 100 included.
+
+        By topic id (v13) where the broker can: the given one, else the cached one, so that it cannot land in a topic
+        that was created again under the same name (answer 100). `acks` is -1 or 1.
+
+        Raises UpstreamUnavailable if nothing was sent, OutcomeUnknown if it was and no answer came within
+        `timeout_ms` and a little: then only the log can tell.
+        """
+        if acks not in (-1, 1):
+            raise ValueError("acks=0 has no answer, and this call is for its answer")
+        # The broker answers 7 after timeout_ms; the rest is for the way there and back.
+        deadline = deadline_in(timeout_ms / 1000 + 1.0)
+        leader = self.leader(tp)
+        if leader is None:
+            await self.refresh_metadata([tp.topic], timeout_seconds=remaining(deadline))
+            leader = self.leader(tp)
+        if leader is None:
+            raise UpstreamUnavailable(f"{tp}: has no leader now")
+        connection = await self._link(leader.node_id, _Lane.APPENDS).connected(deadline)
+        info = self.topic(tp.topic)
+        by_id = topic_id or (info.topic_id if info is not None else NO_TOPIC_ID)
+        version = connection.version(apis.PRODUCE, at_least=3, at_most=13 if by_id != NO_TOPIC_ID else 12)
+        partition = Message(index=tp.partition, records=batch)
+        topic = Message(name=tp.topic, topic_id=by_id, partition_data=[partition])
+        message = Message(transactional_id=None, acks=acks, timeout_ms=timeout_ms, topic_data=[topic])
+        answer = await connection.request(apis.PRODUCE, version, message, deadline=deadline)
+        result = _only(_only(answer.responses, "Produce").partition_responses, "Produce")
+        if result.error_code in _ASK_AGAIN:
+            # The next append should find the new leader; this one's answer does not wait for it.
+            self._run(self._refresh_quietly(tp.topic), "metadata")
+        return PartitionResult(
+            tp.partition,
+            result.error_code,
+            result.base_offset,
+            result.log_append_time_ms,
+            result.log_start_offset,
+            error_message=result.error_message,
+        )
+
+    async def _refresh_quietly(self, topic: str) -> None:
+        try:
+            await self.refresh_metadata([topic])
+        except UpstreamUnavailable as e:
+            _limited_log.warning("metadata", "metadata cannot be refreshed", reason=e)
+
+    # --- the cluster --------------------------------------------------------------------------------------------------
+
+    async def init_producer_id(self, *, timeout_seconds: float | None = None) -> tuple[ProducerId, ProducerEpoch]:
+        """InitProducerId without a transactional id: a producer id that nobody else has, and its epoch (0)."""
+
+        async def ask(connection: BrokerConnection, deadline: Monotonic) -> tuple[ProducerId, ProducerEpoch]:
+            version = connection.version(apis.INIT_PRODUCER_ID, at_most=4)
+            message = Message(transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1)
+            answer = await connection.request(apis.INIT_PRODUCER_ID, version, message, deadline=deadline)
+            _check(answer.error_code, "InitProducerId")
+            return ProducerId(answer.producer_id), ProducerEpoch(answer.producer_epoch)
+
+        return await self._ask_any(ask, timeout_seconds)
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int,
+        replication_factor: int,
+        configs: Mapping[str, str],
+        timeout_seconds: float | None = None,
+    ) -> bool:
+        """CreateTopics. False if it was there before, whatever it looks like.
+
+        Asked again after a lost answer, so True may mean that another process created it at the same time. Brokers
+        may need a moment until they all know the topic: `refresh_metadata` until it shows.
+        """
+
+        async def ask(connection: BrokerConnection, deadline: Monotonic) -> bool:
+            version = connection.version(apis.CREATE_TOPICS, at_least=2, at_most=7)
+            wanted = Message(
+                name=name,
+                num_partitions=partitions,
+                replication_factor=replication_factor,
+                assignments=[],
+                configs=[Message(name=key, value=value) for key, value in configs.items()],
+            )
+            message = Message(topics=[wanted], timeout_ms=int(remaining(deadline) * 1000), validate_only=False)
+            answer = await connection.request(apis.CREATE_TOPICS, version, message, deadline=deadline)
+            topic = _only(answer.topics, "CreateTopics")
+            if topic.error_code == Error.TOPIC_ALREADY_EXISTS:
+                return False
+            _check(topic.error_code, "CreateTopics", topic.error_message)
+            return True
+
+        return await self._ask_any(ask, timeout_seconds)
+
+    async def topic_facts(self, topic: str, *, timeout_seconds: float | None = None) -> TopicFacts:
+        """DescribeConfigs of a topic. Where that is not allowed: Kafka's defaults, and a warning."""
+
+        async def ask(connection: BrokerConnection, deadline: Monotonic) -> Mapping[str, str]:
+            return await _describe_configs(connection, _TOPIC_RESOURCE, topic, _TOPIC_CONFIGS, deadline)
+
+        found = await self._allowed(self._ask_any(ask, timeout_seconds), f"topic {topic}")
+        default = TopicFacts()
+        return TopicFacts(
+            log_append_time=found.get("message.timestamp.type") == "LogAppendTime",
+            max_message_bytes=int(found.get("max.message.bytes", default.max_message_bytes)),
+            min_insync_replicas=int(found.get("min.insync.replicas", default.min_insync_replicas)),
+            unclean_leader_election=found.get("unclean.leader.election.enable") == "true",
+            cleanup_policy=frozenset(found["cleanup.policy"].replace(" ", "").split(","))
+            if "cleanup.policy" in found
+            else default.cleanup_policy,
+            timestamp_before_max_ms=int(found.get("message.timestamp.before.max.ms", default.timestamp_before_max_ms)),
+            timestamp_after_max_ms=int(found.get("message.timestamp.after.max.ms", default.timestamp_after_max_ms)),
+        )
+
+    async def broker_facts(self, *, timeout_seconds: float | None = None) -> BrokerFacts:
+        """DescribeConfigs of each broker, asked of itself. Where that is not allowed: Kafka's defaults, and a warning.
+
+        A broker that does not answer in time is left out; UpstreamUnavailable if none does.
+        """
+        deadline = self._deadline(timeout_seconds)
+
+        async def ask(node_id: NodeId) -> Mapping[str, str]:
+            connection = await self._link(node_id, _Lane.QUESTIONS).connected(deadline)
+            return await _describe_configs(connection, _BROKER_RESOURCE, str(node_id), _BROKER_CONFIGS, deadline)
+
+        answers = await asyncio.gather(
+            *(self._allowed(ask(node_id), f"broker {node_id}") for node_id in self.brokers), return_exceptions=True
+        )
+        found: list[Mapping[str, str]] = []
+        failure: UpstreamUnavailable | None = None
+        for answer in answers:
+            if isinstance(answer, UpstreamUnavailable):
+                failure = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found.append(answer)
+        if not found:
+            raise failure or UpstreamUnavailable("no broker is known")
+        default = BrokerFacts()
+        return BrokerFacts(
+            min(int(each.get("producer.id.expiration.ms", default.producer_id_expiration_ms)) for each in found),
+            max(
+                int(each.get("producer.id.expiration.check.interval.ms", default.producer_id_expiration_check_ms))
+                for each in found
+            ),
+        )
+
+    @staticmethod
+    async def _allowed(question: Awaitable[Mapping[str, str]], what: str) -> Mapping[str, str]:
+        try:
+            return await question
+        except UpstreamUnavailable as e:
+            if e.error_code not in (Error.TOPIC_AUTHORIZATION_FAILED, _CLUSTER_AUTHORIZATION_FAILED):
+                raise
+            _limited_log.warning(
+                ("configs", what), "may not read configs, Kafka's defaults are assumed", of=what, reason=e
+            )
+            return {}
+
+    # --- how a question finds its broker ------------------------------------------------------------------------------
+
+    async def _ask_leader(
+        self,
+        tp: TopicPartition,
+        ask: Callable[[BrokerConnection, Leader, Monotonic], Awaitable[_T]],
+        timeout_seconds: float | None,
+    ) -> _T:
+        async def once(deadline: Monotonic) -> _T:
+            leader = self.leader(tp)
+            if leader is None:
+                raise _AskAgain("has no leader now")
+            connection = await self._link(leader.node_id, _Lane.QUESTIONS).connected(deadline)
+            return await ask(connection, leader, deadline)
+
+        deadline = self._deadline(timeout_seconds)
+        if self.leader(tp) is None:
+            with suppress(UpstreamUnavailable):
+                await self.refresh_metadata([tp.topic], timeout_seconds=remaining(deadline))
+        return await self._until(deadline, f"{tp}", once, tp=tp)
+
+    async def _ask_any(
+        self, ask: Callable[[BrokerConnection, Monotonic], Awaitable[_T]], timeout_seconds: float | None
+    ) -> _T:
+        turn = 0
+
+        async def once(deadline: Monotonic) -> _T:
+            nonlocal turn
+            links = self._links_to_ask()
+            link = links[turn % len(links)]
+            turn += 1
+            return await ask(await link.connected(deadline), deadline)
+
+        return await self._until(self._deadline(timeout_seconds), "Kafka", once)
+
+    async def _until(
+        self,
+        deadline: Monotonic,
+        what: str,
+        once: Callable[[Monotonic], Awaitable[_T]],
+        *,
+        tp: TopicPartition | None = None,
+    ) -> _T:
+        """Asks until there is an answer, the deadline has come or waiting cannot help."""
+        pause = self._limits.reconnect_backoff_min_seconds
+        missing = 0
+        while True:
+            try:
+                return await once(deadline)
+            except _AskAgain as e:
+                reason = str(e)
+            except UpstreamUnavailable as e:
+                if e.error_code is not None:
+                    raise
+                reason = str(e)
+            if remaining(deadline) <= pause:
+                raise UpstreamUnavailable(f"{what}: {reason}")
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, self._limits.reconnect_backoff_max_seconds)
+            if tp is not None:
+                try:
+                    await self.refresh_metadata([tp.topic], timeout_seconds=remaining(deadline))
+                except UpstreamUnavailable:
+                    continue
+                info = self.topic(tp.topic)
+                missing = missing + 1 if info is None or tp.partition not in info.partitions else 0
+                if missing >= _MISSING_TOPIC_LOOKS:
+                    raise UpstreamUnavailable(
+                        f"{what}: there is no such topic or partition, or we may not see it (DESCRIBE)",
+                        error_code=Error.UNKNOWN_TOPIC_OR_PARTITION,
+                    )
+
+    def _link(self, node_id: NodeId, lane: _Lane) -> BrokerLink:
+        link = self._links.get((node_id, lane))
+        if link is None:
+            if node_id not in self.brokers:
+                raise UpstreamUnavailable(f"broker {node_id} is not in the cluster now")
+            if self._closed:
+                raise UpstreamUnavailable("the control client is closed")
+            link = BrokerLink(self.brokers[node_id], limits=self._limits, client_id=_CLIENT_ID)
+            self._links[node_id, lane] = link
+        return link
+
+    def _deadline(self, timeout_seconds: float | None) -> Monotonic:
+        return deadline_in(self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
+
+    def _run(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
+        """A task that `close` ends, and whose failure somebody awaits or nobody misses."""
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return task
+
+
+# --- requests and answers, one pair per API -------------------------------------------------------------------------
+
+_CLUSTER_AUTHORIZATION_FAILED: Final = 31
+_LIST_OFFSETS: Final = 2
+_TOPIC_CONFIGS: Final = (
+    "message.timestamp.type",
+    "max.message.bytes",
+    "min.insync.replicas",
+    "unclean.leader.election.enable",
+    "cleanup.policy",
+    "message.timestamp.before.max.ms",
+    "message.timestamp.after.max.ms",
+)
+_BROKER_CONFIGS: Final = ("producer.id.expiration.ms", "producer.id.expiration.check.interval.ms")
+
+
+def _check(error_code: int, api: str, message: str | None = None) -> None:
+    if not error_code:
+        return
+    text = f"{api} answered error {error_code}" + (f" ({message})" if message else "")
+    if error_code in _ASK_AGAIN:
+        raise _AskAgain(text)
+    raise UpstreamUnavailable(text, error_code=error_code)
+
+
+def _only(items: Sequence[Message], api: str) -> Message:
+    if len(items) != 1:
+        raise UpstreamUnavailable(f"{api} answered for {len(items)} topics or partitions, asked was one")
+    return items[0]
+
+
+def _log_end_call(connection: BrokerConnection, tp: TopicPartition, leader_epoch: LeaderEpoch) -> Call:
+    version = connection.version(apis.OFFSET_FOR_LEADER_EPOCH, at_least=2, at_most=4)
+    partition = Message(partition=tp.partition, current_leader_epoch=leader_epoch, leader_epoch=leader_epoch)
+    message = Message(topics=[Message(topic=tp.topic, partitions=[partition])])
+    return Call(apis.OFFSET_FOR_LEADER_EPOCH, version, message)
+
+
+def _read_log_end(answer: Message, leader: Leader) -> LogEnd:
+    partition = _only(_only(answer.topics, "OffsetForLeaderEpoch").partitions, "OffsetForLeaderEpoch")
+    _check(partition.error_code, "OffsetForLeaderEpoch")
+    if partition.leader_epoch != leader.leader_epoch or partition.end_offset < 0:
+        # Undefined (-1, -1): the epoch has no entry in the leader's log yet.
+        raise _AskAgain(f"end of leader epoch {leader.leader_epoch} unknown, got epoch {partition.leader_epoch}")
+    return LogEnd(leader.leader_epoch, LogEndOffset(partition.end_offset), leader.node_id)
+
+
+def _list_offset_call(
+    connection: BrokerConnection, tp: TopicPartition, leader_epoch: LeaderEpoch, timestamp: int
+) -> Call:
+    version = connection.version(_LIST_OFFSETS, at_least=5, at_most=7)
+    partition = Message(partition_index=tp.partition, current_leader_epoch=leader_epoch, timestamp=timestamp)
+    topic = Message(name=tp.topic, partitions=[partition])
+    message = Message(replica_id=_FROM_A_CONSUMER, isolation_level=_READ_UNCOMMITTED, topics=[topic])
+    return Call(_LIST_OFFSETS, version, message)
+
+
+def _read_list_offset(answer: Message) -> Offset:
+    partition = _only(_only(answer.topics, "ListOffsets").partitions, "ListOffsets")
+    _check(partition.error_code, "ListOffsets")
+    if partition.offset < 0:
+        raise _AskAgain("ListOffsets answered no offset")
+    return Offset(partition.offset)
+
+
+def _describe_producers_call(connection: BrokerConnection, tp: TopicPartition) -> Call:
+    version = connection.version(apis.DESCRIBE_PRODUCERS, at_most=0)
+    message = Message(topics=[Message(name=tp.topic, partition_indexes=[tp.partition])])
+    return Call(apis.DESCRIBE_PRODUCERS, version, message)
+
+
+def _read_producers(answer: Message) -> Mapping[ProducerId, ProducerState]:
+    partition = _only(_only(answer.topics, "DescribeProducers").partitions, "DescribeProducers")
+    _check(partition.error_code, "DescribeProducers", partition.error_message)
+    return {
+        ProducerId(each.producer_id): ProducerState(
+            ProducerId(each.producer_id),
+            ProducerEpoch(each.producer_epoch),
+            each.last_sequence,
+            each.last_timestamp,
+            Offset(each.current_txn_start_offset) if each.current_txn_start_offset >= 0 else None,
+        )
+        for each in partition.active_producers
+    }
+
+
+def fetch_call(
+    connection: BrokerConnection,
+    tp: TopicPartition,
+    info: TopicInfo | None,
+    offset: Offset,
+    *,
+    leader_epoch: LeaderEpoch,
+    bytes_max: int,
+    wait_max_ms: int,
+    bytes_min: int,
+) -> Call:
+    """Fetch of one partition outside any fetch session, read uncommitted; v13 (topic id) where it can be."""
+    by_id = info.topic_id if info is not None else NO_TOPIC_ID
+    version = connection.version(apis.FETCH, at_least=9, at_most=13 if by_id != NO_TOPIC_ID else 12)
+    partition = Message(
+        partition=tp.partition,
+        current_leader_epoch=leader_epoch,
+        fetch_offset=offset,
+        last_fetched_epoch=-1,
+        log_start_offset=-1,
+        partition_max_bytes=bytes_max,
+    )
+    message = Message(
+        replica_id=_FROM_A_CONSUMER,
+        max_wait_ms=wait_max_ms,
+        min_bytes=bytes_min,
+        max_bytes=bytes_max,
+        isolation_level=_READ_UNCOMMITTED,
+        session_id=0,
+        session_epoch=_NO_SESSION_EPOCH,
+        topics=[Message(topic=tp.topic, topic_id=by_id, partitions=[partition])],
+        forgotten_topics_data=[],
+        rack_id="",
+    )
+    return Call(apis.FETCH, version, message)
+
+
+def fetched_partition(answer: Message) -> Message:
+    """The one partition of a Fetch answer; its error code is the caller's to look at."""
+    _check(answer.error_code, "Fetch")
+    return _only(_only(answer.responses, "Fetch").partitions, "Fetch")
+
+
+def _batch_around(offset: Offset, records: bytes) -> Found | CompactedAway:
+    try:
+        header = parse_batch_header(memoryview(records))
+    except MalformedBatch as e:
+        raise UpstreamUnavailable(f"the log holds what this proxy cannot read: {e}") from e
+    if header.base_offset > offset:
+        return CompactedAway(Offset(header.base_offset))
+    size = _BATCH_PREFIX_BYTES + header.batch_length
+    if header.base_offset + header.last_offset_delta < offset or size > len(records):
+        raise _AskAgain(f"Fetch of offset {offset} answered offset {header.base_offset}, or only a part of it")
+    return Found(records[:size])
+
+
+async def _describe_configs(
+    connection: BrokerConnection, resource_type: int, name: str, keys: Sequence[str], deadline: Monotonic
+) -> Mapping[str, str]:
+    version = connection.version(apis.DESCRIBE_CONFIGS, at_least=1, at_most=4)
+    resource = Message(resource_type=resource_type, resource_name=name, configuration_keys=list(keys))
+    answer = await connection.request(apis.DESCRIBE_CONFIGS, version, Message(resources=[resource]), deadline=deadline)
+    result = _only(answer.results, "DescribeConfigs")
+    _check(result.error_code, "DescribeConfigs", result.error_message)
+    return {each.name: each.value for each in result.configs if each.value is not None}
