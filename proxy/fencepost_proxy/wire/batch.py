@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from hashlib import blake2b
 from struct import Struct
 
@@ -242,92 +241,105 @@ def _timestamp(header: BatchHeader, delta: int) -> int:
     return timestamp
 
 
-def _walk(data: bytes, at: int, index: int, count: int, stop: int, low: int, high: int) -> tuple[int, int, int, int]:
-    """Steps over records from `index` on, up to the one that reaches beyond `stop` or the last.
+#: What the first byte of a record adds to its length, its own size included, if one byte or two tell that length. An
+#: odd byte means a negative length: it points far behind any batch.
+_ONE_BYTE_LENGTH = [1 + (byte >> 1) if byte & 1 == 0 else 1 << 40 for byte in range(0x80)]
+_TWO_BYTE_LENGTH = [2 + ((byte & 0x7F) >> 1) if byte & 1 == 0 else 1 << 40 for byte in range(0x100)]
 
-    Returns (position, index, lowest, highest timestamp delta). Raises what primitives raise. Only record length and
-    timestamp are read: this loop runs for every record of every guarded batch.
+
+def _walk(data: bytes, at: int, records: range, stop: int, span: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
+    """Steps over records, up to one that ends behind `stop` or has more than 8 KiB, or to the end of `records`.
+
+    Returns (position, index of the record there, `span` widened by the timestamp deltas seen). This loop runs for every
+    record of every guarded batch, so it reads only length and timestamp, and of those only the common forms itself.
+    May raise IndexError.
     """
-    while index < count:
-        start = at
+    low, high = span
+    seen = -1
+    for index in records:
         length = data[at]
         if length < 0x80:
-            at += 1
+            end = at + _ONE_BYTE_LENGTH[length]
+            at += 2
         else:
-            byte = data[at + 1]
-            if byte < 0x80:
-                length = length & 0x7F | byte << 7
-                at += 2
-            else:
-                signed, at = read_varint(data, at)
-                length = signed << 1 if signed >= 0 else 1
-        if length & 1:
-            raise MalformedBatch("a record has a negative length")
-        end = at + (length >> 1)
+            second = data[at + 1]
+            if second >= 0x80:
+                return at, index, (low, high)
+            end = at + _TWO_BYTE_LENGTH[length] + (second << 6)
+            at += 3
         if end > stop:
-            return start, index, low, high
-        delta = data[at + 1]
-        if delta < 0x80:
-            delta = (delta >> 1) ^ -(delta & 1)
-        else:
-            delta, _ = read_varlong(data, at + 1)
-        if delta > high:  # noqa: PLR1730  max() is a call, twice per record
-            high = delta
-        if delta < low:  # noqa: PLR1730
-            low = delta
+            return at - (2 if length < 0x80 else 3), index, (low, high)
+        delta = data[at]
+        if delta != seen:
+            if delta < 0x80:
+                seen = delta
+                delta = (delta >> 1) ^ -(delta & 1)
+            else:
+                second = data[at + 1]
+                if second < 0x80:
+                    delta = (delta & 0x7F | second << 7) >> 1 ^ -(delta & 1)
+                else:
+                    delta, _ = read_varlong(data, at)
+            if delta > high:  # noqa: PLR1730  max() is a call
+                high = delta
+            if delta < low:  # noqa: PLR1730
+                low = delta
         at = end
-        index += 1
-    return at, index, low, high
+    return at, records.stop, (low, high)
 
 
 def _scan_records(payload: bytes, count: int, said: _Said) -> tuple[int, int]:
     """Walks all records and takes those apart that may carry a header of ours; (lowest, highest) timestamp delta."""
     total = len(payload)
     at = index = 0
-    low, high = _INT64_MAX, -_INT64_MAX - 1
+    span = _INT64_MAX, -_INT64_MAX - 1
     try:
-        while index < count:
-            stop = said.next_hit(payload, at)
-            at, index, low, high = _walk(payload, at, index, count, stop, low, high)
+        while True:
+            hit = said.next_hit(payload, at)
+            at, index, span = _walk(payload, at, range(index, count), hit, span)
             if index == count:
                 break
             end, delta = _record_span(payload, at)
             if end > total:
-                raise MalformedBatch(f"record {index} claims more bytes than its batch has")
-            low, high = min(low, delta), max(high, delta)
-            said.read_record(payload, at, end, index)
+                raise Malformed("it claims more bytes than its batch has")
+            span = min(span[0], delta), max(span[1], delta)
+            if end > hit:
+                said.read_record(payload, at, end, index)
             at = end
             index += 1
-    except MalformedBatch:
-        raise
     except MALFORMED as error:
-        raise MalformedBatch(f"record {index} or one behind it is malformed: {reason_of(error)}") from error
+        raise MalformedBatch(f"record {index} of a batch or one behind it is malformed: {reason_of(error)}") from error
     if at != total:
         raise MalformedBatch(f"{total - at} bytes are left over behind the {count} records of a batch")
-    return low, high
+    return span
 
 
 def _record_span(data: bytes, at: int) -> tuple[int, int]:
     """Where the record at `at` ends, and its timestamp delta."""
     length, at = read_varint(data, at)
     if length < 0:
-        raise MalformedBatch("a record has a negative length")
+        raise Malformed("a record has a negative length")
     delta, _ = read_varlong(data, at + 1)
     return at + length, delta
-
-
-@lru_cache(maxsize=16)
-def _needles(names: HeaderNames) -> tuple[bytes, ...]:
-    return (names.expected_offset, names.partition_count, names.write_id)
 
 
 class _Said:
     """Collects what the headers of one batch say, record by record."""
 
-    __slots__ = ("_hits", "contradiction", "expected_base_offset", "names", "partition_count", "unreadable", "write_id")
+    __slots__ = (
+        "_hits",
+        "_needles",
+        "contradiction",
+        "expected_base_offset",
+        "names",
+        "partition_count",
+        "unreadable",
+        "write_id",
+    )
 
     def __init__(self, names: HeaderNames) -> None:
         self.names = names
+        self._needles = (names.expected_offset, names.partition_count, names.write_id)
         self._hits = [-1, -1, -1]
         self.expected_base_offset: int | None = None
         self.contradiction: Contradiction | None = None
@@ -341,7 +353,7 @@ class _Said:
         if self.unreadable is not None:
             return total
         hits = self._hits
-        for i, needle in enumerate(_needles(self.names)):
+        for i, needle in enumerate(self._needles):
             if hits[i] < at:
                 found = payload.find(needle, at)
                 hits[i] = total if found < 0 else found
@@ -353,32 +365,32 @@ class _Said:
         _, at = read_varlong(data, at + 1)
         offset_delta, at = read_varint(data, at)
         if offset_delta != index:
-            raise MalformedBatch(f"record {index} has the offset delta {offset_delta}")
+            raise Malformed(f"its offset delta is {offset_delta}, not its place in the batch")
         for _ in range(2):  # key, value
             length, at = read_varint(data, at)
             at += max(length, 0)
         header_count, at = read_varint(data, at)
         if header_count < 0 or header_count * 2 > end - at:
-            raise MalformedBatch(f"record {index} claims {header_count} headers")
+            raise Malformed(f"it claims {header_count} headers")
         seen: set[bytes] = set()
         for _ in range(header_count):
             length, at = read_varint(data, at)
             if length < 0 or at + length > end:
-                raise MalformedBatch(f"record {index} has a header name of {length} bytes")
+                raise Malformed(f"it has a header name of {length} bytes")
             name = data[at : at + length]
             length, at = read_varint(data, at + length)
             if length > end - at:
-                raise MalformedBatch(f"record {index} has a header value of {length} bytes")
+                raise Malformed(f"it has a header value of {length} bytes")
             value = None if length < 0 else data[at : at + length]
             at += max(length, 0)
-            if name in _needles(self.names) and self.unreadable is None:
+            if name in self._needles and self.unreadable is None:
                 if name in seen:
                     self._unreadable(index, name, "it occurs twice in this record")
                 else:
                     seen.add(name)
                     self._read_header(index, name, value)
         if at != end:
-            raise MalformedBatch(f"record {index} does not fill its length")
+            raise Malformed("it does not fill its length")
 
     def _read_header(self, index: int, name: bytes, value: bytes | None) -> None:
         names = self.names
