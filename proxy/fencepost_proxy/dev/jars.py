@@ -46,24 +46,27 @@ _LINE = re.compile(rf"({_NAME}):({_NAME}):({_NAME})(?::({_NAME}))? ([0-9a-f]{{64
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A Kafka release that we can start: the lock of its broker, and the lock whose Java tools and clients go with it."""
+    """A Kafka release that we can start."""
 
     version: str
+    #: Lock of what a broker runs on.
     broker_lock: str
+    #: Lock of Kafka's own tools, of Streams and of the Java clients.
     tools_lock: str
 
 
 RELEASES = {
     release.version: release
     for release in (
-        # kafka-tools 4.4.0 is not published; the tools of 4.3.1 speak to a 4.4 broker.
-        Release("4.4.0", "kafka-4.4.0", "kafka-4.3.1"),
-        Release("4.3.1", "kafka-4.3.1", "kafka-4.3.1"),
-        Release("4.0.2", "kafka-4.0.2", "kafka-4.0.2"),
-        Release("3.9.2", "kafka-3.9.2", "kafka-3.9.2"),
+        # kafka-tools and kafka-streams 4.4.0 are not in the public repository: those of 4.3.1 speak to a 4.4.0 broker.
+        # Nor is kafka-tools-api 4.4.0, of which a broker loads nothing: its lock names 4.3.1.
+        Release("4.4.0", "kafka-4.4.0", "kafka-tools-4.3.1"),
+        Release("4.3.1", "kafka-4.3.1", "kafka-tools-4.3.1"),
+        Release("4.0.2", "kafka-4.0.2", "kafka-tools-4.0.2"),
+        Release("3.9.2", "kafka-3.9.2", "kafka-tools-3.9.2"),
     )
 }
-DEFAULT_VERSION = "4.3.1"
+DEFAULT_VERSION = "4.4.0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +274,8 @@ def _download_once(jar: Jar, url: str, tally: _Tally) -> None:
             part.flush()
             if digest.hexdigest() != jar.sha256:
                 raise JarError(
-                    f"{jar} from {url} has sha256 {digest.hexdigest()}, but the lock file says {jar.sha256}; it was not "
-                    "kept. Either that repository serves something else, or the lock file is wrong"
+                    f"{jar} from {url} has sha256 {digest.hexdigest()}, but the lock file says {jar.sha256}; it was "
+                    "not kept. Either that repository serves something else, or the lock file is wrong"
                 )
             # Readers see the whole jar or none, also if two processes fetch it at once.
             Path(part.name).replace(target)
