@@ -1,0 +1,142 @@
+"""The log writer of the two blocking client libraries. `fencepost.aiokafka` has the same one, awaiting."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Self, TypeVar
+
+from fencepost._appending import Append, Appended, Done, LogPosition, Reply, Sight
+from fencepost._checks import TopicFacts
+from fencepost.records import HeaderNames, LogRecord, Record, new_write_id
+from fencepost.retries import RetryPolicy
+
+T = TypeVar("T")
+
+DEFAULT_BATCH_BYTES_MAX = 1_000_000
+
+
+class CannotRead(Exception):
+    """The log could not be read this time; `__cause__` is the client library's error."""
+
+
+def stamped_now(records: Sequence[Record]) -> list[Record]:
+    """Records with the time of day where they have no timestamp: a retry must be equal to the first try."""
+    now_ms = int(time.time() * 1000)
+    return [replace(r, timestamp_ms=now_ms) if r.timestamp_ms is None else r for r in records]
+
+
+class BlockingLogWriter(ABC):
+    """Reads one partition to its end, then appends batches to it, each exactly where it believes the log ends.
+
+    One append at a time, in one batch: it is in the log as a whole or not at all. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        retry: RetryPolicy,
+        names: HeaderNames,
+        batch_bytes_max: int,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self._retry = retry
+        self._position = LogPosition(topic, partition, names, retry, batch_bytes_max)
+
+    @property
+    def next_offset(self) -> int | None:
+        """The offset behind the last record read or appended; None before the first `read_to_end`."""
+        return self._position.next_offset
+
+    def read_to_end(self, apply: Callable[[LogRecord], None]) -> int:
+        """Calls `apply` for every record from where this writer stands up to the end of the log, in order.
+
+        Returns the offset that the next append will expect. Own appends are not read again. An exception of `apply`
+        is passed on; the record counts as not read. While the cluster cannot be reached it is tried for
+        `retry.total_seconds`, then the client library's error is raised. Raises PositionLost.
+        """
+        return self._patiently(lambda: self._read_once(apply))
+
+    def _read_once(self, apply: Callable[[LogRecord], None]) -> int:
+        log_start, log_end = self._bounds()
+        for record in self._read(self._position.start_reading(log_start, log_end), log_end):
+            apply(record)
+            self._position.next_offset = record.offset + 1
+        return self._position.reached(log_end)
+
+    def append(self, records: Sequence[Record]) -> int:
+        """Appends `records` as one batch at the end that was read; returns the offset of the first.
+
+        Raises, with nothing appended: OffsetMismatch (another writer was first: `read_to_end`, then decide again),
+        NotAtEnd, BatchTooLarge, CheckIsOff. Raises InDoubt where it could not be found out. After any of them but
+        BatchTooLarge and CheckIsOff the writer must `read_to_end` again. Other errors are the client library's.
+        """
+        facts = self._patiently(self._require_check)
+        append = self._position.begin(stamped_now(records), new_write_id(), facts, time.monotonic())
+        while True:
+            reply = self._send(append)
+            sight = None if isinstance(reply, Appended) else self._look(append.expected)
+            step = append.judge(reply, sight, time.monotonic())
+            if isinstance(step, Done):
+                self._position.ended(append)
+                return step.base_offset
+            time.sleep(step.after_seconds)
+
+    def _look(self, offset: int) -> Sight | None:
+        try:
+            log_start, log_end = self._bounds()
+            if not log_start <= offset < log_end:
+                return Sight(log_start, log_end, None)
+            records = self._read(offset, log_end)
+            first = next(records, None)
+            records.close()
+            return Sight(log_start, log_end, first)
+        except CannotRead:
+            return None
+
+    def _patiently(self, read: Callable[[], T]) -> T:
+        """Reads, again and again while it cannot be read, for `total_seconds`."""
+        deadline = time.monotonic() + self._retry.total_seconds
+        for tries in itertools.count(1):
+            try:
+                return read()
+            except CannotRead as error:
+                if time.monotonic() >= deadline:
+                    raise (error.__cause__ or error) from None
+                time.sleep(self._retry.pause(tries))
+        raise AssertionError("unreachable")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the connections. Nothing is pending: `append` waits for its outcome."""
+
+    @abstractmethod
+    def _require_check(self) -> TopicFacts:
+        """Raises CheckIsOff, or CannotRead."""
+
+    @abstractmethod
+    def _send(self, append: Append) -> Reply:
+        """One try, in one batch. Raises the client library's error where it is final."""
+
+    @abstractmethod
+    def _bounds(self) -> tuple[int, int]:
+        """Where the log starts, and where what can be read of it ends (the last stable offset). Raises CannotRead."""
+
+    @abstractmethod
+    def _read(self, offset: int, end: int) -> Generator[LogRecord, None, None]:
+        """The committed records from `offset` until all before `end` were seen, perhaps more. Raises CannotRead."""

@@ -1,0 +1,400 @@
+"""Conditional publish with aiokafka."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+try:
+    from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+    from aiokafka.admin import AIOKafkaAdminClient
+    from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+    from aiokafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError, UnknownError, for_code
+except ModuleNotFoundError as error:
+    raise ImportError("fencepost.aiokafka needs aiokafka: pip install 'aiokafka>=0.12'") from error
+
+from fencepost._appending import Append, Appended, Done, Doubtful, LogPosition, Refused, Reply, Sight
+from fencepost._checks import CheckCache, TopicFacts
+from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, CannotRead, stamped_now
+from fencepost._refusals import POLICY_VIOLATION, refusal, verify
+from fencepost.errors import FencepostError, OffsetMismatch, PartitionRequired
+from fencepost.records import (
+    CHECK_CONFIG,
+    MAX_MESSAGE_BYTES_CONFIG,
+    HeaderNames,
+    LogRecord,
+    Record,
+    conditional_headers,
+    new_write_id,
+)
+from fencepost.retries import RetryPolicy
+
+__all__ = ["ConditionalProducer", "LogWriter"]
+
+T = TypeVar("T")
+
+_POLL_MS = 500
+#: The log end that can be asked for is the high watermark, which may lag behind what refused the write.
+_LOG_END_TRIES = 5
+_LOG_END_PAUSE_SECONDS = 0.05
+#: DescribeConfigs errors that mean "not visible" rather than "ask again": unknown topic, not authorized.
+_NOT_VISIBLE = frozenset({3, 29})
+
+
+class TopicChecks:
+    """Which topics are checked, asked through an admin client of its own."""
+
+    def __init__(self, ttl_seconds: float, configs: Mapping[str, Any]) -> None:
+        self._cache = CheckCache(ttl_seconds)
+        self._configs = _only(AIOKafkaAdminClient, configs)
+        self._admin: Any = None
+        self._lock = asyncio.Lock()
+
+    async def require(self, topic: str) -> TopicFacts:
+        """Raises CheckIsOff, or a KafkaError if it cannot be found out."""
+        facts = self._cache.get(topic)
+        if facts is not None:
+            return facts
+        async with self._lock:
+            facts = self._cache.get(topic)
+            return facts if facts is not None else self._cache.learn(topic, await self._describe(topic))
+
+    async def _describe(self, topic: str) -> dict[str, str | None]:
+        if self._admin is None:
+            admin = AIOKafkaAdminClient(**self._configs)
+            try:
+                await admin.start()
+            except BaseException:
+                await admin.close()
+                raise
+            self._admin = admin
+        wanted = dict.fromkeys((CHECK_CONFIG, MAX_MESSAGE_BYTES_CONFIG), "")
+        (response,) = await self._admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic, wanted)])
+        code, message, _, _, entries = response.resources[0]
+        if code in _NOT_VISIBLE:
+            return {}
+        if code:
+            raise for_code(code)(message)
+        return {entry[0]: entry[1] for entry in entries}
+
+    async def close(self) -> None:
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            await admin.close()
+
+
+class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
+    """AIOKafkaProducer whose `send` and `send_and_wait` take `expected_offset`. Everything else is the library's own.
+
+    `enable_idempotence` is off, as in the library: an idempotent producer of aiokafka is refused everything on a
+    partition (error 45) after its first refusal there. `acks=0` is not possible: a refusal could not be told.
+    """
+
+    def __init__(
+        self,
+        *,
+        check_ttl_seconds: float = 30.0,
+        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        **configs: Any,
+    ) -> None:
+        if configs.get("acks") == 0:
+            raise ValueError("acks=0 cannot be used with expected offsets: nobody would hear of a refusal")
+        configs.setdefault("acks", "all")
+        super().__init__(**configs)
+        self._header_names = header_names
+        self._checks = TopicChecks(check_ttl_seconds, configs)
+        self._reader_configs = _only(AIOKafkaConsumer, configs)
+        self._reader: Any = None
+
+    async def send(  # noqa: PLR0917 - the library's signature
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+        *,
+        expected_offset: int | None = None,
+        write_id: bytes | None = None,
+    ) -> asyncio.Future[Any]:
+        """As AIOKafkaProducer.send; with `expected_offset`, the record is appended at this offset or not at all.
+
+        Then the future raises OffsetMismatch where the log ended elsewhere. Records that the library puts into one
+        batch stand or fall together, those without an expectation too (they raise PolicyViolationError). `write_id`
+        names this write, by default at random: give the same one, and the same record, to send it again after a
+        doubt. Raises CheckIsOff, PartitionRequired.
+        """
+        if expected_offset is None:
+            plain: asyncio.Future[Any] = await super().send(topic, value, key, partition, timestamp_ms, headers)
+            return plain
+        if partition is None:
+            raise PartitionRequired("expected_offset= needs partition=: every partition has offsets of its own")
+        headers = conditional_headers(self._header_names, headers or (), expected_offset, write_id or new_write_id())
+        await self._checks.require(topic)
+        future = await super().send(topic, value, key, partition, timestamp_ms, headers)
+        return asyncio.create_task(self._outcome(future, topic, partition, expected_offset))
+
+    async def send_and_wait(  # noqa: PLR0917 - the library's signature
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+        *,
+        expected_offset: int | None = None,
+        write_id: bytes | None = None,
+    ) -> Any:
+        """`send`, and its outcome."""
+        future = await self.send(
+            topic,
+            value,
+            key,
+            partition,
+            timestamp_ms,
+            headers,
+            expected_offset=expected_offset,
+            write_id=write_id,
+        )
+        return await future
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self._checks.close()
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.stop()
+
+    async def _outcome(self, future: asyncio.Future[Any], topic: str, partition: int, expected: int) -> Any:
+        try:
+            # Cancelling the caller's future does not stop the record, as in the library.
+            metadata = await asyncio.shield(future)
+        except BrokerResponseError as error:
+            ours = await self._refusal(error, topic, partition, expected)
+            if ours is None:
+                raise
+            raise ours from error
+        verify(topic, partition, expected, metadata.offset)
+        return metadata
+
+    async def _refusal(
+        self, error: BrokerResponseError, topic: str, partition: int, expected: int
+    ) -> FencepostError | None:
+        if error.errno != POLICY_VIOLATION:
+            return None
+        # aiokafka speaks Produce v7, which has no message, and drops the offset: ask where the log ends.
+        end = await self._log_end(TopicPartition(topic, partition), expected)
+        return refusal(topic, partition, expected, code=error.errno, message=None, log_end=end)
+
+    async def _log_end(self, tp: TopicPartition, expected: int) -> int | None:
+        try:
+            if self._reader is None:
+                reader = AIOKafkaConsumer(**self._reader_configs, enable_auto_commit=False)
+                self._reader = reader
+                await reader.start()
+            for _ in range(_LOG_END_TRIES):
+                end: int = (await self._reader.end_offsets([tp]))[tp]
+                if end != expected:
+                    return end
+                await asyncio.sleep(_LOG_END_PAUSE_SECONDS)
+        except KafkaError:
+            pass  # the refusal stands without it
+        return None
+
+
+class LogWriter:
+    """Reads one partition to its end, then appends batches to it, each exactly where it believes the log ends.
+
+    One append at a time, in one batch: it is in the log as a whole or not at all. KIP-27's worked example; see
+    docs/client.md. `configs` are aiokafka's for the connection (`bootstrap_servers`, `security_protocol`, …), for
+    producer, consumer and admin client alike. Transactions of others are read once they are committed.
+
+    `start` and `stop` it, or use it as `async with`. Not for several tasks at once.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        compression_type: str | None = None,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+        batch_bytes_max: int = DEFAULT_BATCH_BYTES_MAX,
+        check_ttl_seconds: float = 30.0,
+        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        **configs: Any,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self._retry = retry
+        self._position = LogPosition(topic, partition, header_names, retry, batch_bytes_max)
+        self._tp = TopicPartition(topic, partition)
+        # Also how long aiokafka itself sends a batch again, the same bytes; then it gives it up.
+        configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
+        self._producer = ConditionalProducer(
+            **configs,
+            compression_type=compression_type,
+            max_batch_size=batch_bytes_max,
+            check_ttl_seconds=check_ttl_seconds,
+            header_names=header_names,
+        )
+        self._consumer = AIOKafkaConsumer(
+            **configs, auto_offset_reset="none", enable_auto_commit=False, isolation_level="read_committed"
+        )
+
+    @property
+    def next_offset(self) -> int | None:
+        """The offset behind the last record read or appended; None before the first `read_to_end`."""
+        return self._position.next_offset
+
+    async def start(self) -> None:
+        await self._producer.start()
+        await self._consumer.start()
+
+    async def stop(self) -> None:
+        await self._consumer.stop()
+        await self._producer.stop()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def read_to_end(self, apply: Callable[[LogRecord], Awaitable[None] | None]) -> int:
+        """Calls `apply` (a function or a coroutine function) for every record from where this writer stands up to
+        the end of the log, in order.
+
+        Returns the offset that the next append will expect. Own appends are not read again. An exception of `apply`
+        is passed on; the record counts as not read. While the cluster cannot be reached it is tried for
+        `retry.total_seconds`, then the client library's error is raised. Raises PositionLost.
+        """
+        return await self._patiently(lambda: self._read_once(apply))
+
+    async def append(self, records: Sequence[Record]) -> int:
+        """Appends `records` as one batch at the end that was read; returns the offset of the first.
+
+        Raises, with nothing appended: OffsetMismatch (another writer was first: `read_to_end`, then decide again),
+        NotAtEnd, BatchTooLarge, CheckIsOff. Raises InDoubt where it could not be found out. After any of them but
+        BatchTooLarge and CheckIsOff the writer must `read_to_end` again. Other errors are the client library's.
+        """
+        facts = await self._patiently(self._require_check)
+        append = self._position.begin(stamped_now(records), new_write_id(), facts, time.monotonic())
+        while True:
+            reply = await self._send(append)
+            sight = None if isinstance(reply, Appended) else await self._look(append.expected)
+            step = append.judge(reply, sight, time.monotonic())
+            if isinstance(step, Done):
+                self._position.ended(append)
+                return step.base_offset
+            await asyncio.sleep(step.after_seconds)
+
+    async def _patiently(self, read: Callable[[], Awaitable[T]]) -> T:
+        deadline = time.monotonic() + self._retry.total_seconds
+        for tries in itertools.count(1):
+            try:
+                return await read()
+            except CannotRead as error:
+                if time.monotonic() >= deadline:
+                    raise (error.__cause__ or error) from None
+                await asyncio.sleep(self._retry.pause(tries))
+        raise AssertionError("unreachable")
+
+    async def _require_check(self) -> TopicFacts:
+        try:
+            return await self._producer._checks.require(self.topic)
+        except KafkaError as error:
+            raise CannotRead from error
+
+    async def _send(self, append: Append) -> Reply:
+        batch = self._producer.create_batch()
+        for index, record in enumerate(append.records):
+            fits = batch.append(
+                timestamp=record.timestamp_ms, key=record.key, value=record.value, headers=append.headers(index)
+            )
+            assert fits is not None, "batch_bytes_max() promises that it fits"
+        batch.close()
+        try:
+            metadata = await (await self._producer.send_batch(batch, self.topic, partition=self.partition))
+            return Appended(metadata.offset)
+        except BrokerResponseError as error:
+            ours = await self._producer._refusal(error, self.topic, self.partition, append.expected)
+            if isinstance(ours, OffsetMismatch):
+                return Refused(ours)
+            if error.retriable or isinstance(error, UnknownError):
+                return Doubtful(error)
+            raise
+        except KafkaError as error:  # of this side: timeouts, connections
+            return Doubtful(error)
+
+    async def _look(self, offset: int) -> Sight | None:
+        try:
+            log_start, log_end = await self._bounds()
+            if not log_start <= offset < log_end:
+                return Sight(log_start, log_end, None)
+            records = self._read(offset, log_end)
+            first = await anext(records, None)
+            await records.aclose()
+            return Sight(log_start, log_end, first)
+        except CannotRead:
+            return None
+
+    async def _read_once(self, apply: Callable[[LogRecord], Awaitable[None] | None]) -> int:
+        log_start, log_end = await self._bounds()
+        async for record in self._read(self._position.start_reading(log_start, log_end), log_end):
+            result = apply(record)
+            if inspect.isawaitable(result):
+                await result
+            self._position.next_offset = record.offset + 1
+        return self._position.reached(log_end)
+
+    async def _bounds(self) -> tuple[int, int]:
+        try:
+            start = (await self._consumer.beginning_offsets([self._tp]))[self._tp]
+            return start, (await self._consumer.end_offsets([self._tp]))[self._tp]
+        except KafkaError as error:
+            raise CannotRead from error
+
+    async def _read(self, offset: int, end: int) -> AsyncGenerator[LogRecord, None]:
+        if not self._consumer.assignment():
+            self._consumer.assign([self._tp])
+        self._consumer.seek(self._tp, offset)
+        self._consumer.resume(self._tp)
+        position, give_up = offset, time.monotonic() + self._retry.attempt_seconds
+        try:
+            while position < end:
+                try:
+                    records = (await self._consumer.getmany(self._tp, timeout_ms=_POLL_MS)).get(self._tp, [])
+                    reached = await self._consumer.position(self._tp)
+                except KafkaError as error:
+                    raise CannotRead from error
+                for record in records:
+                    yield LogRecord(record.offset, record.timestamp, record.key, record.value, tuple(record.headers))
+                if reached > position:
+                    position, give_up = reached, time.monotonic() + self._retry.attempt_seconds
+                elif time.monotonic() >= give_up:
+                    raise CannotRead from KafkaTimeoutError(
+                        f"{self._tp}: nothing came from offset {position} on for {self._retry.attempt_seconds:g} s"
+                    )
+        finally:
+            self._consumer.pause(self._tp)  # else it goes on fetching what is appended
+
+
+def _only(client: type, configs: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `configs` that the constructor of `client` takes."""
+    known = inspect.signature(client).parameters
+    return {name: value for name, value in configs.items() if name in known and name != "loop"}

@@ -1,0 +1,135 @@
+"""What can go wrong with a conditional append, and what to do about it.
+
+Everything else – a lost connection, no permission, a record that the broker finds invalid – is raised as the client
+library's own exception.
+"""
+
+from __future__ import annotations
+
+
+class FencepostError(Exception):
+    """Base of the errors of this library."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # An exception is pickled and copied by its args, which here are the text: processes hand refusals on.
+        return _rebuild, (type(self), self.args, {**self.__dict__})
+
+
+class OffsetMismatch(FencepostError):
+    """The log does not end where the write expected it to: somebody else appended. The send was refused.
+
+    `expected` is the offset that was asked for. `actual` is the log end that the refusal tells, the offset that the
+    next record would get; None where the client library hides it and it could not be read. It is out of date as soon
+    as another writer appends. `possibly_yours`: records equal to these already lie at `expected`, so an earlier try of
+    this very write may have landed: read back before you write it again. None where the client library does not
+    show the message that says so (aiokafka, confluent-kafka).
+
+    Do: read the partition on from `expected`, decide again on what you find, append at the new end. Sending the same
+    write again at a newer offset without reading would undo what the check is for.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        expected: int,
+        actual: int | None,
+        *,
+        possibly_yours: bool | None = None,
+        detail: str | None = None,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.expected = expected
+        self.actual = actual
+        self.possibly_yours = possibly_yours
+        end = "ends elsewhere" if actual is None else f"ends at {actual}"
+        text = f"{topic}-{partition}: expected offset {expected}, but the log {end}"
+        if actual == expected:
+            # The record itself would have fitted: another record of its batch did not.
+            text = f"{topic}-{partition}: expected offset {expected}, but another record of the same batch did not fit"
+        if possibly_yours:
+            text += "; equal records lie there, perhaps an earlier try of this write: read back before writing again"
+        if detail:
+            text += f" ({detail})"
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions are pickled by their args, which here are a text: processes hand refusals to each other.
+        state = {**self.__dict__}
+        return _rebuild, (type(self), self.args, state)
+
+
+class OffsetViolation(FencepostError):
+    """The write *was appended*, but not at the offset that it expected.
+
+    Either a writer goes around the proxy, or the topic's check was switched off between our look at it and the write.
+    Every other writer can see these records: repair by hand, and find the writer (the proxy logs it as an ERROR).
+    """
+
+    def __init__(self, topic: str, partition: int, expected: int, appended_at: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.expected = expected
+        self.appended_at = appended_at
+        super().__init__(
+            f"{topic}-{partition}: appended at offset {appended_at} although {expected} was expected: a writer goes "
+            "around the proxy, or check.expected.offsets was switched off meanwhile"
+        )
+
+
+class CheckIsOff(FencepostError):
+    """Nothing would check this write's expected offset, so it was not sent."""
+
+    def __init__(self, topic: str, found: str) -> None:
+        self.topic = topic
+        super().__init__(
+            f"topic {topic!r}: {found}; nothing was sent. Connect to the Fencepost proxy and switch the check on: "
+            f"kafka-configs.sh --bootstrap-server <proxy> --alter --entity-type topics --entity-name {topic} "
+            "--add-config check.expected.offsets=true"
+        )
+
+
+class PartitionRequired(FencepostError, ValueError):
+    """A conditional send without a partition. Every partition has offsets of its own, so say which one is meant."""
+
+
+class BatchTooLarge(FencepostError, ValueError):
+    """These records do not fit into one batch, and a batch is what is appended as a whole. Nothing was sent."""
+
+
+class InDoubt(FencepostError):
+    """The append was sent, and whether it is in the log could not be found out in the time allowed.
+
+    Do: `read_to_end` once the cluster can be reached; the records of the write are those whose `write-id` header is
+    `write_id`, at `expected`. It cannot land anywhere else, and not after another append at that offset.
+    """
+
+    def __init__(self, topic: str, partition: int, expected: int, write_id: bytes, reason: str) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.expected = expected
+        self.write_id = write_id
+        super().__init__(
+            f"{topic}-{partition}: whether the append at offset {expected} is in the log could not be found out: "
+            f"{reason}; read_to_end() will show it (write-id {write_id.hex()})"
+        )
+
+
+class NotAtEnd(FencepostError):
+    """`append` on a log writer that has not read the partition to its end, or was fenced since. Call `read_to_end`."""
+
+
+class PositionLost(FencepostError):
+    """The log no longer holds what the writer would read next.
+
+    Records before the log start were deleted unread, or the log is shorter than what was read already (the topic was
+    recreated, or Kafka lost its tail). The state built from it is not the log's any more: throw it away and start
+    again with a new log writer.
+    """
+
+
+def _rebuild(cls: type[FencepostError], args: tuple[object, ...], state: dict[str, object]) -> FencepostError:
+    error = cls.__new__(cls, *args)
+    error.__dict__.update(state)
+    return error

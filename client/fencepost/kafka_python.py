@@ -1,0 +1,284 @@
+"""Conditional publish with kafka-python 3."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator, Mapping
+from typing import Any
+
+try:
+    from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+    from kafka.admin import ConfigResource, ConfigResourceType
+    from kafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError, RetriableError, UnknownError
+    from kafka.future import Future
+except ModuleNotFoundError as error:
+    raise ImportError("fencepost.kafka_python needs kafka-python: pip install 'kafka-python>=3,<4'") from error
+
+from fencepost._appending import Append, Appended, Doubtful, Refused, Reply
+from fencepost._checks import CheckCache, TopicFacts
+from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
+from fencepost._refusals import refusal, verify
+from fencepost.errors import OffsetMismatch, PartitionRequired
+from fencepost.records import (
+    CHECK_CONFIG,
+    MAX_MESSAGE_BYTES_CONFIG,
+    HeaderNames,
+    LogRecord,
+    conditional_headers,
+    new_write_id,
+)
+from fencepost.retries import RetryPolicy
+
+__all__ = ["ConditionalFuture", "ConditionalProducer", "LogWriter"]
+
+#: A batch waits for `flush` at most this long, so that the library never cuts one in two by the clock.
+_LINGER_MS = 300_000
+_POLL_MS = 500
+
+
+class TopicChecks:
+    """Which topics are checked, asked through an admin client of its own. Thread-safe, as KafkaProducer is."""
+
+    def __init__(self, ttl_seconds: float, configs: Mapping[str, Any]) -> None:
+        self._cache = CheckCache(ttl_seconds)
+        self._configs = {k: v for k, v in configs.items() if k in KafkaAdminClient.DEFAULT_CONFIG}
+        self._admin: Any = None
+        self._lock = threading.Lock()
+
+    def require(self, topic: str) -> TopicFacts:
+        """Raises CheckIsOff, or a KafkaError if it cannot be found out."""
+        with self._lock:
+            facts = self._cache.get(topic)
+            if facts is not None:
+                return facts
+            if self._admin is None:
+                self._admin = KafkaAdminClient(**self._configs)
+            wanted = dict.fromkeys((CHECK_CONFIG, MAX_MESSAGE_BYTES_CONFIG), "")
+            resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs=wanted)
+            found = self._admin.describe_configs([resource], config_filter="all").get("topic", {}).get(topic, {})
+            return self._cache.learn(topic, {name: config["value"] for name, config in found.items()})
+
+    def close(self) -> None:
+        with self._lock:
+            if self._admin is not None:
+                self._admin.close()
+            self._admin = None
+
+
+class ConditionalFuture(Future):  # type: ignore[misc]
+    """What a conditional `send` returns: the library's future, failing with OffsetMismatch where it was refused."""
+
+    def __init__(self, inner: Any, topic: str, partition: int, expected: int) -> None:
+        super().__init__()
+        self._inner = inner
+        self._where = (topic, partition, expected)
+        inner.add_callback(self._appended).add_errback(self._failed)
+
+    def _appended(self, metadata: Any) -> None:
+        try:
+            verify(*self._where, metadata.offset)
+        except Exception as error:
+            self.failure(error)
+        else:
+            self.success(metadata)
+
+    def _failed(self, error: Exception) -> None:
+        ours = None
+        if isinstance(error, BrokerResponseError):
+            message = error.args[0] if error.args else None
+            ours = refusal(*self._where, code=error.errno, message=message)
+        if ours is not None:
+            ours.__cause__ = error
+        self.failure(ours or error)
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Waits for the outcome, `timeout` seconds at most: RecordMetadata, or raises."""
+        try:
+            self._inner.get(timeout)
+        except Exception:
+            if not self.is_done:
+                raise
+        if self.exception is not None:
+            raise self.exception
+        return self.value
+
+
+class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
+    """KafkaProducer whose `send` takes `expected_offset`. Everything else is the library's own.
+
+    Defaults that differ from KafkaProducer's:
+
+    - `enable_idempotence=False`: an idempotent producer of kafka-python 3 is dead after its first refusal;
+    - `max_in_flight_requests_per_connection=1`: otherwise a batch that has to be sent again is overtaken by the next
+      ones, which are then refused.
+
+    `acks=0` is not possible: a refusal could not be told.
+    """
+
+    def __init__(
+        self,
+        *,
+        check_ttl_seconds: float = 30.0,
+        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        **configs: Any,
+    ) -> None:
+        if configs.get("acks") == 0:
+            raise ValueError("acks=0 cannot be used with expected offsets: nobody would hear of a refusal")
+        self._header_names = header_names
+        self._checks = TopicChecks(check_ttl_seconds, configs)
+        if configs.get("transactional_id") is None:
+            configs.setdefault("enable_idempotence", False)
+        configs.setdefault("max_in_flight_requests_per_connection", 1)
+        super().__init__(**configs)
+
+    def send(  # noqa: PLR0917 - the library's signature
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: list[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        *,
+        expected_offset: int | None = None,
+        write_id: bytes | None = None,
+    ) -> Any:
+        """As KafkaProducer.send; with `expected_offset`, the record is appended at this offset or not at all.
+
+        Then the future fails with OffsetMismatch where the log ended elsewhere. Records that the library puts into
+        one batch stand or fall together, those without an expectation too (they fail with PolicyViolationError).
+        `write_id` names this write, by default at random: give the same one, and the same record, to send it again
+        after a doubt. Raises CheckIsOff, PartitionRequired.
+        """
+        if expected_offset is None:
+            return super().send(topic, value, key, headers, partition, timestamp_ms)
+        if partition is None:
+            raise PartitionRequired("expected_offset= needs partition=: every partition has offsets of its own")
+        headers = conditional_headers(self._header_names, headers or [], expected_offset, write_id or new_write_id())
+        self._checks.require(topic)
+        future = super().send(topic, value, key, headers, partition, timestamp_ms)
+        return ConditionalFuture(future, topic, partition, expected_offset)
+
+    def close(self, timeout: float | None = None, null_logger: bool = False) -> None:
+        super().close(timeout, null_logger)
+        # Also called by __del__ of a producer whose __init__ failed.
+        if hasattr(self, "_checks"):
+            self._checks.close()
+
+
+class LogWriter(BlockingLogWriter):
+    """Reads one partition to its end, then appends batches to it (KIP-27's worked example). See docs/client.md.
+
+    `configs` are kafka-python's for the connection (`bootstrap_servers`, `security_protocol`, …), for producer,
+    consumer and admin client alike. Transactions of others are read once they are committed.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        *,
+        compression_type: str | None = None,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+        batch_bytes_max: int = DEFAULT_BATCH_BYTES_MAX,
+        check_ttl_seconds: float = 30.0,
+        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        **configs: Any,
+    ) -> None:
+        super().__init__(topic, partition, retry=retry, names=header_names, batch_bytes_max=batch_bytes_max)
+        timeout_ms = int(retry.attempt_seconds * 1000)
+        configs.setdefault("request_timeout_ms", timeout_ms)
+        self._checks = TopicChecks(check_ttl_seconds, configs)
+        self._tp = TopicPartition(topic, partition)
+        self._consumer = KafkaConsumer(
+            **configs, auto_offset_reset="none", enable_auto_commit=False, isolation_level="read_committed"
+        )
+        self._consumer.assign([self._tp])
+        self._producer: ConditionalProducer | None = None
+        self._producer_configs: dict[str, Any] = {
+            **configs,
+            "compression_type": compression_type,
+            "header_names": header_names,
+            "batch_size": batch_bytes_max,
+            # One send a try: whether to send again is decided after a look at the log.
+            "retries": 0,
+            "linger_ms": _LINGER_MS,
+            "delivery_timeout_ms": _LINGER_MS + 2 * timeout_ms,
+            "max_block_ms": timeout_ms,
+        }
+
+    def close(self) -> None:
+        self._discard()
+        self._consumer.close()
+        self._checks.close()
+
+    def _require_check(self) -> TopicFacts:
+        try:
+            return self._checks.require(self.topic)
+        except KafkaError as error:
+            raise CannotRead from error
+
+    def _send(self, append: Append) -> Reply:
+        done = False
+        try:
+            if self._producer is None:
+                self._producer = ConditionalProducer(**self._producer_configs)
+                self._producer._checks = self._checks  # one admin client for both
+            futures = [
+                self._producer.send(
+                    self.topic,
+                    record.value,
+                    record.key,
+                    list(record.headers),
+                    self.partition,
+                    record.timestamp_ms,
+                    expected_offset=append.expected + index,
+                    write_id=append.write_id,
+                )
+                for index, record in enumerate(append.records)
+            ]
+            self._producer.flush(self._retry.attempt_seconds)
+            done = True
+            offsets = [future.get(0).offset for future in futures]
+            return Appended(offsets[0])
+        except OffsetMismatch as error:
+            return Refused(error)
+        except (RetriableError, UnknownError) as error:
+            return Doubtful(error)
+        finally:
+            if not done:
+                self._discard()  # with what it still holds: a later flush must not send this again
+
+    def _discard(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            # close() first waits for what is pending, without a limit; there is no public way to give it up.
+            producer._sender.force_close()
+            producer.close()
+
+    def _bounds(self) -> tuple[int, int]:
+        timeout_ms = int(self._retry.attempt_seconds * 1000)
+        try:
+            start = self._consumer.beginning_offsets([self._tp], timeout_ms)[self._tp]
+            return start, self._consumer.end_offsets([self._tp], timeout_ms)[self._tp]
+        except KafkaError as error:
+            raise CannotRead from error
+
+    def _read(self, offset: int, end: int) -> Generator[LogRecord, None, None]:
+        self._consumer.seek(self._tp, offset)
+        position, give_up = offset, time.monotonic() + self._retry.attempt_seconds
+        while position < end:
+            try:
+                records = self._consumer.poll(_POLL_MS).get(self._tp, [])
+                reached = self._consumer.position(self._tp, _POLL_MS)
+            except KafkaError as error:
+                raise CannotRead from error
+            for record in records:
+                yield LogRecord(record.offset, record.timestamp, record.key, record.value, tuple(record.headers))
+            if reached is not None and reached > position:
+                position, give_up = reached, time.monotonic() + self._retry.attempt_seconds
+            elif time.monotonic() >= give_up:
+                raise CannotRead from KafkaTimeoutError(
+                    f"{self._tp}: nothing came from offset {position} on for {self._retry.attempt_seconds:g} s"
+                )
