@@ -42,7 +42,7 @@ _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class StateError(FencepostError):
-    """The state topic is another cluster's, or asks what this version cannot do: no guarded append until a person acts."""
+    """The state topic is another cluster's, or asks what this version cannot do: guarded appends wait for a person."""
 
 
 class StateRecord(NamedTuple):

@@ -102,8 +102,8 @@ class TopicPolicy:
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicPolicy:
-        """From the configs that are set, in their own spelling; the others have their defaults."""
-        values = {name: configs.get(name, config.default) for name, config in VIRTUAL_CONFIGS.items()}
+        """From the configs that are set; the others have their defaults. Raises InvalidConfigValue."""
+        values = {name: config.parse(configs.get(name, config.default)) for name, config in VIRTUAL_CONFIGS.items()}
         return cls(check=Check(values[CHECK_EXPECTED_OFFSETS]), carrier_base=values[EXPECTED_OFFSETS_CARRIER] == "base")
 
 

@@ -103,7 +103,7 @@ _TABLE: Final = (
     Api(21, "DeleteRecords", _INSPECT, 0, 2, 2, _STATE_TOPIC),
     Api(22, "InitProducerId", _ADDRESSES, 0, 6, 2, "the shared producer id must never be given to a client"),
     Api(23, "OffsetForLeaderEpoch", _RELAY, 0, 4, 4),
-    Api(24, "AddPartitionsToTxn", _INSPECT, 0, 5, 3, _STATE_TOPIC),
+    Api(24, "AddPartitionsToTxn", _INSPECT, 0, 3, 3, "v4+ is between brokers; " + _STATE_TOPIC),
     Api(25, "AddOffsetsToTxn", _RELAY, 0, 4, 3),
     Api(26, "EndTxn", _RELAY, 0, 5, 3),
     Api(27, "WriteTxnMarkers", _RELAY, 0, 2, 1),

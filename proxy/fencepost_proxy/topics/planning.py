@@ -1,0 +1,42 @@
+"""What `rewriting.py` and `closed.py` share: a plan for one request, and what is known when it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+from fencepost_proxy.topics.state import StateView, TopicConfigChange
+from fencepost_proxy.topics.virtual_configs import FileConfigs
+from fencepost_proxy.wire.schema import Message
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the cluster's topics. Nothing in it is called after the answer is finished.
+
+    `topic_id` – the id of a topic's living incarnation, None where it is not known.
+    `state_topic_id` – None until the state topic was found or created.
+    """
+
+    view: StateView
+    file_configs: FileConfigs
+    topic_id: Callable[[str], UUID | None]
+    state_topic: str
+    state_topic_id: UUID | None = None
+
+    def is_state_topic(self, name: str | None, topic_id: UUID | None = None) -> bool:
+        return name == self.state_topic or (topic_id is not None and topic_id == self.state_topic_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to do with one decoded request.
+
+    `forward` – what goes upstream in its place, always: Kafka itself then says what the client may do, and when the
+    order of answers comes to it. An entry that is refused here is not in it; its list may have become empty.
+    `finish` – completes Kafka's answer in place, and gives back what changed: store that, then send the answer.
+    """
+
+    forward: Message
+    finish: Callable[[Message], list[TopicConfigChange]]

@@ -1,0 +1,321 @@
+"""Virtual topic configs in the admin requests: taken out before Kafka sees them, put into its answers.
+
+    plan = plan_request(api_key, version, request, known)
+    send plan.forward upstream; get its response
+    changes = plan.finish(response)          # completes the response in place
+    store changes in the state topic; then send the response
+
+*Whose right it is.* Changing a virtual config needs the right to alter the topic's configs. So a request always goes
+upstream, on the client's own connection, even where every config in it was ours: KRaft authorises and looks up each
+resource before it looks at its configs, an empty list included (ControllerApis.handleIncrementalAlterConfigs and
+handleLegacyAlterConfigs, then ConfigurationControlManager.validateAlterConfig). Nothing is stored unless Kafka
+answered 0 for that very resource, and `validate_only` stores nothing.
+
+*All or nothing per resource*, as in Kafka: an invalid virtual config takes the whole resource out of the request, and
+Kafka's own configs beside it are not changed either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+from uuid import UUID
+
+from fencepost_proxy.errors import Error
+from fencepost_proxy.topics.closed import CLOSED_APIS, DENIED, denied_message
+from fencepost_proxy.topics.planning import Known, Plan
+from fencepost_proxy.topics.state import TopicConfigChange
+from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS, InvalidConfigValue, parse_value
+from fencepost_proxy.types import NO_TOPIC_ID
+from fencepost_proxy.wire.apis import (
+    ALTER_CONFIGS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    DESCRIBE_CONFIGS,
+    INCREMENTAL_ALTER_CONFIGS,
+)
+from fencepost_proxy.wire.schema import Message
+
+#: ConfigResource.Type
+_TOPIC: Final = 2
+#: AlterConfigOp.OpType
+_SET: Final = 0
+_DELETE: Final = 1
+_LIST_OPERATIONS: Final = {2: "APPEND", 3: "SUBTRACT"}
+#: DescribeConfigsResponse.ConfigSource
+_TOPIC_CONFIG: Final = 1
+_STATIC_BROKER_CONFIG: Final = 4
+_DEFAULT_CONFIG: Final = 5
+#: DescribeConfigsResponse.ConfigType
+_STRING: Final = 2
+
+
+def plan_request(api_key: int, version: int, request: Message, known: Known) -> Plan | None:
+    """The plan for a decoded request; None for an API that needs none. The request is changed in place."""
+    if planner := _PLANNERS.get(api_key):
+        return planner(version, request, known)
+    if closed := CLOSED_APIS.get(api_key):
+        return closed(request, known)
+    return None
+
+
+class _Refused(Exception):
+    """A resource is answered here: Kafka does not see it."""
+
+    def __init__(self, code: Error, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+# --- CreateTopics, DeleteTopics ---------------------------------------------------------------------------------------
+
+
+def plan_create_topics(version: int, request: Message, known: Known) -> Plan:
+    """A topic's virtual configs are stored if Kafka creates the topic, and shown in the answer from v5 on."""
+    pending: dict[str, dict[str, str]] = {}
+    refused: dict[str, _Refused] = {}
+    for topic in request.topics:
+        try:
+            if known.is_state_topic(topic.name):
+                raise _Refused(DENIED, denied_message(known))
+            ours = [config for config in topic.configs if config.name in VIRTUAL_CONFIGS]
+            topic.configs = [config for config in topic.configs if config.name not in VIRTUAL_CONFIGS]
+            pending[topic.name] = {config.name: _parse(config.name, config.value) for config in ours}
+        except _Refused as refusal:
+            refused[topic.name] = refusal
+    # By name: of a topic that is in the request twice Kafka would otherwise see only one, and create it.
+    request.topics = [topic for topic in request.topics if topic.name not in refused]
+
+    def finish(response: Message) -> list[TopicConfigChange]:
+        changes = []
+        for topic in response.topics:
+            configs = pending.get(topic.name, {})
+            if topic.error_code != Error.NONE:
+                continue
+            if configs and not request.validate_only:
+                changes.append(TopicConfigChange(topic.name, _known_id(topic.topic_id), configs, replace=True))
+            # Kafka shows a new topic's configs to those who may describe them.
+            if version >= 5 and topic.topic_config_error_code == Error.NONE and topic.configs is not None:
+                levels = _levels(known.file_configs(topic.name), configs)
+                topic.configs += [
+                    Message(name=name, value=shown[0].value, config_source=shown[0].source)
+                    for name, shown in levels.items()
+                ]
+        for name, refusal in refused.items():
+            response.topics.append(Message(name=name, error_code=refusal.code, error_message=str(refusal), configs=[]))
+        return changes
+
+    return Plan(request, finish)
+
+
+def plan_delete_topics(version: int, request: Message, known: Known) -> Plan:
+    """What is stored of a topic goes with it. The id of a topic deleted by name is noted now, while it has one."""
+    refused: list[Message] = []
+    if version >= 6:
+        named = [topic.name for topic in request.topics if topic.name is not None]
+        refused = [topic for topic in request.topics if known.is_state_topic(topic.name, topic.topic_id)]
+        request.topics = [topic for topic in request.topics if topic not in refused]
+    else:
+        named = request.topic_names
+        refused = [Message(name=name, topic_id=NO_TOPIC_ID) for name in named if known.is_state_topic(name)]
+        request.topic_names = [name for name in named if not known.is_state_topic(name)]
+    ids = {name: known.topic_id(name) for name in named}
+
+    def finish(response: Message) -> list[TopicConfigChange]:
+        changes = [
+            TopicConfigChange(topic.name, _known_id(topic.topic_id) or ids.get(topic.name), deleted=True)
+            for topic in response.responses
+            if topic.error_code == Error.NONE
+        ]
+        for topic in refused:
+            response.responses.append(
+                Message(
+                    name=topic.name, topic_id=topic.topic_id, error_code=DENIED, error_message=denied_message(known)
+                )
+            )
+        return changes
+
+    return Plan(request, finish)
+
+
+def _known_id(topic_id: UUID) -> UUID | None:
+    """None where the version of a response does not tell it."""
+    return None if topic_id == NO_TOPIC_ID else topic_id
+
+
+# --- AlterConfigs, IncrementalAlterConfigs ----------------------------------------------------------------------------
+
+
+def plan_alter_configs(_version: int, request: Message, known: Known) -> Plan:
+    """The legacy call replaces the whole set of a topic's configs, and so it does here.
+
+    Virtual configs that it does not list are reset; and where it lists nothing but virtual ones, Kafka gets an empty
+    list and resets all of its own. That is what the call says.
+    """
+
+    def alter(topic: str, ours: list[Message]) -> TopicConfigChange | None:
+        _no_nulls(ours)
+        assign = {config.name: _parse(config.name, config.value) for config in ours}
+        if not assign and topic not in known.view.topic_configs:
+            return None
+        return TopicConfigChange(topic, None, assign, replace=True)
+
+    return _plan_alter(request, known, alter)
+
+
+def plan_incremental_alter_configs(_version: int, request: Message, known: Known) -> Plan:
+    """SET and DELETE. APPEND and SUBTRACT are for lists, which no virtual config is."""
+
+    def alter(topic: str, ours: list[Message]) -> TopicConfigChange | None:
+        _no_nulls([config for config in ours if config.config_operation != _DELETE])
+        assign: dict[str, str] = {}
+        unset: set[str] = set()
+        for config in ours:
+            if config.config_operation == _SET:
+                assign[config.name] = _parse(config.name, config.value)
+            elif config.config_operation == _DELETE:
+                unset.add(config.name)
+            else:
+                what = _LIST_OPERATIONS.get(config.config_operation, f"operation {config.config_operation}")
+                message = f"Can't {what} to key {config.name} because its type is not LIST."
+                raise _Refused(Error.INVALID_CONFIG, message)
+        return TopicConfigChange(topic, None, assign, frozenset(unset)) if ours else None
+
+    return _plan_alter(request, known, alter)
+
+
+def _plan_alter(
+    request: Message, known: Known, alter: Callable[[str, list[Message]], TopicConfigChange | None]
+) -> Plan:
+    """What both calls have in common: `alter` says what a topic's virtual configs come to, or raises _Refused."""
+    pending: dict[str, TopicConfigChange] = {}
+    refused: dict[str, _Refused] = {}
+    for resource in request.resources:
+        if resource.resource_type != _TOPIC:
+            continue
+        topic = resource.resource_name
+        try:
+            if known.is_state_topic(topic):
+                raise _Refused(DENIED, denied_message(known))
+            ours = [config for config in resource.configs if config.name in VIRTUAL_CONFIGS]
+            if len({config.name for config in ours}) != len(ours):
+                raise _Refused(Error.INVALID_REQUEST, "Error due to duplicate config keys")
+            resource.configs = [config for config in resource.configs if config.name not in VIRTUAL_CONFIGS]
+            if change := alter(topic, ours):
+                pending[topic] = change
+        except _Refused as refusal:
+            refused[topic] = refusal
+    # By name: Kafka refuses a resource that is in the request twice, and must not see only one of them.
+    request.resources = [
+        each for each in request.resources if each.resource_type != _TOPIC or each.resource_name not in refused
+    ]
+
+    def finish(response: Message) -> list[TopicConfigChange]:
+        changes = [
+            pending[each.resource_name]
+            for each in response.responses
+            if each.error_code == Error.NONE and each.resource_type == _TOPIC and each.resource_name in pending
+        ]
+        for topic, refusal in refused.items():
+            response.responses.append(
+                Message(resource_type=_TOPIC, resource_name=topic, error_code=refusal.code, error_message=str(refusal))
+            )
+        return [] if request.validate_only else changes
+
+    return Plan(request, finish)
+
+
+def _no_nulls(configs: list[Message]) -> None:
+    if nulls := [config.name for config in configs if config.value is None]:
+        raise _Refused(Error.INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}")
+
+
+def _parse(name: str, value: str | None) -> str:
+    try:
+        return parse_value(name, value)
+    except InvalidConfigValue as error:
+        raise _Refused(Error.INVALID_CONFIG, str(error)) from error
+
+
+# --- DescribeConfigs --------------------------------------------------------------------------------------------------
+
+
+class _Level(NamedTuple):
+    """A value and where it comes from; in DescribeConfigs a *synonym*."""
+
+    value: str
+    source: int
+
+
+def plan_describe_configs(version: int, request: Message, known: Known) -> Plan:
+    """Kafka's answer, with the virtual configs added to topics.
+
+    The request goes as it is: names that Kafka does not know match nothing there (ConfigHelper.describeConfigs), so
+    asking for virtual configs alone brings none of Kafka's; an empty list of names would bring them all.
+    """
+    refused = [
+        each for each in request.resources if each.resource_type == _TOPIC and known.is_state_topic(each.resource_name)
+    ]
+    request.resources = [each for each in request.resources if each not in refused]
+    wanted: dict[str, list[str] | None] = {
+        each.resource_name: each.configuration_keys or None
+        for each in request.resources
+        if each.resource_type == _TOPIC
+    }
+
+    def finish(response: Message) -> list[TopicConfigChange]:
+        for result in response.results:
+            if result.resource_type != _TOPIC or result.error_code != Error.NONE:
+                continue
+            topic = result.resource_name
+            keys = wanted.get(topic)
+            set_on_topic = known.view.configs_set_on(topic, known.topic_id(topic))
+            for name, levels in _levels(known.file_configs(topic), set_on_topic).items():
+                if keys is None or name in keys:
+                    result.configs.append(_described(version, request, name, levels))
+        for resource in refused:
+            response.results.append(
+                Message(
+                    error_code=DENIED,
+                    error_message=denied_message(known),
+                    resource_type=_TOPIC,
+                    resource_name=resource.resource_name,
+                )
+            )
+        return []
+
+    return Plan(request, finish)
+
+
+def _described(version: int, request: Message, name: str, levels: list[_Level]) -> Message:
+    synonyms = [Message(name=name, value=level.value, source=level.source) for level in levels]
+    documented = version >= 3 and request.include_documentation
+    return Message(
+        name=name,
+        value=levels[0].value,
+        config_source=levels[0].source,
+        synonyms=synonyms if request.include_synonyms else [],
+        config_type=_STRING,
+        documentation=VIRTUAL_CONFIGS[name].documentation if documented else None,
+    )
+
+
+def _levels(file_configs: Mapping[str, str], set_on_topic: Mapping[str, str]) -> dict[str, list[_Level]]:
+    """For every virtual config its values by precedence, the first being the one that holds."""
+    levels = {}
+    for name, config in VIRTUAL_CONFIGS.items():
+        levels[name] = [_Level(config.default, _DEFAULT_CONFIG)]
+        if name in file_configs:
+            levels[name].insert(0, _Level(config.parse(file_configs[name]), _STATIC_BROKER_CONFIG))
+        if name in set_on_topic:
+            levels[name].insert(0, _Level(set_on_topic[name], _TOPIC_CONFIG))
+    return levels
+
+
+_PLANNERS: Final[Mapping[int, Callable[[int, Message, Known], Plan]]] = {
+    CREATE_TOPICS: plan_create_topics,
+    DELETE_TOPICS: plan_delete_topics,
+    DESCRIBE_CONFIGS: plan_describe_configs,
+    ALTER_CONFIGS: plan_alter_configs,
+    INCREMENTAL_ALTER_CONFIGS: plan_incremental_alter_configs,
+}
