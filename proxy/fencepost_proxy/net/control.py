@@ -193,8 +193,9 @@ BatchRead = Found | NotYet | OutOfRange | CompactedAway
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """A topic's effective Kafka configs. The defaults are Kafka's, and hold where we may not read them."""
+    """A topic's effective Kafka configs. The defaults are Kafka's; `assumed` where we may not read the real ones."""
 
+    assumed: bool = True
     log_append_time: bool = False
     max_message_bytes: int = 1_048_588
     min_insync_replicas: int = 1
@@ -477,8 +478,17 @@ class ControlClient:
         """
 
         async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> BatchRead:
-            call = fetch_call(connection, tp, self.topic(tp.topic), offset, leader_epoch=leader.leader_epoch,
-                              bytes_max=bytes_max, wait_max_ms=0, bytes_min=0)  # fmt: skip
+            info = self.topic(tp.topic)
+            call = fetch_call(
+                connection,
+                tp,
+                info.topic_id if info is not None else None,
+                offset,
+                leader_epoch=leader.leader_epoch,
+                bytes_max=bytes_max,
+                wait_max_ms=0,
+                bytes_min=0,
+            )
             partition = fetched_partition(await connection.request(*call, deadline=deadline))
             if partition.error_code == Error.OFFSET_OUT_OF_RANGE:
                 start = _list_offset_call(connection, tp, leader.leader_epoch, _EARLIEST)
@@ -609,6 +619,7 @@ class ControlClient:
         found = await self._allowed(self._ask_any(ask, timeout_seconds), f"topic {topic}")
         default = TopicFacts()
         return TopicFacts(
+            assumed=not found,
             log_append_time=found.get("message.timestamp.type") == "LogAppendTime",
             max_message_bytes=int(found.get("max.message.bytes", default.max_message_bytes)),
             min_insync_replicas=int(found.get("min.insync.replicas", default.min_insync_replicas)),
@@ -850,7 +861,7 @@ def _read_producers(answer: Message) -> Mapping[ProducerId, ProducerState]:
 def fetch_call(
     connection: BrokerConnection,
     tp: TopicPartition,
-    info: TopicInfo | None,
+    topic_id: UUID | None,
     offset: Offset,
     *,
     leader_epoch: LeaderEpoch,
@@ -859,7 +870,7 @@ def fetch_call(
     bytes_min: int,
 ) -> Call:
     """Fetch of one partition outside any fetch session, read uncommitted; v13 (topic id) where it can be."""
-    by_id = info.topic_id if info is not None else NO_TOPIC_ID
+    by_id = topic_id or NO_TOPIC_ID
     version = connection.version(apis.FETCH, at_least=9, at_most=13 if by_id != NO_TOPIC_ID else 12)
     partition = Message(
         partition=tp.partition,

@@ -1,0 +1,396 @@
+"""The state topic kept in view: created if need be, read to its end, followed from there, appended to.
+
+Every proxy of a cluster follows the same topic, so what one stores the others know within `lease_seconds`, or they
+know that they do not: `fresh_until` moves only when the topic's leader answers that there is nothing more to read.
+It counts from when that question was sent, since a record that was acknowledged before is in the answer.
+
+What the lease cannot see: a leader that was deposed, does not know it yet and answers all the same. It has seconds
+for that at most, until it loses its own session with the controller.
+
+Fails closed. A topic that was created again, lost records or belongs to another cluster means that what it protected
+may be unknown: `failure` says so, `fresh_until` stands still, and only a person can decide. Merely unreachable, or
+gone without another in its place, is waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+from uuid import UUID, uuid4
+
+from kafka.record.default_records import DefaultRecordBatchBuilder
+from kafka.record.memory_records import MemoryRecords
+
+from fencepost_proxy import logs
+from fencepost_proxy.config import Limits
+from fencepost_proxy.errors import Error
+from fencepost_proxy.net.broker import (
+    BrokerConnection,
+    BrokerLink,
+    OutcomeUnknown,
+    UpstreamUnavailable,
+    deadline_in,
+    remaining,
+)
+from fencepost_proxy.net.control import ControlClient, Leader, TopicInfo, fetch_call, fetched_partition
+from fencepost_proxy.topics.state import StateError, StateRecord, StateView, encode_producer_id
+from fencepost_proxy.types import Monotonic, Offset, ProducerId, TopicPartition
+
+_log = logs.get("net.state_topic")
+_limited_log = logs.RateLimitedLog(_log)
+
+#: `uncompressed`: no record of it can unpack to more than was read.
+TOPIC_CONFIGS: Final = {"cleanup.policy": "compact", "compression.type": "uncompressed"}
+_REPLICAS_MAX: Final = 3
+_IN_SYNC_REPLICAS_MAX: Final = 2
+_FETCH_WAIT_MAX_MS: Final = 250
+_FETCH_BYTES_MAX: Final = 1_048_576
+_LOOK_AGAIN_SECONDS: Final = 0.1
+_CLIENT_ID: Final = "fencepost-state"
+
+#: With base offset -1, these say that nothing was appended: the batch may be sent again.
+_NOT_APPENDED: Final = frozenset(
+    {
+        Error.UNKNOWN_TOPIC_OR_PARTITION,
+        Error.LEADER_NOT_AVAILABLE,
+        Error.NOT_LEADER_OR_FOLLOWER,
+        Error.NOT_ENOUGH_REPLICAS,
+        Error.KAFKA_STORAGE_ERROR,
+    }
+)
+
+
+class StateTopic:
+    """See the module. `control` must be started; owned by the same event loop.
+
+    `on_change` is called with the records just applied to `view`, in order, for each answer that had any: during
+    `start` too, and with the winners and losers of proposals alike.
+    """
+
+    def __init__(
+        self,
+        control: ControlClient,
+        *,
+        name: str,
+        lease_seconds: float,
+        limits: Limits,
+        on_change: Callable[[Sequence[StateRecord]], None] = lambda records: None,
+    ) -> None:
+        if control.cluster_id is None:
+            raise ValueError("the control client must be started before the state topic")
+        self._control = control
+        self._cluster_id = control.cluster_id
+        self._tp = TopicPartition(name, 0)
+        self._lease_seconds = lease_seconds
+        self._limits = limits
+        self._on_change = on_change
+        self.view = StateView(self._cluster_id)
+        self._topic_id: UUID | None = None
+        self._position = Offset(0)
+        self._fresh_until = Monotonic(float("-inf"))
+        self._failure: str | None = None
+        self._link: BrokerLink | None = None
+        self._tail: asyncio.Task[None] | None = None
+        self._waiting: list[tuple[Offset, asyncio.Future[None]]] = []
+        self._loaded = asyncio.Event()
+
+    @property
+    def fresh_until(self) -> Monotonic:
+        """Until when (`time.monotonic()`) the view may be acted on: what others stored is in it or not yet valid."""
+        return self._fresh_until
+
+    @property
+    def fresh(self) -> bool:
+        return time.monotonic() < self._fresh_until
+
+    @property
+    def failure(self) -> str | None:
+        """Why the view can never be fresh again in this process, None while it can."""
+        return self._failure
+
+    async def start(self) -> None:
+        """Finds or creates the topic and returns once it is read to its end; waits for Kafka as long as it takes.
+
+        Raises StateError if the topic is not one that can be relied on.
+        """
+        while True:
+            try:
+                await self._open()
+                break
+            except UpstreamUnavailable as e:
+                if e.error_code is not None:
+                    raise
+                _limited_log.warning("open", "waiting for the state topic", topic=self._tp.topic, reason=e)
+                await asyncio.sleep(self._limits.reconnect_backoff_max_seconds)
+        self._tail = asyncio.create_task(self._follow(), name="state topic")
+        loaded = asyncio.create_task(self._loaded.wait())
+        try:
+            await asyncio.wait({loaded, self._tail}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            loaded.cancel()
+        if self._failure is not None:
+            raise StateError(self._failure)
+        if self._tail.done():
+            await self._tail
+        _log.info("state topic loaded", topic=self._tp.topic, topic_id=self._topic_id, end=self._position)
+
+    async def close(self) -> None:
+        if self._tail is not None:
+            self._tail.cancel()
+            await asyncio.wait({self._tail})
+        if self._link is not None:
+            await self._link.close()
+        self._release(None)
+
+    async def append(self, records: Sequence[StateRecord], *, timeout_seconds: float | None = None) -> list[Offset]:
+        """Stores the records in one batch with acks=all; returns their offsets once `view` has them.
+
+        Sent again only where Kafka said that nothing was appended. Raises UpstreamUnavailable if nothing was stored,
+        OutcomeUnknown if it may have been or may yet be, or was stored but not read back in time: never send the
+        same proposal again then. Raises StateError after a failure.
+        """
+        if not records:
+            return []
+        deadline = deadline_in(self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
+        batch = _encode(records)
+        pause = self._limits.reconnect_backoff_min_seconds
+        while True:
+            self._raise_failure()
+            timeout_ms = max(1, int(remaining(deadline) * 1000))
+            result = await self._control.produce(self._tp, batch, timeout_ms=timeout_ms, topic_id=self._topic_id)
+            if not result.error_code:
+                break
+            text = f"{self._tp.topic}: Produce answered error {result.error_code} ({result.error_message or 'no text'})"
+            if result.error_code in (Error.REQUEST_TIMED_OUT, Error.NOT_ENOUGH_REPLICAS_AFTER_APPEND) or (
+                result.base_offset >= 0
+            ):
+                raise OutcomeUnknown(text)
+            if result.error_code not in _NOT_APPENDED:
+                raise UpstreamUnavailable(text, error_code=result.error_code)
+            if remaining(deadline) <= pause:
+                raise UpstreamUnavailable(text)
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, self._limits.reconnect_backoff_max_seconds)
+        last = Offset(result.base_offset + len(records) - 1)
+        await self._applied(last, deadline)
+        return [Offset(result.base_offset + delta) for delta in range(len(records))]
+
+    async def acquire_producer_id(self, *, timeout_seconds: float | None = None) -> ProducerId:
+        """The producer id that all proxies of this cluster stamp with: the one agreed on, else a new one is proposed.
+
+        Raises UpstreamUnavailable, StateError.
+        """
+        deadline = deadline_in(self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
+        while (agreed := self.view.producer_id) is None:
+            self._raise_failure()
+            producer_id, _ = await self._control.init_producer_id(timeout_seconds=remaining(deadline))
+            # A name that was never used before, and never will be again: see `topics/state.py`.
+            proposal = encode_producer_id(uuid4(), self._cluster_id, producer_id)
+            try:
+                await self.append([proposal], timeout_seconds=remaining(deadline))
+            except OutcomeUnknown:
+                if not remaining(deadline):
+                    raise
+                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+        return agreed
+
+    # --- finding it ---------------------------------------------------------------------------------------------------
+
+    async def _open(self) -> None:
+        name = self._tp.topic
+        await self._control.refresh_metadata([name])
+        info = self._control.topic(name)
+        if info is None:
+            replicas = min(_REPLICAS_MAX, len(self._control.brokers))
+            in_sync = min(_IN_SYNC_REPLICAS_MAX, replicas)
+            created = await self._control.create_topic(
+                name,
+                partitions=1,
+                replication_factor=replicas,
+                configs={**TOPIC_CONFIGS, "min.insync.replicas": str(in_sync)},
+            )
+            if created:
+                _log.info("state topic created", topic=name, replicas=replicas, min_insync_replicas=in_sync)
+            # `log_start` asks until there is a leader, and refreshes metadata on the way.
+            await self._control.log_start(self._tp)
+            info = self._control.topic(name)
+        if info is None:
+            raise UpstreamUnavailable(f"{name}: is not known to all brokers yet")
+        await self._check(info)
+        self._topic_id = info.topic_id
+
+    async def _check(self, info: TopicInfo) -> None:
+        if info.partition_count != 1:
+            raise StateError(
+                f"{info.name} has {info.partition_count} partitions: it cannot be this proxy's state topic, which has "
+                "one. Delete it if nothing else uses it"
+            )
+        facts = await self._control.topic_facts(info.name)
+        if not facts.assumed and facts.cleanup_policy != {"compact"}:
+            raise StateError(
+                f"{info.name} has cleanup.policy={','.join(sorted(facts.cleanup_policy))}: Kafka would delete what "
+                "must be kept for ever. Set it to compact, before the first record is gone"
+            )
+        if info.replication_factor < min(_REPLICAS_MAX, len(self._control.brokers)):
+            _log.warning(
+                "state topic has too few replicas: losing it means losing the virtual configs and the producer id",
+                topic=info.name,
+                replicas=info.replication_factor,
+                brokers=len(self._control.brokers),
+            )
+
+    # --- following it -------------------------------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        try:
+            while True:
+                try:
+                    await self._fetch(await self._leader())
+                except UpstreamUnavailable as e:
+                    _limited_log.warning("fetch", "state topic cannot be read", topic=self._tp.topic, reason=e)
+                    await self._look_again()
+        except StateError as e:
+            self._fail(str(e))
+        except Exception as e:
+            _log.crash("following the state topic crashed", e)
+            self._fail(f"following it crashed ({e!r}); restart this proxy")
+
+    async def _leader(self) -> Leader:
+        leader = self._control.leader(self._tp)
+        if leader is None:
+            raise UpstreamUnavailable("it has no leader now")
+        return leader
+
+    async def _look_again(self) -> None:
+        """After any failure: metadata decides whether it is still the same topic, and who leads it."""
+        await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+        try:
+            await self._control.refresh_metadata([self._tp.topic])
+        except UpstreamUnavailable:
+            return
+        info = self._control.topic(self._tp.topic)
+        if info is None:
+            _limited_log.error(
+                "missing",
+                "the state topic is not there, guarded topics are not served; if it was deleted, what was guarded is "
+                "known to nobody: decide what to guard, then restart every proxy",
+                topic=self._tp.topic,
+                topic_id=self._topic_id,
+            )
+        elif info.topic_id != self._topic_id:
+            raise StateError(
+                f"{self._tp.topic} was deleted and created again: the virtual configs and the producer id that it held "
+                "are gone. Decide what to guard, then restart every proxy"
+            )
+
+    async def _connection(self, leader: Leader) -> BrokerConnection:
+        address = self._control.brokers.get(leader.node_id)
+        if address is None:
+            raise UpstreamUnavailable(f"its leader, broker {leader.node_id}, is not in the cluster now")
+        if self._link is None or self._link.address != address:
+            if self._link is not None:
+                await self._link.close()
+            self._link = BrokerLink(address, limits=self._limits, client_id=_CLIENT_ID)
+        return await self._link.connected(deadline_in(self._limits.connect_timeout_seconds))
+
+    async def _fetch(self, leader: Leader) -> None:
+        connection = await self._connection(leader)
+        call = fetch_call(
+            connection,
+            self._tp,
+            self._topic_id,
+            self._position,
+            leader_epoch=leader.leader_epoch,
+            bytes_max=_FETCH_BYTES_MAX,
+            wait_max_ms=_FETCH_WAIT_MAX_MS,
+            bytes_min=1,
+        )
+        asked_at = time.monotonic()
+        patience = deadline_in(_FETCH_WAIT_MAX_MS / 1000 + self._limits.connect_timeout_seconds)
+        try:
+            answer = await connection.request(*call, deadline=patience)
+        except UpstreamUnavailable:
+            # A broker that hangs may be one that is gone: only a new connection tells.
+            await connection.close()
+            raise
+        partition = fetched_partition(answer)
+        if partition.error_code == Error.OFFSET_OUT_OF_RANGE or partition.log_start_offset > 0:
+            raise StateError(
+                f"{self._tp.topic} lost records (read up to offset {self._position}, it starts at "
+                f"{partition.log_start_offset}): retention, DeleteRecords or an unclean leader election took virtual "
+                "configs or the producer id away. Find out what is missing, then restart every proxy"
+            )
+        if partition.error_code:
+            raise UpstreamUnavailable(f"Fetch answered error {partition.error_code}")
+        if partition.records:
+            self._apply(partition.records)
+        if self._position >= partition.high_watermark:
+            self._fresh_until = Monotonic(max(self._fresh_until, asked_at + self._lease_seconds))
+            self._loaded.set()
+
+    def _apply(self, data: bytes) -> None:
+        applied = []
+        batches = MemoryRecords(data)
+        while batches.has_next():
+            batch = batches.next_batch()
+            if batch.magic != 2 or batch.compression_type or not batch.validate_crc():
+                raise StateError(
+                    f"{self._tp.topic} has a batch at offset {batch.base_offset} that is damaged, compressed or of an "
+                    "old format; set compression.type=uncompressed on it"
+                )
+            for record in () if batch.is_control_batch else batch:
+                if record.offset < self._position:
+                    continue
+                left_out = self.view.apply(Offset(record.offset), record.key, record.value)
+                if left_out is not None:
+                    _log.warning("state record left out", reason=left_out)
+                applied.append(StateRecord(record.key or b"", record.value))
+            self._position = Offset(max(self._position, batch.last_offset + 1))
+        if applied:
+            self._on_change(applied)
+        self._release(self._position)
+
+    def _fail(self, reason: str) -> None:
+        self._failure = reason
+        _log.error("state topic failed, guarded topics are not served", topic=self._tp.topic, reason=reason)
+        self._release(None)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise StateError(self._failure)
+
+    # --- who waits for it ---------------------------------------------------------------------------------------------
+
+    async def _applied(self, offset: Offset, deadline: Monotonic) -> None:
+        if offset < self._position:
+            return
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((offset, waiter))
+        done, _ = await asyncio.wait({waiter}, timeout=remaining(deadline))
+        self._waiting = [each for each in self._waiting if each[1] is not waiter]
+        if not done or offset >= self._position:
+            raise OutcomeUnknown(f"{self._tp.topic}: stored at offset {offset}, but not read back in time")
+
+    def _release(self, position: Offset | None) -> None:
+        """Wakes those whose records were applied; None: everybody, since nothing more will be."""
+        for offset, waiter in self._waiting:
+            if (position is None or offset < position) and not waiter.done():
+                waiter.set_result(None)
+
+
+def _encode(records: Sequence[StateRecord]) -> bytes:
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=False,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=2**31 - 1,
+    )
+    now_ms = int(time.time() * 1000)
+    for delta, record in enumerate(records):
+        builder.append(delta, timestamp=now_ms, key=record.key, value=record.value, headers=[])
+    return bytes(builder.build())
