@@ -151,7 +151,7 @@ def decode_response(api_key: int, version: int, body: memoryview | bytes) -> Mes
 
 
 def encode_response(api_key: int, version: int, message: Message) -> bytes:
-    if api_key == API_VERSIONS and message.error_code == Error.UNSUPPORTED_VERSION:
+    if api_key == API_VERSIONS and getattr(message, "error_code", 0) == Error.UNSUPPORTED_VERSION:
         version = 0
     return _encode("Response", api_key, version, message)
 

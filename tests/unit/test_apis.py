@@ -1,0 +1,179 @@
+"""The table of APIs, held against Kafka's message definitions as another project (kio) generated them."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import typing
+from collections.abc import Iterator
+
+import pytest
+from kio.index import load_response_schema
+from kio.schema.index import api_key_map, schema_name_map
+
+from fencepost_proxy.errors import Error
+from fencepost_proxy.wire import apis
+from fencepost_proxy.wire.api_versions import restrict_api_versions, unsupported_api_versions
+from fencepost_proxy.wire.apis import APIS, Treatment
+from fencepost_proxy.wire.control import codec_versions, decode_response, encode_response
+from fencepost_proxy.wire.schema import Message
+
+#: Fields that sound like an address and are none of a broker's: the reason stands in `wire/apis.py`.
+NOT_A_BROKER = {
+    ("DescribeGroups", "client_host"),
+    ("ConsumerGroupDescribe", "client_host"),
+    ("ShareGroupDescribe", "client_host"),
+    ("StreamsGroupDescribe", "client_host"),
+    ("StreamsGroupDescribe", "user_endpoint"),
+    ("StreamsGroupHeartbeat", "user_endpoint"),
+    ("DescribeAcls", "host"),
+    ("DeleteAcls", "host"),
+}
+#: Treated here, and every address in it replaced by `addresses.py` or by the Produce path.
+ADDRESSES_REPLACED = {"Metadata", "FindCoordinator", "DescribeCluster", "Produce"}
+
+
+def kafka_versions(api_key: int) -> list[int]:
+    return sorted(schema_name_map[api_key_map[api_key]])
+
+
+def address_fields(entity: type, of: str = "") -> Iterator[str]:
+    """Names of the fields of a message that sound like a host or a port, at any depth."""
+    hints = typing.get_type_hints(entity)
+    for field in dataclasses.fields(entity):
+        inner = [t for t in _types_in(hints[field.name]) if dataclasses.is_dataclass(t)]
+        if re.search(r"(^|_)(host|port|address)$", field.name):
+            yield of or field.name
+        for each in inner:
+            yield from address_fields(each, of or (field.name if field.name == "user_endpoint" else ""))
+
+
+def _types_in(hint: object) -> Iterator[type]:
+    for each in typing.get_args(hint):
+        yield from _types_in(each)
+    if isinstance(hint, type):
+        yield hint
+
+
+def test_every_api_of_kafka_has_its_row() -> None:
+    removed_in_4 = {4: "LeaderAndIsr", 5: "StopReplica", 6: "UpdateMetadata", 7: "ControlledShutdown"}
+    of_kafka = dict(api_key_map) | removed_in_4
+
+    assert sorted(APIS) == list(range(93)) == sorted(of_kafka)
+    for key, api in APIS.items():
+        assert api.key == key
+        assert (
+            re.sub(r"(?<!^)(?=[A-Z])", "_", api.name).lower().replace("_", "") == of_kafka[key].replace("_", "").lower()
+        )
+
+
+@pytest.mark.parametrize("api_key", sorted(api_key_map))
+def test_headers_are_flexible_from_the_version_on_that_kafka_says(api_key: int) -> None:
+    api = APIS[api_key]
+    for version in kafka_versions(api_key):
+        flexible = load_response_schema(api_key, version).__flexible__
+        assert flexible is (api.flexible_from is not None and version >= api.flexible_from), version
+
+
+@pytest.mark.parametrize("api_key", sorted(api_key_map))
+def test_a_row_caps_versions_only_for_a_reason(api_key: int) -> None:
+    api = APIS[api_key]
+    newest = kafka_versions(api_key)[-1]
+    if not api.withheld:
+        assert api.max_version <= newest, "a version that Kafka does not have is not ours to advertise"
+        assert api.max_version == newest or api.reason, f"{api.name} stops at {api.max_version} of {newest}: say why"
+    else:
+        assert api.reason
+
+
+@pytest.mark.parametrize("api_key", [key for key in sorted(api_key_map) if not APIS[key].withheld])
+def test_no_served_version_can_name_a_brokers_address(api_key: int) -> None:
+    api = APIS[api_key]
+    for version in kafka_versions(api_key):
+        if not api.serves(version):
+            continue
+        named = set(address_fields(load_response_schema(api_key, version)))
+        named -= {field for name, field in NOT_A_BROKER if name == api.name}
+        if named:
+            assert api.name in ADDRESSES_REPLACED, f"{api.name} v{version} answers with {named}"
+            assert api.treatment & (Treatment.REWRITE_RESPONSE | Treatment.PRODUCE)
+
+
+def test_the_walk_sees_the_addresses_that_are_known_to_be_there() -> None:
+    seen = {
+        (APIS[key].name, version)
+        for key in api_key_map
+        for version in kafka_versions(key)
+        if set(address_fields(load_response_schema(key, version)))
+    }
+    assert {("Fetch", 16), ("Produce", 10), ("ShareFetch", 1), ("ShareAcknowledge", 1), ("DescribeQuorum", 2)} <= seen
+    assert {("Metadata", 0), ("FindCoordinator", 3), ("FindCoordinator", 4), ("DescribeCluster", 0)} <= seen
+    assert {("Fetch", 15), ("Produce", 9), ("DescribeQuorum", 1)}.isdisjoint(seen)
+
+
+@pytest.mark.parametrize("api", [api for api in APIS.values() if api.treatment and not api.withheld])
+def test_what_must_be_decoded_can_be_decoded_in_every_served_version(api: apis.Api) -> None:
+    if api.treatment is Treatment.PRODUCE:
+        return
+    versions = codec_versions(api.key)
+    assert versions is not None
+    assert versions[0] <= api.min_version
+    assert api.max_version <= versions[1]
+
+
+def test_what_the_table_does_not_know_is_not_served() -> None:
+    assert apis.serves(apis.METADATA, 13)
+    assert not apis.serves(apis.METADATA, 14)
+    assert not apis.serves(apis.FETCH, 16)
+    assert not apis.serves(apis.PRODUCE, 13)
+    assert not apis.serves(93, 0)
+    assert not apis.serves(-1, 0)
+    assert not apis.serves(62, 0), "BrokerRegistration is not for clients"
+
+
+# --- ApiVersions ------------------------------------------------------------------------------------------------------
+
+
+def api(key: int, low: int, high: int) -> Message:
+    return Message(api_key=key, min_version=low, max_version=high)
+
+
+def test_a_client_is_told_what_the_broker_and_the_table_have_in_common() -> None:
+    feature = Message(name="transaction.version", min_version=0, max_version=2)
+    final = Message(name="transaction.version", max_version_level=2, min_version_level=2)
+    offered = [api(0, 0, 13), api(1, 4, 18), api(3, 2, 7), api(62, 0, 4), api(93, 0, 0), api(55, 0, 2), api(17, 0, 0)]
+    body = encode_response(
+        apis.API_VERSIONS,
+        4,
+        Message(
+            api_keys=offered,
+            throttle_time_ms=3,
+            supported_features=[feature],
+            finalized_features_epoch=77,
+            finalized_features=[final],
+            unknown_tags=((9, b"later"),),
+        ),
+    )
+
+    response = decode_response(apis.API_VERSIONS, 4, body)
+    restrict_api_versions(response)
+    told = decode_response(apis.API_VERSIONS, 4, encode_response(apis.API_VERSIONS, 4, response))
+
+    assert [(each.api_key, each.min_version, each.max_version) for each in told.api_keys] == [
+        (0, 0, 12),
+        (1, 4, 15),
+        (3, 2, 7),
+        (55, 0, 1),
+    ]
+    assert told.throttle_time_ms == 3
+    assert [each.name for each in told.supported_features] == ["transaction.version"]
+    assert told.finalized_features_epoch == 77
+    assert told.finalized_features[0].max_version_level == 2
+    assert told.unknown_tags == ((9, b"later"),)
+
+
+def test_a_too_new_api_versions_request_is_answered_in_the_oldest_format() -> None:
+    body = encode_response(apis.API_VERSIONS, 5, unsupported_api_versions())
+
+    assert body == bytes.fromhex("0023 00000001 0012 0000 0004")
+    assert decode_response(apis.API_VERSIONS, 4, body).error_code == Error.UNSUPPORTED_VERSION
