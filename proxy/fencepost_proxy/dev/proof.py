@@ -1,0 +1,145 @@
+"""Reads a topic back from Kafka itself, and says whether it holds a given set of rows: each once, and nothing else.
+
+The proxy, Spark and the job that wrote the topic have no part in it: a consumer, and two multisets of hashes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from fencepost_proxy.errors import FencepostError
+
+#: Of a row: 128 bits, so that two different rows do not look the same by chance.
+HASH_BYTES = 16
+READ_TIMEOUT_SECONDS = 30.0
+
+#: What a record's value says, field by field; None where it is no row at all.
+Decode = Callable[[bytes], "Iterable[str] | None"]
+#: Told how many records have been read.
+Progress = Callable[[int], None]
+
+
+class ProofError(FencepostError):
+    """The topic could not be read to its end, so nothing was proved."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSeen:
+    """`log_start` and `log_end` as the broker says; `gaps`: offsets between them at which there is no record."""
+
+    partition: int
+    log_start: int
+    log_end: int
+    records: int
+    gaps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the topic holds, against what it should hold. Rows that are equal are counted, not confused."""
+
+    partitions: tuple[PartitionSeen, ...]
+    rows_wanted: int
+    rows_once: int
+    rows_missing: int
+    rows_too_often: int
+    records_unknown: int
+
+    @property
+    def records(self) -> int:
+        return sum(seen.records for seen in self.partitions)
+
+    @property
+    def gaps(self) -> int:
+        return sum(seen.gaps for seen in self.partitions)
+
+    @property
+    def holds(self) -> bool:
+        """Each row once, nothing else, from offset 0 on without a gap."""
+        return (
+            self.rows_once == self.rows_wanted == self.records
+            and not (self.rows_missing or self.rows_too_often or self.records_unknown or self.gaps)
+            and all(seen.log_start == 0 for seen in self.partitions)
+        )
+
+
+def row_hash(fields: Iterable[str]) -> bytes:
+    """Of a row's fields in their order. Lengths are part of it, or ("ab", "c") would be ("a", "bc")."""
+    texts = list(fields)
+    framed = ",".join(map(str, map(len, texts))) + ":" + "".join(texts)
+    return blake2b(framed.encode(), digest_size=HASH_BYTES).digest()
+
+
+def read_back(bootstrap: str, topic: str, wanted: Counter[bytes], decode: Decode, progress: Progress) -> Proof:
+    """Compares all records of `topic` with `wanted`, the `row_hash` of each row and how often it should be there.
+
+    `bootstrap` – the brokers, not the proxy. Raises ProofError if they do not give all records in time.
+    """
+    return asyncio.run(_read_back(bootstrap, topic, wanted, decode, progress))
+
+
+async def _read_back(bootstrap: str, topic: str, wanted: Counter[bytes], decode: Decode, progress: Progress) -> Proof:
+    consumer = AIOKafkaConsumer(
+        topic,
+        bootstrap_servers=bootstrap,
+        enable_auto_commit=False,
+        auto_offset_reset="earliest",
+        isolation_level="read_uncommitted",
+        check_crcs=True,
+    )
+    await consumer.start()
+    try:
+        partitions = sorted(consumer.assignment())
+        begins = await consumer.beginning_offsets(partitions)
+        ends = await consumer.end_offsets(partitions)
+        found: Counter[bytes] = Counter()
+        counts: Counter[TopicPartition] = Counter()
+        unknown = 0
+        last = time.monotonic()
+        while any([await consumer.position(at) < ends[at] for at in partitions]):
+            batches = await consumer.getmany(timeout_ms=500, max_records=20_000)
+            for at, records in batches.items():
+                last = time.monotonic()
+                for record in records:
+                    if record.offset < ends[at]:
+                        counts[at] += 1
+                        row = decode(record.value or b"")
+                        if row is None:
+                            unknown += 1
+                        else:
+                            found[row_hash(row)] += 1
+            progress(counts.total())
+            if time.monotonic() - last > READ_TIMEOUT_SECONDS:
+                raise ProofError(f"{bootstrap} gave {counts.total()} records of {topic!r}, then none for a while")
+    finally:
+        await consumer.stop()
+    return _compare(
+        tuple(
+            PartitionSeen(at.partition, begins[at], ends[at], counts[at], ends[at] - begins[at] - counts[at])
+            for at in partitions
+        ),
+        wanted,
+        found,
+        unknown,
+    )
+
+
+def _compare(
+    partitions: tuple[PartitionSeen, ...], wanted: Counter[bytes], found: Counter[bytes], unknown: int
+) -> Proof:
+    foreign = sum(count for row, count in found.items() if row not in wanted)
+    return Proof(
+        partitions=partitions,
+        rows_wanted=wanted.total(),
+        rows_once=(wanted & found).total(),
+        rows_missing=(wanted - found).total(),
+        rows_too_often=(found - wanted).total() - foreign,
+        records_unknown=unknown + foreign,
+    )
