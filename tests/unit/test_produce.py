@@ -1,0 +1,535 @@
+"""Produce requests and responses: against kafka-python's and kio's codecs, for all versions, and against bad input."""
+
+from __future__ import annotations
+
+import io
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kafka.protocol.producer import ProduceRequest as KafkaPythonRequest
+from kafka.protocol.producer import ProduceResponse as KafkaPythonResponse
+from kio.serial import entity_reader
+
+from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
+from fencepost_proxy.wire.produce import (
+    NodeEndpoint,
+    PartitionData,
+    PartitionResult,
+    ProducePeek,
+    ProduceRequest,
+    ProduceResponse,
+    RecordError,
+    TopicData,
+    TopicResult,
+    encode_produce_request,
+    encode_produce_response,
+    parse_produce_request,
+    parse_produce_response,
+    peek_produce,
+)
+
+VERSIONS = range(3, 14)
+TOPIC_ID = UUID("01234567-89ab-cdef-0123-456789abcdef")
+#: A section of two fields that nobody knows: tag 9 of 3 bytes, tag 300 of none.
+TAGS = b"\x02\x09\x03abc\xac\x02\x00"
+each_version = pytest.mark.parametrize("version", VERSIONS)
+
+
+def _request(version: int) -> ProduceRequest:
+    """Two topics, three partitions, one of them without records; unknown tagged fields wherever there may be some."""
+    tags = TAGS if version >= 9 else b""
+
+    def topic(name: str, *partitions: PartitionData) -> TopicData:
+        return TopicData(*(("", TOPIC_ID) if version >= 13 else (name, None)), partitions, tags)
+
+    return ProduceRequest(
+        version,
+        77,
+        "a-client",
+        tags,
+        "a-transaction",
+        -1,
+        30_000,
+        (
+            topic("flights", PartitionData(3, memoryview(b"r" * 150), tags), PartitionData(0, memoryview(b""), tags)),
+            topic("Größe", PartitionData(2_000_000_000, None, tags)),
+        ),
+        tags,
+    )
+
+
+def _frame(request: ProduceRequest) -> memoryview:
+    written = b"".join(encode_produce_request(request))
+    assert int.from_bytes(written[:4], "big") == len(written) - 4
+    return memoryview(written)[4:]
+
+
+def _response(version: int) -> ProduceResponse:
+    """What parsing a response of this version can give, with as much in it as there is room for."""
+    tags = TAGS if version >= 9 else b""
+    leader = b"\x03\x00\x09\0\0\0\x05\0\0\0\x07\0" + TAGS[1:] if version >= 10 else tags
+    refused = PartitionResult(
+        3,
+        44,
+        57,
+        -1,
+        12 if version >= 5 else -1,
+        (RecordError(1, "bad", tags), RecordError(2, None, tags)) if version >= 8 else (),
+        "OFFSET_MISMATCH topic=flights" if version >= 8 else None,
+        leader,
+    )
+    name, topic_id = ("", TOPIC_ID) if version >= 13 else ("flights", None)
+    return ProduceResponse(
+        77,
+        (TopicResult(name, topic_id, (refused, PartitionResult(0, 0, 1 << 40, 1_700_000_000_000, tags=tags)), tags),),
+        150,
+        (NodeEndpoint(5, "broker-5.internal", 9092, "rack-a", TAGS), NodeEndpoint(6, "b6", 9093, None))
+        if version >= 10
+        else (),
+        tags,
+        tags,
+    )
+
+
+# --- round trips ------------------------------------------------------------------------------------------------------
+
+texts = st.text(st.characters(codec="utf-8"), max_size=40)
+int16s = st.integers(-(2**15), 2**15 - 1)
+int32s = st.integers(-(2**31), 2**31 - 1)
+int64s = st.integers(-(2**63), 2**63 - 1)
+
+
+@st.composite
+def tag_sections(draw: st.DrawFn, version: int, *, first_tag: int = 0) -> bytes:
+    fields = draw(st.dictionaries(st.integers(first_tag, 127), st.binary(max_size=100), max_size=3))
+    if version < 9 or not fields:
+        return b""
+    return bytes([len(fields)]) + b"".join(bytes([tag, len(fields[tag])]) + fields[tag] for tag in sorted(fields))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> ProduceRequest:
+    version = draw(st.sampled_from(VERSIONS))
+    tags = tag_sections(version)
+    records = st.none() | st.binary(max_size=300).map(memoryview)
+    partitions = st.lists(st.builds(PartitionData, int32s, records, tags), max_size=3).map(tuple)
+    topics = (
+        st.builds(TopicData, st.just(""), st.uuids(), partitions, tags)
+        if version >= 13
+        else st.builds(TopicData, texts, st.none(), partitions, tags)
+    )
+    return ProduceRequest(
+        version,
+        draw(int32s),
+        draw(st.none() | texts),
+        draw(tags),
+        draw(st.none() | texts),
+        draw(int16s),
+        draw(int32s),
+        tuple(draw(st.lists(topics, max_size=3))),
+        draw(tags),
+    )
+
+
+@st.composite
+def responses(draw: st.DrawFn) -> tuple[int, ProduceResponse]:
+    version = draw(st.sampled_from(VERSIONS))
+    tags = tag_sections(version)
+    partition_tags = tags if version >= 10 else tag_sections(version, first_tag=1)
+    errors = st.lists(st.builds(RecordError, int32s, st.none() | texts, tags), max_size=3).map(tuple)
+    results = st.builds(
+        PartitionResult,
+        int32s,
+        int16s,
+        int64s,
+        int64s,
+        int64s if version >= 5 else st.just(-1),
+        errors if version >= 8 else st.just(()),
+        st.none() | texts if version >= 8 else st.none(),
+        partition_tags,
+    )
+    partitions = st.lists(results, max_size=3).map(tuple)
+    topics = (
+        st.builds(TopicResult, st.just(""), st.uuids(), partitions, tags)
+        if version >= 13
+        else st.builds(TopicResult, texts, st.none(), partitions, tags)
+    )
+    endpoints = st.lists(st.builds(NodeEndpoint, int32s, texts, int32s, st.none() | texts, tags), max_size=3).map(tuple)
+    return version, ProduceResponse(
+        draw(int32s),
+        tuple(draw(st.lists(topics, max_size=3))),
+        draw(int32s),
+        draw(endpoints) if version >= 10 else (),
+        draw(tag_sections(version, first_tag=1)),
+        draw(tags),
+    )
+
+
+@given(requests())
+def test_a_request_survives_encoding_and_parsing(request: ProduceRequest) -> None:
+    frame = _frame(request)
+    parsed = parse_produce_request(frame)
+    assert parsed == request
+    assert _frame(parsed) == frame
+    topics = request.topics
+    assert peek_produce(frame, len(frame)) == ProducePeek(
+        request.acks, request.transactional_id, len(topics), topics[0].name if topics else ""
+    )
+
+
+@given(responses())
+def test_a_response_survives_encoding_and_parsing(case: tuple[int, ProduceResponse]) -> None:
+    version, response = case
+    written = encode_produce_response(response, version)
+    assert int.from_bytes(written[:4], "big") == len(written) - 4
+    parsed = parse_produce_response(memoryview(written)[4:], version)
+    assert parsed == response
+    assert encode_produce_response(parsed, version) == written
+
+
+# --- against other codecs ---------------------------------------------------------------------------------------------
+
+
+def _without_tags(request: ProduceRequest) -> ProduceRequest:
+    topics = tuple(
+        replace(topic, tags=b"", partitions=tuple(replace(data, tags=b"") for data in topic.partitions))
+        for topic in request.topics
+    )
+    return replace(request, header_tags=b"", tags=b"", topics=topics)
+
+
+@each_version
+def test_kafka_python_writes_the_same_request(version: int) -> None:
+    request = _without_tags(_request(version))
+    topic_class = KafkaPythonRequest.TopicProduceData
+    theirs = KafkaPythonRequest(
+        version=version,
+        transactional_id=request.transactional_id,
+        acks=request.acks,
+        timeout_ms=request.timeout_ms,
+        topic_data=[
+            topic_class(
+                **({"topic_id": topic.topic_id} if version >= 13 else {"name": topic.name}),
+                partition_data=[
+                    topic_class.PartitionProduceData(
+                        index=data.partition, records=None if data.records is None else bytes(data.records)
+                    )
+                    for data in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ],
+    )
+    theirs.with_header(correlation_id=request.correlation_id, client_id=request.client_id)
+    frame = memoryview(bytes(theirs.encode(version=version, header=True, framed=True)))[4:]
+    assert frame == _frame(request)
+    assert parse_produce_request(frame) == request
+
+
+@each_version
+def test_kafka_python_reads_our_response(version: int) -> None:
+    ours = _response(version)
+    # It fails on unknown fields inside of a tagged field (but skips them elsewhere).
+    ours = replace(ours, node_endpoints=tuple(replace(node, tags=b"") for node in ours.node_endpoints))
+    written = encode_produce_response(ours, version)
+    theirs = KafkaPythonResponse.decode(written, version=version, header=True, framed=True)
+    assert theirs.header.correlation_id == ours.correlation_id
+    assert theirs.throttle_time_ms == ours.throttle_time_ms
+    (topic,) = theirs.responses
+    assert (topic.topic_id if version >= 13 else topic.name) == (TOPIC_ID if version >= 13 else "flights")
+    for their, our in zip(topic.partition_responses, ours.topics[0].partitions, strict=True):
+        assert (their.index, their.error_code, their.base_offset) == (our.partition, our.error_code, our.base_offset)
+        assert their.log_append_time_ms == our.log_append_time_ms
+        if version >= 5:
+            assert their.log_start_offset == our.log_start_offset
+        if version >= 8:
+            assert their.error_message == our.error_message
+            assert [(error.batch_index, error.batch_index_error_message) for error in their.record_errors] == [
+                (error.batch_index, error.message) for error in our.record_errors
+            ]
+    if version >= 10:
+        leader = topic.partition_responses[0].current_leader
+        assert (leader.leader_id, leader.leader_epoch) == (5, 7)
+        assert [(node.node_id, node.host, node.port, node.rack) for node in theirs.node_endpoints] == [
+            (5, "broker-5.internal", 9092, "rack-a"),
+            (6, "b6", 9093, None),
+        ]
+
+
+@each_version
+def test_kafka_python_writes_the_same_response(version: int) -> None:
+    """Without unknown tagged fields, which it would not write."""
+    result = KafkaPythonResponse.TopicProduceResponse.PartitionProduceResponse
+    theirs = KafkaPythonResponse(
+        version=version,
+        responses=[
+            KafkaPythonResponse.TopicProduceResponse(
+                **({"topic_id": TOPIC_ID} if version >= 13 else {"name": "flights"}),
+                partition_responses=[
+                    result(
+                        index=3,
+                        error_code=44,
+                        base_offset=57,
+                        log_append_time_ms=5,
+                        log_start_offset=2,
+                        record_errors=[result.BatchIndexAndErrorMessage(batch_index=1, batch_index_error_message="x")],
+                        error_message="m",
+                    )
+                ],
+            )
+        ],
+        throttle_time_ms=9,
+    )
+    frame = b"\0\0\0\4" + (b"\0" if version >= 9 else b"") + bytes(theirs.encode(version=version))
+    expected = PartitionResult(3, 44, 57, 5, 2, (RecordError(1, "x"),), "m")
+    if version < 8:
+        expected = replace(expected, record_errors=(), error_message=None)
+    if version < 5:
+        expected = replace(expected, log_start_offset=-1)
+    name, topic_id = ("", TOPIC_ID) if version >= 13 else ("flights", None)
+    response = parse_produce_response(memoryview(frame), version)
+    assert response == ProduceResponse(4, (TopicResult(name, topic_id, (expected,)),), 9)
+    assert encode_produce_response(response, version)[4:] == frame
+
+
+@each_version
+def test_kio_reads_our_request_and_our_response(version: int) -> None:
+    """kio raises on unknown tagged fields, so there are none here."""
+    request = _without_tags(_request(version))
+    kio_request = import_module(f"kio.schema.produce.v{version}.request").ProduceRequest
+    body = io.BytesIO(_frame(request)).getvalue()
+    header, at = entity_reader(kio_request.__header_schema__)(body, 0)
+    assert (header.request_api_version, header.correlation_id, header.client_id) == (version, 77, "a-client")
+    read, size = entity_reader(kio_request)(body, at)
+    assert at + size == len(body)
+    assert (read.transactional_id, read.acks) == ("a-transaction", -1)
+    assert [
+        [(data.index, None if data.records is None else bytes(data.records)) for data in topic.partition_data]
+        for topic in read.topic_data
+    ] == [[(3, b"r" * 150), (0, b"")], [(2_000_000_000, None)]]
+
+    name, topic_id = ("", TOPIC_ID) if version >= 13 else ("flights", None)
+    refused = PartitionResult(3, 44, 57, -1, 12, (), "OFFSET_MISMATCH")
+    written = encode_produce_response(ProduceResponse(77, (TopicResult(name, topic_id, (refused,)),), 0), version)[4:]
+    kio_response = import_module(f"kio.schema.produce.v{version}.response").ProduceResponse
+    _, at = entity_reader(kio_response.__header_schema__)(written, 0)
+    answer, size = entity_reader(kio_response)(written, at)
+    assert at + size == len(written)
+    (partition,) = answer.responses[0].partition_responses
+    assert (partition.index, partition.error_code, partition.base_offset) == (3, 44, 57)
+
+
+# --- records are not copied -------------------------------------------------------------------------------------------
+
+
+def test_records_pass_through_as_views_of_the_frame() -> None:
+    frame = memoryview(bytearray(_frame(_request(9))))
+    request = parse_produce_request(frame)
+    records = request.topics[0].partitions[0].records
+    assert records is not None
+    assert records.obj is frame.obj
+    assert any(chunk is records for chunk in encode_produce_request(request))
+
+
+# --- a request or a response in another version -----------------------------------------------------------------------
+
+
+def test_raised_from_v7_to_v13_a_request_names_topics_by_id() -> None:
+    old = parse_produce_request(_frame(_request(7)))
+    topics = tuple(replace(topic, topic_id=TOPIC_ID) for topic in old.topics)
+    new = parse_produce_request(_frame(replace(old, api_version=13, acks=1, topics=topics)))
+    assert new.acks == 1
+    assert [(topic.name, topic.topic_id) for topic in new.topics] == [("", TOPIC_ID)] * 2
+    assert [topic.partitions for topic in new.topics] == [topic.partitions for topic in old.topics]
+
+
+def test_v13_without_a_topic_id_is_our_own_mistake() -> None:
+    with pytest.raises(ValueError, match="'flights' has no id"):
+        encode_produce_request(replace(_request(9), api_version=13))
+    with pytest.raises(ValueError, match="'flights' has no id"):
+        encode_produce_response(_response(9), 13)
+
+
+def test_lowered_from_v9_to_v8_a_request_loses_its_tags_and_nothing_else() -> None:
+    lowered = replace(_request(9), api_version=8)
+    assert parse_produce_request(_frame(lowered)) == replace(_without_tags(_request(9)), api_version=8)
+
+
+@each_version
+def test_a_response_of_v12_is_encoded_for_the_version_that_the_client_asked_in(version: int) -> None:
+    newest = replace(_response(13), topics=_response(12).topics)
+    newest = replace(newest, topics=tuple(replace(topic, topic_id=TOPIC_ID) for topic in newest.topics))
+    parsed = parse_produce_response(memoryview(encode_produce_response(newest, version))[4:], version)
+    assert parsed == _response(version)
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+@each_version
+def test_cut_off_at_any_byte_a_request_is_the_clients_fault(version: int) -> None:
+    frame = _frame(_request(version))
+    for length in range(len(frame)):
+        with pytest.raises(ClientProtocolError, match="malformed Produce request"):
+            parse_produce_request(frame[:length])
+
+
+@each_version
+def test_a_byte_too_much_is_the_clients_fault(version: int) -> None:
+    with pytest.raises(ClientProtocolError, match="1 bytes are left over"):
+        parse_produce_request(memoryview(bytes(_frame(_request(version))) + b"\0"))
+
+
+def _mutations(data: memoryview) -> Iterator[memoryview]:
+    for at in range(len(data)):
+        for value in (0, 1, 0x7F, 0x80, 0xFE, 0xFF, data[at] ^ 0x01, data[at] ^ 0x10, (data[at] + 1) & 0xFF):
+            if value != data[at]:
+                yield memoryview(b"".join((data[:at], bytes([value]), data[at + 1 :])))
+
+
+@each_version
+def test_any_changed_byte_parses_or_is_the_clients_fault(version: int) -> None:
+    refused = 0
+    for frame in _mutations(_frame(_request(version))):
+        try:
+            parse_produce_request(frame)
+            peek_produce(frame, len(frame))
+        except ClientProtocolError:
+            refused += 1
+    assert refused > 100
+
+
+@each_version
+def test_any_changed_or_missing_byte_of_a_response_is_the_brokers_fault(version: int) -> None:
+    frame = memoryview(encode_produce_response(_response(version), version))[4:]
+    for length in range(len(frame)):
+        with pytest.raises(UpstreamProtocolError, match=f"malformed Produce v{version} response"):
+            parse_produce_response(frame[:length], version)
+    refused = 0
+    for changed in _mutations(frame):
+        try:
+            parse_produce_response(changed, version)
+        except UpstreamProtocolError:
+            refused += 1
+    assert refused > 100
+
+
+@given(st.sampled_from(VERSIONS), st.binary(max_size=200))
+@settings(max_examples=300)
+def test_garbage_behind_a_header_is_refused_or_parsed(version: int, garbage: bytes) -> None:
+    frame = memoryview(b"\0\0\0" + bytes([version]) + b"\0\0\0\1" + garbage)
+    for attempt in (lambda: parse_produce_request(frame), lambda: peek_produce(frame, len(frame) + 50)):
+        with suppress(ClientProtocolError):
+            attempt()
+    with suppress(UpstreamProtocolError):
+        parse_produce_response(memoryview(garbage), version)
+
+
+_V7_START = b"\0\0\0\7\0\0\0\1\xff\xff\xff\xff\xff\xff\0\0\0\0"
+_V9_START = b"\0\0\0\x09\0\0\0\1\xff\xff\0\0\xff\xff\0\0\0\0"
+
+
+@pytest.mark.parametrize(
+    ("start", "count"),
+    [
+        pytest.param(_V7_START, b"\x7f\xff\xff\xff", id="topics"),
+        pytest.param(_V7_START, b"\0\0\0\1\0\1t\x7f\xff\xff\xff", id="partitions"),
+        pytest.param(_V7_START, b"\xff\xff\xff\xff", id="null-topics"),
+        pytest.param(_V7_START, b"\0\0\0\1\0\1t\0\0\0\1\0\0\0\0\x7f\xff\xff\xff", id="records"),
+        pytest.param(_V9_START, b"\xff\xff\xff\xff\x0f", id="flexible-topics"),
+        pytest.param(_V9_START, b"\x02\x02t\xff\xff\xff\xff\x0f", id="flexible-partitions"),
+        pytest.param(_V9_START, b"\0", id="flexible-null-topics"),
+        pytest.param(_V9_START, b"\x02\x02t\x02\0\0\0\0\xff\xff\xff\xff\x0f", id="flexible-records"),
+        pytest.param(_V9_START, b"\x01\xff\xff\xff\xff\x0f", id="tags"),
+        pytest.param(_V9_START, b"\x01\x01\0\xff\xff\xff\xff\x0f", id="tag-size"),
+        pytest.param(_V9_START, b"\x80\x80\x80\x80\x80\x01", id="endless-varint"),
+    ],
+)
+def test_absurd_counts_are_refused_before_anything_is_allocated(start: bytes, count: bytes) -> None:
+    frame = memoryview(start + count + b"\0" * 30)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ClientProtocolError, match="malformed"):
+            parse_produce_request(frame)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_more_partitions_than_the_limit_are_refused() -> None:
+    empty = PartitionData(0, None)
+    request = replace(
+        _without_tags(_request(9)), topics=(TopicData("a", None, (empty,) * 2), TopicData("b", None, (empty,)))
+    )
+    frame = _frame(request)
+    assert parse_produce_request(frame, partitions_max=3) == request
+    with pytest.raises(LimitError, match="3 topics or partitions, more than the limit of 2"):
+        parse_produce_request(frame, partitions_max=2)
+
+
+def test_topics_without_partitions_count_against_the_limit() -> None:
+    """Each takes three bytes of a frame and a hundred of memory."""
+    request = replace(_without_tags(_request(9)), topics=(TopicData("a", None, ()),) * 3)
+    with pytest.raises(LimitError):
+        parse_produce_request(_frame(request), partitions_max=2)
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [(b"\0\1\0\7", "API key is 1"), (b"\0\0\0\2", "v2 is not one of v3 to v13"), (b"\0\0\0\x0e", "v14 is not one of")],
+)
+def test_what_is_not_a_produce_request_of_a_known_version_is_refused(header: bytes, reason: str) -> None:
+    frame = memoryview(header + b"\0" * 40)
+    for parse in (lambda: parse_produce_request(frame), lambda: peek_produce(frame, 44)):
+        with pytest.raises(ClientProtocolError, match=reason):
+            parse()
+
+
+def test_a_name_that_is_not_utf8_is_refused_with_that_reason() -> None:
+    frame = bytes(_frame(_request(9))).replace("Größe".encode(), b"Gr\xff\xffe12")
+    with pytest.raises(ClientProtocolError, match="not UTF-8"):
+        parse_produce_request(memoryview(frame))
+
+
+# --- peeking ----------------------------------------------------------------------------------------------------------
+
+
+@each_version
+def test_a_peek_waits_for_bytes_and_then_never_changes_its_mind(version: int) -> None:
+    frame = _frame(_request(version))
+    first = "" if version >= 13 else "flights"
+    expected = ProducePeek(-1, "a-transaction", 2, first)
+    peeks = [peek_produce(frame[:length], len(frame)) for length in range(len(frame) + 1)]
+    known_at = next(length for length, peek in enumerate(peeks) if peek is not None)
+    assert peeks[known_at:] == [expected] * (len(frame) + 1 - known_at)
+    assert known_at < len(frame) - 150, "the records were not needed"
+
+
+def test_bytes_of_the_next_frame_are_not_peeked_at() -> None:
+    frame = _frame(_request(7))
+    with pytest.raises(ClientProtocolError, match="of 20 bytes"):
+        peek_produce(frame, 20)
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        pytest.param(b"\0\0\0\7\0\0\0\1\x7f\xff", id="client-id"),
+        pytest.param(b"\0\0\0\7\0\0\0\1\xff\xff\x7f\xff", id="transactional-id"),
+        pytest.param(_V7_START + b"\x7f\xff\xff\xff", id="topics"),
+        pytest.param(_V7_START + b"\0\0\0\1\x7f\xff", id="topic-name"),
+        pytest.param(b"\0\0\0\x09\0\0\0\1\xff\xff\x01\x00\xff\xff\x7f", id="tags"),
+        pytest.param(_V9_START + b"\xff\xff\xff\x07", id="flexible-topics"),
+    ],
+)
+def test_a_peek_refuses_at_once_what_cannot_fit_the_frame(prefix: bytes) -> None:
+    """Waiting for it would mean holding bytes for a verdict that is known."""
+    with pytest.raises(ClientProtocolError, match="malformed Produce request of 500 bytes"):
+        peek_produce(memoryview(prefix), 500)
