@@ -20,12 +20,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 from uuid import UUID, uuid4
 
-from kafka.record.default_records import DefaultRecordBatchBuilder
-from kafka.record.memory_records import MemoryRecords
-
 from fencepost_proxy import logs
 from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import Error
+from fencepost_proxy.errors import Error, UpstreamProtocolError
 from fencepost_proxy.net.broker import (
     BrokerConnection,
     BrokerLink,
@@ -37,6 +34,8 @@ from fencepost_proxy.net.broker import (
 from fencepost_proxy.net.control import ControlClient, Leader, TopicInfo, fetch_call, fetched_partition
 from fencepost_proxy.topics.state import StateError, StateRecord, StateView, encode_producer_id
 from fencepost_proxy.types import Monotonic, Offset, ProducerId, TopicPartition
+from fencepost_proxy.wire.batch import MalformedBatch, split_batches
+from fencepost_proxy.wire.plain_batch import encode_plain_batch, read_plain_records
 
 _log = logs.get("net.state_topic")
 _limited_log = logs.RateLimitedLog(_log)
@@ -154,7 +153,7 @@ class StateTopic:
         if not records:
             return []
         deadline = deadline_in(self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
-        batch = _encode(records)
+        batch = encode_plain_batch(records, timestamp_ms=int(time.time() * 1000))
         pause = self._limits.reconnect_backoff_min_seconds
         while True:
             self._raise_failure()
@@ -332,22 +331,20 @@ class StateTopic:
 
     def _apply(self, data: bytes) -> None:
         applied = []
-        batches = MemoryRecords(data)
-        while batches.has_next():
-            batch = batches.next_batch()
-            if batch.magic != 2 or batch.compression_type or not batch.validate_crc():
-                raise StateError(
-                    f"{self._tp.topic} has a batch at offset {batch.base_offset} that is damaged, compressed or of an "
-                    "old format; set compression.type=uncompressed on it"
-                )
-            for record in () if batch.is_control_batch else batch:
-                if record.offset < self._position:
-                    continue
-                left_out = self.view.apply(Offset(record.offset), record.key, record.value)
-                if left_out is not None:
-                    _log.warning("state record left out", reason=left_out)
-                applied.append(StateRecord(record.key or b"", record.value))
-            self._position = Offset(max(self._position, batch.last_offset + 1))
+        try:
+            for header, batch in split_batches(memoryview(data)):
+                for record in () if header.is_control else read_plain_records(header, batch):
+                    if record.offset >= self._position:
+                        applied.append(StateRecord(record.key or b"", record.value))
+                        left_out = self.view.apply(*record)
+                        if left_out is not None:
+                            _limited_log.warning("left out", "state record left out", reason=left_out)
+                self._position = Offset(max(self._position, header.base_offset + header.last_offset_delta + 1))
+        except (MalformedBatch, UpstreamProtocolError) as e:
+            raise StateError(
+                f"{self._tp.topic} cannot be read at offset {self._position}: {e}. Its compression.type must be "
+                "uncompressed"
+            ) from e
         if applied:
             self._on_change(applied)
         self._release(self._position)
@@ -378,19 +375,3 @@ class StateTopic:
         for offset, waiter in self._waiting:
             if (position is None or offset < position) and not waiter.done():
                 waiter.set_result(None)
-
-
-def _encode(records: Sequence[StateRecord]) -> bytes:
-    builder = DefaultRecordBatchBuilder(
-        magic=2,
-        compression_type=0,
-        is_transactional=False,
-        producer_id=-1,
-        producer_epoch=-1,
-        base_sequence=-1,
-        batch_size=2**31 - 1,
-    )
-    now_ms = int(time.time() * 1000)
-    for delta, record in enumerate(records):
-        builder.append(delta, timestamp=now_ms, key=record.key, value=record.value, headers=[])
-    return bytes(builder.build())
