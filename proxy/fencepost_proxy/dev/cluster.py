@@ -26,7 +26,7 @@ from types import TracebackType
 from fencepost_proxy.dev import probe
 from fencepost_proxy.dev.errors import ClusterError, PortTakenError
 from fencepost_proxy.dev.jars import DEFAULT_VERSION, Progress, classpath, release, say
-from fencepost_proxy.dev.java import find_jdk
+from fencepost_proxy.dev.java import QUICK_JVM, find_jdk, logging_flags
 from fencepost_proxy.dev.process import GuardedProcess
 from fencepost_proxy.types import Address
 
@@ -41,10 +41,8 @@ FREE_PORTS = range(15_000, 32_000)
 #: Ports that we chose ourselves may be taken by another process between choosing and binding.
 PORT_ATTEMPTS = 3
 
-_LOGGING = Path(__file__).parent
 _ADDRESS_IN_USE = "Address already in use"
 _CLUSTER_ID_FILE = "cluster-id"
-_QUICK_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 _KAFKA_JVM = ("-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35")
 
 
@@ -331,14 +329,13 @@ class KafkaCluster:
         return properties
 
     def _jvm(self) -> list[str]:
-        flags = _QUICK_JVM if self._quick_start else _KAFKA_JVM
+        flags = QUICK_JVM if self._quick_start else _KAFKA_JVM
         return [
             self._java[0],
             f"-Xmx{self._heap}",
             *flags,
             "-Djava.awt.headless=true",
-            f"-Dlog4j2.configurationFile={_LOGGING / 'log4j2.properties'}",
-            f"-Dlog4j.configuration=file:{_LOGGING / 'log4j.properties'}",
+            *logging_flags("INFO", to_stderr=False),
             *self._java[1:],
         ]
 

@@ -16,6 +16,9 @@ from fencepost_proxy.dev.errors import JavaError
 JAVA_VERSION_MIN = 17
 VERSION_TIMEOUT_SECONDS = 30
 
+#: Starts fast, and is never at its fastest.
+QUICK_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
+
 _HELP = f"install a JDK {JAVA_VERSION_MIN} or newer, and put it on PATH or set JAVA_HOME"
 
 
@@ -63,3 +66,17 @@ def _checked(java: Path) -> Jdk:
     if version < JAVA_VERSION_MIN:
         raise JavaError(f"{java} is Java {version}, too old; {_HELP}")
     return Jdk(java, version)
+
+
+def logging_flags(level: str, *, to_stderr: bool) -> list[str]:
+    """Of the JVM, for Kafka's logging: from which level on (INFO, WARN, …), and where to."""
+    here = Path(__file__).parent
+    stream = "err" if to_stderr else "out"
+    return [
+        f"-Dlog4j2.configurationFile={here / 'log4j2.properties'}",
+        f"-Dlog4j.configuration=file:{here / 'log4j.properties'}",
+        f"-Dfencepost.log.level={level}",
+        # The two log4j have different names for the same thing.
+        f"-Dfencepost.log.target=SYSTEM_{stream.upper()}",
+        f"-Dfencepost.log.stream=System.{stream}",
+    ]

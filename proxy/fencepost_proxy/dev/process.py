@@ -21,17 +21,22 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
+def guarded(command: list[str]) -> list[str]:
+    """The same command, killed by the kernel when the *thread* that starts it ends. On Linux; elsewhere unchanged."""
+    if sys.platform != "linux":
+        return command
+    return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
+
+
 class GuardedProcess:
     """One child in its own session (Ctrl-C in our terminal does not reach it), its output appended to a file.
 
-    Linux kills a child with PDEATHSIG when the *thread* that started it ends. Callers start brokers from short-lived
+    Linux kills a child with PDEATHSIG when the thread that started it ends. Callers start brokers from short-lived
     threads (asyncio.to_thread, test fixtures), so each child gets a thread that starts it and lives as long as it does.
     Elsewhere than on Linux a child outlives a parent that was killed with -9.
     """
 
     def __init__(self, command: list[str], *, output: Path, environment: dict[str, str] | None = None) -> None:
-        if sys.platform == "linux":
-            command = [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
         self._process: subprocess.Popen[bytes] | None = None
         self._error: OSError | None = None
         self._started = threading.Event()
@@ -47,7 +52,7 @@ class GuardedProcess:
         try:
             with output.open("ab") as file:
                 self._process = subprocess.Popen(
-                    command,
+                    guarded(command),
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
