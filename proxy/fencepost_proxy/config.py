@@ -208,20 +208,18 @@ def load(
             raise ConfigError(f"{file}: is not UTF-8 text") from e
         except tomllib.TOMLDecodeError as e:
             raise ConfigError(f"{file}: is not TOML: {e}") from e
-    document.update(overrides or {})
-    try:
-        return _Reader(where, check_topic_config).config(document)
-    except ConfigError as e:
-        if str(e).startswith(where):
-            raise
-        raise ConfigError(f"{where}: {e}") from e
+    for key, value in (overrides or {}).items():
+        below = document.get(key)
+        document[key] = {**below, **value} if isinstance(below, dict) and isinstance(value, dict) else value
+    return _Reader(where, frozenset(overrides or ()), check_topic_config).config(document)
 
 
 class _Reader:
     """Turns TOML values into the dataclasses, and every slip into a sentence."""
 
-    def __init__(self, where: str, check_topic_config: CheckTopicConfig | None) -> None:
+    def __init__(self, where: str, overridden: frozenset[str], check_topic_config: CheckTopicConfig | None) -> None:
         self._where = where
+        self._overridden = overridden
         self._check_topic_config = check_topic_config
 
     def config(self, document: Mapping[str, object]) -> ProxyConfig:
@@ -259,10 +257,14 @@ class _Reader:
                 case "unsafe_disable_stamping":
                     values[key] = self._boolean(key, value)
         values.setdefault("upstream", ())
-        return ProxyConfig(**values)
+        try:
+            return ProxyConfig(**values)
+        except ConfigError as e:
+            raise ConfigError(f"{self._where}: {e}") from e
 
     def _fail(self, key: str, problem: str) -> ConfigError:
-        return ConfigError(f"{self._where}: {key}: {problem}")
+        where = "command line" if key.partition(".")[0] in self._overridden else self._where
+        return ConfigError(f"{where}: {key}: {problem}")
 
     def _known(self, table: str, given: Iterable[str], known: Iterable[str], hidden: tuple[str, ...] = ()) -> None:
         allowed = [name for name in known if name not in hidden]
@@ -342,7 +344,11 @@ class _Reader:
     def _flat(self, cls: type[Any], key: str, value: object, read: Callable[[str, object], object]) -> Any:
         table = self._table(key, value)
         self._known(key, table, (f.name for f in fields(cls)))
-        return cls(**{name: read(f"{key}.{name}", each) for name, each in table.items()})
+        values = {name: read(f"{key}.{name}", each) for name, each in table.items()}
+        try:
+            return cls(**values)
+        except ConfigError as e:
+            raise ConfigError(f"{self._where}: {e}") from e
 
     def _limits(self, key: str, value: object) -> Limits:
         whole = {f.name for f in fields(Limits) if f.type == "int"}
