@@ -1,0 +1,515 @@
+"""The proxy process: the switch driven by real sockets, a clock, and the control client.
+
+`serve` is the entry. Start-up fails closed and early: the bootstrap port is taken first (or the user is told at once
+that it cannot be), then Kafka is waited for, then the state topic is read to its end; connections are accepted only
+after that. Clients that come too early wait in the kernel's queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+from uuid import UUID
+
+from fencepost_proxy import logs
+from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.config import ProxyConfig
+from fencepost_proxy.errors import ConfigError, FencepostError
+from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
+from fencepost_proxy.net.link import RECEIVE_BUFFER_BYTES, ClientSide, Link, Paused, UpstreamSide
+from fencepost_proxy.net.listeners import accept, bind
+from fencepost_proxy.net.reads import FACTS_SECONDS, GateReads
+from fencepost_proxy.net.state_topic import StateTopic
+from fencepost_proxy.partitions.events import GateLimits, Ticket
+from fencepost_proxy.session import messages as sessions
+from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report, Switch
+from fencepost_proxy.topics.planning import Known
+from fencepost_proxy.topics.state import StateRecord, TopicConfigChange
+from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
+from fencepost_proxy.types import Address, NodeId, ProducerId
+from fencepost_proxy.wire.apis import PRODUCE
+from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.produce import NodeEndpoint
+
+_log = logs.get("net.app")
+_limited_log = logs.RateLimitedLog(_log)
+
+#: How often waiting gates and sessions are told that time has passed.
+_TICK_SECONDS = 0.02
+_HOUSEKEEPING_SECONDS = 1.0
+_STORE_SECONDS = 15.0
+_DRAIN_LOOK_SECONDS = 0.02
+
+
+async def serve(
+    config: ProxyConfig,
+    *,
+    on_ready: Callable[[Address], None] = lambda address: None,
+    stop: asyncio.Event | None = None,
+) -> None:
+    """Runs until cancelled, or until `stop` is set: then it drains, within `limits.drain_seconds`.
+
+    `on_ready` is told the bootstrap address once clients can connect. Raises ConfigError where a port cannot be had,
+    StateError where the state topic cannot be relied on.
+    """
+    async with AsyncExitStack() as stack:
+        proxy = Proxy(config)
+        stack.push_async_callback(proxy.close)
+        on_ready(await proxy.start())
+        await (stop or asyncio.Event()).wait()
+        await proxy.drain()
+
+
+class Proxy:
+    """See the module. Answers what sessions ask of their surroundings, and drives the links."""
+
+    def __init__(self, config: ProxyConfig) -> None:
+        limits = config.limits
+        self.config = config
+        self.header_names = HeaderNames(*(name.encode() for name in _names(config)))
+        self.frame_bytes_max = limits.frame_bytes_max
+        self.in_flight_requests_max = limits.in_flight_requests_max
+        self.gate_wait_max_seconds = limits.gate_wait_max_seconds
+        self.request_timeout_seconds = limits.request_timeout_seconds
+        self.decompressed_bytes_max = limits.decompressed_bytes_max
+        self.refuse_whole_requests = config.refusal_scope == "request"
+        self._control = ControlClient(config.upstream, limits, on_brokers=self._brokers_changed)
+        self._state: StateTopic | None = None
+        self._reads: GateReads | None = None
+        self._book = AddressBook(config.listen.port, advertised_host=config.advertised_host, ports=config.broker_ports)
+        exchanges = Exchanges(self._book, self._known, self._shared_producer_id, self._open_listeners)
+        gate_limits = GateLimits(
+            queue_max=limits.gate_queue_max,
+            read_retry_seconds=limits.settle_backoff_min_seconds,
+            decompressed_bytes_max=limits.decompressed_bytes_max,
+        )
+        self.switch = Switch(self, exchanges, gate_limits, self.header_names)
+        self.links: dict[int, Link] = {}
+        self._numbers = itertools.count(1)
+        self._buffer = bytearray(RECEIVE_BUFFER_BYTES)
+        self._free_bytes = limits.buffered_bytes_max
+        self._policies: dict[str, TopicPolicy | None] = {}
+        self._guards_anything = False
+        self._bootstrap_turn = itertools.cycle(config.upstream)
+        self._listening: dict[NodeId | None, socket.socket] = {}
+        self._servers: dict[NodeId | None, asyncio.Server] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._draining = False
+        self._accepting = False
+        self.refusals: dict[str, int] = {}
+        self.violations = 0
+
+    # ---- life
+
+    async def start(self) -> Address:
+        config = self.config
+        sock = self._listening[None] = bind(config.listen, "clients")
+        host, port = sock.getsockname()[:2]
+        await self._control.start()
+        self._state = StateTopic(
+            self._control,
+            name=config.state_topic,
+            lease_seconds=config.config_lease_seconds,
+            limits=config.limits,
+            on_change=self._state_changed,
+        )
+        self._reads = GateReads(self._control, self._state, config.limits.frame_bytes_max)
+        await self._state.start()
+        await self._state.acquire_producer_id()
+        facts = await self._control.broker_facts()
+        self._reads.producer_id_expiration_ms = facts.producer_id_expiration_ms
+        self._brokers_changed(self._control.brokers)
+        await self._look_after_topics()
+        self._accepting = True
+        for node_id in list(self._listening):
+            self._servers[node_id] = await accept(self._listening[node_id], self._client_side(node_id))
+        self._spawn(self._housekeeping(), "housekeeping")
+        address = Address(config.advertised_host or host, port)
+        _log.info("serving", bootstrap=address, brokers=len(self._book.nodes), guarded=self._guards_anything)
+        return address
+
+    async def drain(self) -> None:
+        """Accepts nobody and reads no further request; waits for the answers under way, then closes every link."""
+        self._draining = True
+        for server in self._servers.values():
+            server.close()
+        for link in list(self.links.values()):
+            link.client.pause(Paused.DRAINING)
+        deadline = time.monotonic() + self.config.limits.drain_seconds
+        while time.monotonic() < deadline and not all(s.drained for s in self.switch.sessions.values()):
+            await asyncio.sleep(_DRAIN_LOOK_SECONDS)
+        left = sum(not session.drained for session in self.switch.sessions.values())
+        _log.info("drained", connections=len(self.links), unanswered=left)
+
+    async def close(self) -> None:
+        for server in self._servers.values():
+            server.close()
+        for sock in self._listening.values():
+            sock.close()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for link in list(self.links.values()):
+            link.client.abort()
+            if link.upstream is not None:
+                link.upstream.abort()
+        if self._state is not None:
+            await self._state.close()
+        await self._control.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        """A task that ends with the process, and whose failure is logged."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.crash(f"{task.get_name()} crashed", error)
+
+    # ---- what sessions ask (session.Surroundings)
+
+    @property
+    def shared_producer_id(self) -> int:
+        return -1 if (producer_id := self._shared_producer_id()) is None else producer_id
+
+    def _shared_producer_id(self) -> ProducerId | None:
+        return None if self._state is None else self._state.view.producer_id
+
+    def fresh(self, now: float) -> bool:
+        return self._state is not None and now < self._state.fresh_until
+
+    def guards_anything(self) -> bool:
+        return self._guards_anything
+
+    def policy(self, topic: str) -> TopicPolicy | None:
+        try:
+            return self._policies[topic]
+        except KeyError:
+            pass
+        assert self._state is not None
+        policy = self._state.view.topic_policy(topic, self.topic_id(topic), self.config.configs_for)
+        if len(self._policies) > 100_000:  # names come from clients: a stranger's must not fill the memory
+            self._policies.clear()
+        found = self._policies[topic] = policy if policy.guarded else None
+        return found
+
+    def topic_id(self, topic: str) -> UUID | None:
+        info = self._control.topic(topic)
+        return None if info is None else info.topic_id
+
+    def produce_version_max(self) -> int:
+        newest = []
+        for node_id in self._control.brokers:
+            versions = self._control.api_versions(node_id)
+            if versions is None:
+                return 0
+            newest.append(versions[PRODUCE][1])
+        return min(newest, default=0)
+
+    def may_send(self, ticket: Ticket, now: float) -> bool:
+        return self.switch.may_send(ticket, now)
+
+    def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
+        node_id = NodeId(endpoint.node_id)
+        if self._book.learn(node_id, Address(endpoint.host, endpoint.port)):
+            self._open_listeners([node_id])
+        host, port = self._book.advertised(node_id, local_host)
+        return NodeEndpoint(node_id, host, port, endpoint.rack)
+
+    def reserve(self, byte_count: int) -> bool:
+        if byte_count > self._free_bytes:
+            return False
+        self._free_bytes -= byte_count
+        return True
+
+    def release(self, byte_count: int) -> None:
+        self._free_bytes += byte_count
+
+    def _known(self) -> Known:
+        assert self._state is not None
+        state_topic = self._control.topic(self.config.state_topic)
+        return Known(
+            view=self._state.view,
+            file_configs=self.config.configs_for,
+            topic_id=self.topic_id,
+            state_topic=self.config.state_topic,
+            state_topic_id=None if state_topic is None else state_topic.topic_id,
+        )
+
+    # ---- virtual configs
+
+    def _state_changed(self, records: Sequence[StateRecord]) -> None:
+        self._policies.clear()
+        assert self._state is not None
+        config = self.config
+        self._guards_anything = (
+            any(pattern.configs for pattern in config.topic_patterns)
+            or bool(config.unlisted_topics)
+            or bool(self._state.view.topic_configs)
+        )
+        now = time.monotonic()
+        for topic in {_topic_of(record) for record in records}:
+            if topic is not None:
+                self._perform(self.switch.forget_topic(topic, now))
+
+    async def _store(self, connection: int, store: sessions.Store) -> None:
+        """A switch-on is reported only once every process knows of it, or has stopped serving (its lease ran out)."""
+        error = None
+        try:
+            async with asyncio.timeout(_STORE_SECONDS):
+                assert self._state is not None
+                changes = [await self._with_topic_id(change) for change in store.changes]
+                records = self._state.view.records_of(changes)
+                if records:
+                    await self._state.append(records)
+                    if not all(change.deleted for change in changes):
+                        await asyncio.sleep(self.config.config_lease_seconds)
+                for change in changes:
+                    if change.topic is not None and not change.deleted:
+                        _log.info("topic configs changed", topic=change.topic, set=dict(change.assign) or None)
+                        self._spawn(self._warn_about(change.topic), "durability check")
+        except (FencepostError, TimeoutError, ValueError) as failure:
+            error = str(failure) or "it took too long"
+            _log.error("virtual configs could not be stored", reason=error)
+        self.session_event(connection, sessions.Stored(store.token, error))
+
+    async def _with_topic_id(self, change: TopicConfigChange) -> TopicConfigChange:
+        """Where no response told it, metadata does; a topic just created is not everywhere at once."""
+        if change.deleted or change.topic is None:
+            return change
+        topic_id = change.topic_id
+        while True:
+            await self._control.refresh_metadata([change.topic])
+            known = self.topic_id(change.topic)
+            if known is not None and (topic_id is None or known == topic_id):
+                return TopicConfigChange(change.topic, known, change.assign, change.unset, change.replace)
+            await asyncio.sleep(0.05)
+
+    async def _warn_about(self, topic: str) -> None:
+        assert self._reads is not None
+        info = self._control.topic(topic)
+        policy = self.policy(topic)
+        if info is None or policy is None:
+            return
+        try:
+            facts = await self._reads.facts(topic)
+        except UpstreamUnavailable:
+            return
+        for warning in durability_warnings(
+            topic,
+            replication_factor=info.replication_factor,
+            min_insync_replicas=facts.min_insync_replicas,
+            unclean_leader_election=facts.unclean_leader_election,
+        ):
+            _log.warning(warning)
+
+    # ---- links
+
+    def _client_side(self, node_id: NodeId | None) -> Callable[[], ClientSide]:
+        return lambda: ClientSide(self._buffer, lambda side: self._accepted(side, node_id))
+
+    def _accepted(self, side: ClientSide, node_id: NodeId | None) -> Link | None:
+        assert side.transport is not None
+        peername = side.transport.get_extra_info("peername")
+        sockname = side.transport.get_extra_info("sockname")
+        if not peername or not sockname:
+            return None  # gone already
+        peer = Address(*peername[:2])
+        if len(self.links) >= self.config.limits.connections_max or self._draining:
+            _limited_log.warning("connections", "connection refused: connections_max is reached", peer=peer)
+            return None
+        link = Link(next(self._numbers), side, peer, sockname[0], self)
+        self.links[link.connection] = link
+        self._spawn(self._connect(link, node_id), f"connect {link.connection}")
+        return link
+
+    async def _connect(self, link: Link, node_id: NodeId | None) -> None:
+        """Opens the link's upstream connection: to its listener's broker, or to any of those configured."""
+        loop = asyncio.get_running_loop()
+        tries = [self._book.upstream_of(node_id)] if node_id is not None else None
+        reason: object = "the broker is not known"
+        for address in tries or [next(self._bootstrap_turn) for _ in self.config.upstream]:
+            if address is None:
+                continue
+            try:
+                async with asyncio.timeout(self.config.limits.connect_timeout_seconds):
+                    _, side = await loop.create_connection(
+                        lambda: UpstreamSide(self._buffer), address.host, address.port
+                    )
+            except (OSError, TimeoutError) as error:
+                reason = f"{address}: {error or 'no answer in time'}"
+                continue
+            link.connected(side)
+            return
+        _limited_log.warning("upstream", "no upstream connection for a client", peer=link.peer, reason=reason)
+        link.close_reason = "no upstream connection"
+        link.client.close()
+
+    def link_opened(self, link: Link) -> None:
+        self.switch.open(link.connection, link.local_host)
+
+    def link_closed(self, link: Link) -> None:
+        self.links.pop(link.connection, None)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def session_event(self, connection: int, event: sessions.Event) -> None:
+        self._perform(self.switch.session_event(connection, event, time.monotonic()))
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, ForConnection):
+                self._for_connection(action.connection, action.command)
+            elif isinstance(action, ForControl):
+                self._spawn(self._read(action), f"read {action.partition}")
+            else:
+                self._report(action)
+        if self._ticker is None and self.switch.needs_ticks:
+            self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+
+    def _for_connection(self, connection: int, command: sessions.Command) -> None:
+        match command:
+            case sessions.Count(what, label):
+                if what == "refusal":
+                    self.refusals[label] = self.refusals.get(label, 0) + 1
+            case sessions.Store():
+                self._spawn(self._store(connection, command), "store configs")
+            case _:
+                link = self.links.get(connection)
+                if link is None:
+                    return
+                if isinstance(command, sessions.CloseClient) and command.fault is not None:
+                    _limited_log.warning(
+                        command.fault.__name__, "connection closed", peer=link.peer, reason=command.reason
+                    )
+                link.perform(command)
+
+    def _tick(self) -> None:
+        self._ticker = None
+        self._perform(self.switch.tick(time.monotonic()))
+
+    async def _read(self, wanted: ForControl) -> None:
+        assert self._reads is not None
+        event = await self._reads.carry_out(wanted)
+        self._perform(self.switch.gate_event(wanted.partition, event, time.monotonic()))
+
+    def _report(self, report: Report) -> None:
+        violation = report.violation
+        self.violations += 1
+        _log.error(
+            "OFFSET_VIOLATION: an append landed elsewhere, somebody writes around the proxy",
+            partition=violation.partition,
+            expected=violation.expected,
+            appended_at=violation.appended_at,
+            producer_id=violation.producer_id,
+        )
+
+    # ---- brokers and their listeners
+
+    def _brokers_changed(self, brokers: Mapping[NodeId, Address]) -> None:
+        self._open_listeners([node_id for node_id, address in brokers.items() if self._book.learn(node_id, address)])
+
+    def _open_listeners(self, node_ids: Sequence[NodeId]) -> None:
+        """Bound and listening when it returns; whoever is told of the port now finds it open."""
+        for node_id in node_ids:
+            if node_id in self._listening:
+                continue  # it has moved; its listener asks the book where to connect
+            try:
+                port = self._book.listener_port(node_id)
+                sock = bind(Address(self.config.listen.host, port), f"broker {node_id}")
+            except ConfigError as error:
+                _log.error("no listener for a broker", broker=node_id, reason=error)
+                continue
+            self._listening[node_id] = sock
+            self._book.listens_on(node_id, sock.getsockname()[1])
+            _log.info("listening for broker", broker=node_id, port=sock.getsockname()[1])
+            if self._accepting:
+                self._spawn(self._start_accepting(node_id), f"accept for broker {node_id}")
+
+    async def _start_accepting(self, node_id: NodeId) -> None:
+        self._servers[node_id] = await accept(self._listening[node_id], self._client_side(node_id))
+
+    # ---- housekeeping
+
+    async def _housekeeping(self) -> None:
+        """Once a second: clients that stall are closed. Now and then: guarded topics are looked at again."""
+        looked_at = time.monotonic()
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_SECONDS)
+            self._close_stalled()
+            if time.monotonic() - looked_at >= FACTS_SECONDS:
+                looked_at = time.monotonic()
+                await self._look_after_topics()
+
+    def _close_stalled(self) -> None:
+        limits = self.config.limits
+        now = time.monotonic()
+        for link in list(self.links.values()):
+            session = self.switch.sessions.get(link.connection)
+            if session is None or link.client.paused:
+                continue
+            silent = now - max(link.client.received_at, link.opened_at)
+            if not link.client.received_at and silent > limits.handshake_seconds:
+                reason = f"it sent nothing for {limits.handshake_seconds:g} s (limits.handshake_seconds)"
+            elif session.mid_header and silent > limits.header_seconds:
+                reason = f"it stopped within a frame's header for {limits.header_seconds:g} s (limits.header_seconds)"
+            elif silent > limits.client_idle_seconds and now - self._heard(link) > limits.client_idle_seconds:
+                reason = f"it was silent for {limits.client_idle_seconds:g} s (limits.client_idle_seconds)"
+            else:
+                continue
+            _limited_log.info("stalled", "connection closed", peer=link.peer, reason=reason)
+            link.client.close()
+
+    @staticmethod
+    def _heard(link: Link) -> float:
+        return 0.0 if link.upstream is None else link.upstream.received_at
+
+    async def _look_after_topics(self) -> None:
+        """Guarded topics: their ids (a name may be another topic's by now) and the configs that gates rely on."""
+        assert self._state is not None
+        assert self._reads is not None
+        configured = self._state.view.topic_configs
+        gated = {partition.topic for partition in self.switch.gates}
+        topics = sorted({*configured, *gated})
+        if not topics:
+            return
+        before = {topic: self.topic_id(topic) for topic in topics}
+        try:
+            await self._control.refresh_metadata(topics)
+            for topic in topics:
+                if self.topic_id(topic) != before[topic]:
+                    self._topic_replaced(topic)
+            for topic in gated:
+                known = self._reads.known_facts(topic)
+                if self.topic_id(topic) is not None and await self._reads.facts(topic, fresh=True) != known:
+                    self._perform(self.switch.forget_topic(topic, time.monotonic()))
+        except UpstreamUnavailable as error:
+            _limited_log.warning("topics", "guarded topics could not be looked up", reason=error)
+
+    def _topic_replaced(self, topic: str) -> None:
+        self._policies.pop(topic, None)
+        self._perform(self.switch.forget_topic(topic, time.monotonic()))
+
+
+def _names(config: ProxyConfig) -> tuple[str, str, str]:
+    headers = config.headers
+    return headers.expected_offset, headers.partition_count, headers.write_id
+
+
+def _topic_of(record: StateRecord) -> str | None:
+    """The topic whose virtual configs a state record changes."""
+    kind, _, topic = record.key.decode(errors="replace").partition("/")
+    return topic if kind == "topic-config" else None

@@ -1,0 +1,142 @@
+"""What the gates want to know of the log, asked of Kafka: one coroutine per effect, each giving back a gate's event."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from uuid import uuid4
+
+from fencepost_proxy import logs
+from fencepost_proxy.errors import FencepostError
+from fencepost_proxy.net.control import ControlClient, Found, NotYet, TopicFacts, UpstreamUnavailable
+from fencepost_proxy.net.state_topic import StateTopic
+from fencepost_proxy.partitions import events as gates
+from fencepost_proxy.session.switch import ForControl
+from fencepost_proxy.topics.state import encode_stamp_base
+from fencepost_proxy.types import SEQUENCE_MODULUS, LogEndOffset, Offset, ProducerEpoch, TopicPartition
+from fencepost_proxy.wire.batch import zero_base_offset
+
+_log = logs.get("net.reads")
+_limited_log = logs.RateLimitedLog(_log)
+
+#: A topic's Kafka configs are read again after that.
+FACTS_SECONDS = 10.0
+_READ_SECONDS = 5.0
+_RESEND_TIMEOUT_MS = 5_000
+_PRODUCER_EPOCH_MAX = 32_766
+
+
+class GateReads:
+    """Answers for one process. `frame_bytes_max` bounds a batch that is read back."""
+
+    def __init__(self, control: ControlClient, state: StateTopic, frame_bytes_max: int) -> None:
+        self._control = control
+        self._state = state
+        self._frame_bytes_max = frame_bytes_max
+        self._facts: dict[str, tuple[float, TopicFacts]] = {}
+        self.producer_id_expiration_ms = 86_400_000
+
+    async def carry_out(self, wanted: ForControl) -> gates.Event:
+        """Never raises: what cannot be read is an event too."""
+        partition = wanted.partition
+        match wanted.effect:
+            case gates.ReadTail():
+                return await self._tail(partition)
+            case gates.Look(ticket, offset):
+                return gates.Looked(ticket, await self._look(partition, offset))
+            case gates.Resend(ticket):
+                return await self._resend(partition, ticket)
+            case gates.PublishBase(_, producer_epoch, base, reason):
+                return await self._publish(partition, producer_epoch, base, reason)
+
+    async def facts(self, topic: str, *, fresh: bool = False) -> TopicFacts:
+        """The topic's Kafka configs, at most `FACTS_SECONDS` old."""
+        now = time.monotonic()
+        known = self._facts.get(topic)
+        if known is not None and not fresh and now - known[0] < FACTS_SECONDS:
+            return known[1]
+        facts = await self._control.topic_facts(topic, timeout_seconds=_READ_SECONDS)
+        self._facts[topic] = (now, facts)
+        return facts
+
+    def known_facts(self, topic: str) -> TopicFacts | None:
+        known = self._facts.get(topic)
+        return None if known is None else known[1]
+
+    async def _tail(self, partition: TopicPartition) -> gates.TailRead | gates.TailUnknown:
+        producer_id = self._state.view.producer_id
+        if producer_id is None:
+            return gates.TailUnknown("no producer id is agreed on yet")
+        try:
+            facts = await self.facts(partition.topic)
+            reading = await self._control.read_partition(partition, timeout_seconds=_READ_SECONDS)
+        except UpstreamUnavailable as error:
+            _limited_log.warning(f"tail {partition}", "the log end cannot be read", partition=partition, reason=error)
+            return gates.TailUnknown(str(error))
+        if not reading.consistent:
+            return gates.TailUnknown("the log moved while it was read")
+        topic = self._control.topic(partition.topic)
+        base = None if topic is None else self._state.view.stamp_base(topic.topic_id, partition.partition)
+        known = reading.producers.get(producer_id)
+        return gates.TailRead(
+            gates.Tail(
+                requested_at=reading.requested_at,
+                log_end_offset=reading.log_end.offset,
+                log_start_offset=reading.log_start_offset,
+                producer_id=producer_id,
+                producer_state=None
+                if known is None
+                else gates.ProducerState(known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS),
+                stamp_base=(0, 0) if base is None else (base.producer_epoch, base.base),
+                open_transactions=frozenset(reading.open_transactions),
+                log_append_time=facts.log_append_time,
+                expiration_seconds=self.producer_id_expiration_ms / 1000,
+                wall_minus_monotonic_seconds=time.time() - time.monotonic(),
+            )
+        )
+
+    async def _look(self, partition: TopicPartition, offset: int) -> gates.LookResult:
+        try:
+            read = await self._control.read_batch(
+                partition, Offset(offset), bytes_max=self._frame_bytes_max, timeout_seconds=_READ_SECONDS
+            )
+            if isinstance(read, Found):
+                return gates.Found(memoryview(read.batch))
+            if isinstance(read, NotYet):
+                end = await self._control.log_end(partition, timeout_seconds=_READ_SECONDS)
+                return gates.NotYet(end.offset)
+        except UpstreamUnavailable as error:
+            return gates.Unreadable(str(error))
+        return gates.OutOfRange()  # below the log start, or compacted away
+
+    async def _resend(self, partition: TopicPartition, ticket: gates.Ticket) -> gates.Resent:
+        try:
+            result = await self._control.produce(
+                partition, bytes(zero_base_offset(ticket.records)), timeout_ms=_RESEND_TIMEOUT_MS
+            )
+        except UpstreamUnavailable:
+            return gates.Resent(ticket, None)
+        return gates.Resent(ticket, result)
+
+    async def _publish(
+        self, partition: TopicPartition, producer_epoch: int, base: int, reason: str
+    ) -> gates.BasePublished:
+        topic = self._control.topic(partition.topic)
+        _log.error(
+            "the log moved without its stamp: somebody writes around the proxy",
+            partition=partition,
+            reason=reason,
+            new_epoch=producer_epoch,
+            new_base=base,
+        )
+        if topic is None or producer_epoch > _PRODUCER_EPOCH_MAX:
+            return gates.BasePublished(False)
+        record = encode_stamp_base(
+            topic.topic_id, partition.partition, ProducerEpoch(producer_epoch), uuid4(), LogEndOffset(base)
+        )
+        try:
+            await asyncio.wait_for(self._state.append([record]), _READ_SECONDS)
+        except (FencepostError, TimeoutError) as error:
+            _log.error("the new stamp base could not be stored", partition=partition, reason=error)
+            return gates.BasePublished(False)
+        return gates.BasePublished(True)

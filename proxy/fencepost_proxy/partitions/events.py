@@ -1,0 +1,300 @@
+"""What a gate is told (events), what it asks for (effects), and the values both are made of.
+
+The machine itself is `gate.py`; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from fencepost_policies.append import Append, Check
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.produce import PartitionResult
+
+# --------------------------------------------------------------------------------------------------------------- values
+
+
+class Kind(Enum):
+    CONDITIONAL = auto()
+    PLAIN = auto()
+    OWN = auto()
+    OWN_CONDITIONAL = auto()
+
+    @property
+    def stamped(self) -> bool:
+        return self in (Kind.CONDITIONAL, Kind.PLAIN)
+
+
+@dataclass(frozen=True, slots=True)
+class GateLimits:
+    """Bounds of one gate. Times in seconds."""
+
+    queue_max: int = 1000
+    in_flight_max: int = 64
+    attempts_max: int = 5
+    cold_send_seconds: float = 1.0
+    settle_seconds: float = 15.0
+    read_retry_seconds: float = 0.05
+    remembered_producers_max: int = 1000
+    remembered_batches_max: int = 1000
+    decompressed_bytes_max: int = 128 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What replaces a batch's own producer fields."""
+
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+
+
+#: Makes a batch one without a producer, as if its client were not idempotent.
+NO_PRODUCER = Stamp(-1, -1, -1)
+
+
+@dataclass(slots=True, eq=False)
+class Ticket:
+    """One append at one gate, from its offer to its answer. Times are monotonic seconds.
+
+    The fields after `deadline` are the gate's. `at` – the offset that it must land at, once that is decided. `stamp` –
+    None for a batch that goes as its producer made it. `acknowledged` – Kafka said 0, but the log has to confirm it.
+    `actual` – the log end that it was compared with. `behind` – the answer of a batch ahead of it in its chain that
+    failed. `followers` – retries of this very batch that wait for its outcome.
+    """
+
+    connection: int
+    partition: TopicPartition
+    append: Append
+    records: memoryview
+    digest: bytes
+    check: Check
+    offered_at: float
+    deadline: float
+    kind: Kind = Kind.CONDITIONAL
+    stamp: Stamp | None = None
+    at: int | None = None
+    sent_at: float | None = None
+    attempts: int = 0
+    acknowledged: bool = False
+    settle_until: float = 0.0
+    actual: int = -1
+    behind: PartitionResult | None = None
+    followers: list[Ticket] = field(default_factory=list)
+
+    @property
+    def producer(self) -> tuple[int, int]:
+        return self.append.producer_id, self.append.producer_epoch
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerState:
+    """What the leader remembers of the stamping producer id. `next_sequence` is 0 .. 2^31-1."""
+
+    producer_epoch: int
+    next_sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of a log as its leader sees it, with the producers' states of the same moment.
+
+    `requested_at` – when the reading began. `open_transactions` – producer ids that have one on this partition.
+    `stamp_base` – the published (epoch, base), (0, 0) if none ever was. `expiration_seconds` – after that age, by its
+    newest record's timestamp, Kafka forgets a producer. `wall_minus_monotonic_seconds` turns `now` into Unix time.
+    """
+
+    requested_at: float
+    log_end_offset: int
+    log_start_offset: int
+    producer_id: int
+    producer_state: ProducerState | None
+    stamp_base: tuple[int, int]
+    open_transactions: frozenset[int]
+    log_append_time: bool
+    expiration_seconds: float
+    wall_minus_monotonic_seconds: float
+
+
+# --------------------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The ticket will not be sent: its client is gone, or its request was refused at another gate."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A granted ticket was handed to its connection."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    ticket: Ticket
+    result: PartitionResult
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The connection died between `Sent` and the answer."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class TailRead:
+    tail: Tail
+
+
+@dataclass(frozen=True, slots=True)
+class TailUnknown:
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The batch at (or around) the offset that was asked for, as the log has it."""
+
+    batch: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class NotYet:
+    """Nothing can be read there now: the offset is at or beyond the high watermark.
+
+    `log_end_offset`: above the offset, something lies there that is not replicated yet; else nothing does.
+    """
+
+    log_end_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class OutOfRange:
+    """The offset is below the log start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    reason: str
+
+
+LookResult = Found | NotYet | OutOfRange | Unreadable
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    ticket: Ticket
+    result: LookResult
+
+
+@dataclass(frozen=True, slots=True)
+class Resent:
+    """The control connection sent the ticket's batch again. None: it could not."""
+
+    ticket: Ticket
+    result: PartitionResult | None
+
+
+@dataclass(frozen=True, slots=True)
+class BasePublished:
+    """A new stamp base is agreed on (`ok`), or could not be stored."""
+
+    ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time passed: deadlines and delayed reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """What the gate believes may no longer hold: a config changed, the topic was recreated."""
+
+
+Event = (
+    Offered
+    | Withdrawn
+    | Sent
+    | Answered
+    | Lost
+    | TailRead
+    | TailUnknown
+    | Looked
+    | Resent
+    | BasePublished
+    | Tick
+    | Forget
+)
+
+# -------------------------------------------------------------------------------------------------------------- effects
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """The ticket's turn: send it, stamped with `ticket.stamp` if there is one; then `Sent` or `Withdrawn`."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The ticket's end. `reason` names a refusal for the metrics, None for anything else."""
+
+    ticket: Ticket
+    result: PartitionResult
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTail:
+    partition: TopicPartition
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Read the batch at `offset` from the log; answer with `Looked`."""
+
+    ticket: Ticket
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resend:
+    """Send the ticket's batch again as it is (it keeps its own producer id, so Kafka knows a duplicate)."""
+
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class PublishBase:
+    """Agree with the other processes on a new stamp: epoch and the offset that its sequence 0 stands for."""
+
+    partition: TopicPartition
+    producer_epoch: int
+    base: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A batch of ours landed elsewhere than expected: somebody writes around the proxy."""
+
+    partition: TopicPartition
+    expected: int
+    appended_at: int
+    producer_id: int
+
+
+Effect = Grant | Answer | ReadTail | Look | Resend | PublishBase | Violation

@@ -1,0 +1,854 @@
+"""The gate of one guarded partition: where its appends wait their turn, and how each of them ends.
+
+Sans-IO: events in, effects out, no clock of its own (every event carries `now`). One object per partition and
+process; `session/` asks it for turns, `net/` does the reading that it asks for.
+
+The idea
+--------
+Kafka compares for us. A conditional batch is *stamped*: it is appended under one producer id that all proxy processes
+of a cluster share, with its expected offset as its sequence, `sequence = (expected - shift) mod 2^31`. Kafka appends
+only the next sequence of a producer, atomically, so a batch whose expectation no longer holds is refused by the broker
+itself (45), even if it sat in a queue while its connection died and other appends went past it. `shift` is the number
+of offsets that were not stamped: 0, or the published base, on `required` topics; counted by this process on `true`
+ones. Three things this file must get right, and each rule below exists because its absence accepted a batch at the
+wrong place or called a lost one safe:
+
+1. *Cold partitions.* A broker that does not know the producer id accepts any first sequence. So a stamp is trusted only
+   while **warm**: after an acknowledged stamped append of this process, for half of `producer.id.expiration.ms`. Cold:
+   read the log end and the producer's state first, and send one append, alone, soon after the read.
+2. *Doubt.* An error or an acknowledgement says something only about a batch that was sent once and answered on that
+   connection. A lost connection, 7, 20, or any error beside a base offset leaves the batch **in doubt**: nothing but the
+   log decides, read at the expected offset. What cannot be proved to be the client's own is never called success.
+3. *Another's success.* For Kafka an equal sequence range is a duplicate whatever its content: the loser of a race may be
+   told 0 with the winner's offset. Such an answer carries a log append time on a CreateTime topic; on a LogAppendTime
+   topic nothing tells it apart, so there every 0 is read back.
+
+What an append is here (`Kind`)
+-------------------------------
+CONDITIONAL      has an expectation, not transactional. Stamped. Turns: one connection at a time, pipelined while warm.
+PLAIN            no expectation; not idempotent, or its producer was stamped before. Stamped with wherever the log ends.
+OWN              no expectation; idempotent or transactional: keeps its producer id. Shares the turn with other OWN.
+OWN_CONDITIONAL  transactional with an expectation: keeps its producer id. Alone, after a read of the log end.
+
+Phases
+------
+COLD        nothing known. A ticket that needs the log end starts READING.
+READING     log end and producer state were asked for. They came: OPEN, or PUBLISHING; could not be read: COLD.
+PUBLISHING  `required` only: the log moved without the stamp, so a new base is being agreed on. Stored: COLD.
+OPEN        log end, shift and epoch known. A doubt leads to SETTLING once nothing is in flight; a surprise to COLD.
+SETTLING    in-doubt appends are looked up in the log, in order. All settled: COLD (OPEN if they only had to be confirmed).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+
+from fencepost_policies.append import Check, Facts, Refusal
+from fencepost_policies.conditional_publish import ConditionalPublish, offset_mismatch
+from fencepost_proxy.errors import Error, ProtocolError
+from fencepost_proxy.partitions.events import (
+    NO_PRODUCER,
+    Answer,
+    Answered,
+    BasePublished,
+    Effect,
+    Event,
+    Forget,
+    Found,
+    GateLimits,
+    Grant,
+    Kind,
+    Look,
+    Looked,
+    LookResult,
+    Lost,
+    NotYet,
+    Offered,
+    OutOfRange,
+    PublishBase,
+    ReadTail,
+    Resend,
+    Resent,
+    Sent,
+    Stamp,
+    Tail,
+    TailRead,
+    TailUnknown,
+    Tick,
+    Ticket,
+    Unreadable,
+    Violation,
+    Withdrawn,
+)
+from fencepost_proxy.types import SEQUENCE_MODULUS, TopicPartition
+from fencepost_proxy.wire.batch import HeaderNames, digest_batch, parse_batch_header, scan_batch
+from fencepost_proxy.wire.produce import PartitionResult
+
+
+class Phase(Enum):
+    COLD = auto()
+    READING = auto()
+    PUBLISHING = auto()
+    OPEN = auto()
+    SETTLING = auto()
+
+
+#: After these the batch may be in the log although the answer is an error.
+_IN_DOUBT = frozenset(
+    {
+        Error.UNKNOWN_SERVER_ERROR,
+        Error.REQUEST_TIMED_OUT,
+        Error.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        Error.KAFKA_STORAGE_ERROR,
+        13,  # NETWORK_EXCEPTION
+    }
+)
+#: Answers to a stamped batch that speak of the stamp, not of the client's batch: read the log and decide anew.
+_ABOUT_THE_STAMP = frozenset(
+    {
+        Error.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        Error.INVALID_PRODUCER_EPOCH,
+        Error.UNKNOWN_PRODUCER_ID,
+        90,  # PRODUCER_FENCED
+    }
+)
+_POLICY = ConditionalPublish()
+_NAMES = HeaderNames()
+
+
+@dataclass(frozen=True, slots=True)
+class _Landed:
+    """An acknowledged batch that this process remembers."""
+
+    base_offset: int
+    record_count: int
+    digest: bytes
+    write_id: bytes | None
+    log_append_time_ms: int
+
+
+class Gate:
+    """One guarded partition. See the module's docstring; `handle` is the only way in."""
+
+    def __init__(self, partition: TopicPartition, limits: GateLimits, names: HeaderNames = _NAMES) -> None:
+        self.partition = partition
+        self.phase = Phase.COLD
+        self._limits = limits
+        self._names = names
+        self._queue: deque[Ticket] = deque()
+        self._granted: Ticket | None = None  # granted, not yet sent
+        self._in_flight: deque[Ticket] = deque()
+        self._doubts: deque[Ticket] = deque()
+        self._looking: list[Ticket] = []  # mismatches whose offset is being looked at; they hold no turn
+        self._retry_at: float | None = None
+        self._effects: list[Effect] = []
+        # Known while OPEN.
+        self._tail: Tail | None = None
+        self._log_end = -1
+        self._end_as_of = float("-inf")  # the log end was true at some moment after this
+        self._shift = 0
+        self._epoch = 0
+        self._warm_until = float("-inf")
+        # Remembered whatever the phase.
+        self._landed: OrderedDict[int, _Landed] = OrderedDict()
+        self._retries: OrderedDict[tuple[int, int], deque[tuple[int, _Landed]]] = OrderedDict()
+        self._check = Check.ON
+        self._clean = True  # every doubt being settled was acknowledged and only had to be confirmed
+        self._read_is_stale = False
+        self._last_refusal: str | None = None
+
+    # ---- what others may look at
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits, nothing is on its way: no ticks needed, and dropping the gate costs only a cold start."""
+        return not (self._queue or self._granted or self._in_flight or self._doubts or self._looking)
+
+    @property
+    def log_end_offset(self) -> int | None:
+        return self._log_end if self.phase is Phase.OPEN else None
+
+    @property
+    def shift(self) -> int:
+        return self._shift
+
+    @property
+    def waiting(self) -> int:
+        return len(self._queue)
+
+    @property
+    def last_refusal(self) -> str | None:
+        return self._last_refusal
+
+    def may_send(self, ticket: Ticket, now: float) -> bool:
+        """Whether a grant still holds: a cold one is good for a short time only (it was read, not yet compared)."""
+        if ticket is not self._granted:
+            return False
+        if not ticket.kind.stamped and ticket.kind is not Kind.OWN_CONDITIONAL:
+            return True
+        return self._warm(now) or self._tail_is_fresh(now)
+
+    # ---- the only way in
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        self._effects = []
+        match event:
+            case Offered(ticket):
+                self._offered(ticket, now)
+            case Withdrawn(ticket):
+                self._withdrawn(ticket)
+            case Sent(ticket):
+                self._sent(ticket, now)
+            case Answered(ticket, result):
+                self._answered(ticket, result, now)
+            case Lost(ticket):
+                self._lost(ticket, now)
+            case TailRead(tail):
+                self._tail_read(tail)
+            case TailUnknown():
+                self._tail_unknown(now)
+            case Looked(ticket, result):
+                self._looked(ticket, result, now)
+            case Resent(ticket, result):
+                self._resent(ticket, result, now)
+            case BasePublished(ok):
+                self._base_published(ok, now)
+            case Tick():
+                self._tick(now)
+            case Forget():
+                self._forget()
+        self._advance(now)
+        return self._effects
+
+    # ---- events
+
+    def _offered(self, ticket: Ticket, now: float) -> None:
+        ticket.kind = self._kind_of(ticket)
+        self._check = ticket.check
+        refusal = _POLICY.check(ticket.append, Facts(check_expected_offsets=ticket.check))
+        if refusal is None and ticket.append.transactional and ticket.check is Check.REQUIRED:
+            refusal = self._no_transactions(ticket)
+        if refusal is not None:
+            self._refuse(ticket, refusal)
+            return
+        # A retry is known before anything is compared: its first try moved the log end itself.
+        if ticket.kind.stamped and ticket.append.producer_id >= 0 and self._known_retry(ticket):
+            return
+        if len(self._queue) >= self._limits.queue_max:
+            self._answer_later(ticket, "the gate's queue is full")
+            return
+        self._queue.append(ticket)
+
+    def _kind_of(self, ticket: Ticket) -> Kind:
+        append = ticket.append
+        conditional = append.expected_base_offset is not None
+        if append.transactional:
+            return Kind.OWN_CONDITIONAL if conditional else Kind.OWN
+        if conditional:
+            return Kind.CONDITIONAL
+        if append.producer_id < 0 or ticket.producer in self._retries:
+            # A producer that was stamped here has sequences that the broker never saw: its unconditional batches
+            # would meet a gap (45), so the gate goes on stamping them and does Kafka's deduplication itself.
+            return Kind.PLAIN
+        return Kind.OWN
+
+    @staticmethod
+    def _no_transactions(ticket: Ticket) -> Refusal:
+        """A transaction keeps its own producer id and its marker moves the log: neither moves the stamp's sequence."""
+        where = f"topic={ticket.partition.topic} partition={ticket.partition.partition}"
+        return Refusal(
+            Error.POLICY_VIOLATION,
+            "transactions_not_guarded",
+            f"TRANSACTIONS_NOT_GUARDED {where}: this topic has check.expected.offsets=required, which transactions "
+            "cannot keep; set it to true to mix transactional and conditional appends",
+        )
+
+    def _known_retry(self, ticket: Ticket) -> bool:
+        """Answers a batch that this process already has an answer, or a pending send, for."""
+        sequence = ticket.append.base_sequence
+        for first, landed in self._retries.get(ticket.producer, ()):
+            if first == sequence and landed.digest == ticket.digest:
+                self._accept(ticket, landed)
+                return True
+        for pending in (*self._in_flight, *self._doubts):
+            if (
+                pending.producer == ticket.producer
+                and pending.append.base_sequence == sequence
+                and pending.digest == ticket.digest
+            ):
+                pending.followers.append(ticket)
+                return True
+        return False
+
+    def _withdrawn(self, ticket: Ticket) -> None:
+        if ticket is self._granted:
+            self._granted = None
+        elif ticket in self._queue:
+            self._queue.remove(ticket)
+        elif ticket in self._looking:
+            self._looking.remove(ticket)
+        else:
+            for pending in (*self._in_flight, *self._doubts):
+                if ticket in pending.followers:
+                    pending.followers.remove(ticket)
+
+    def _sent(self, ticket: Ticket, now: float) -> None:
+        assert ticket is self._granted, "a ticket is sent only on its grant"
+        self._granted = None
+        ticket.sent_at = now
+        ticket.attempts += 1
+        self._in_flight.append(ticket)
+        if ticket.append.transactional:
+            # Its marker will take an offset without passing here: nothing known of the end outlives it.
+            self._warm_until = float("-inf")
+
+    def _answered(self, ticket: Ticket, result: PartitionResult, now: float) -> None:
+        if ticket not in self._in_flight:
+            return  # settled otherwise meanwhile: the log has decided
+        error = result.error_code
+        if error in _IN_DOUBT or (error != Error.NONE and result.base_offset != -1):
+            self._lost(ticket, now)
+            return
+        self._in_flight.remove(ticket)
+        if error == Error.NONE:
+            if ticket.kind.stamped:
+                self._stamped_success(ticket, result, now)
+            else:
+                self._own_success(ticket, result)
+        elif ticket.kind.stamped and error in _ABOUT_THE_STAMP:
+            # Sent once and refused: nothing was appended. Why, only a fresh look at the log can tell.
+            self._go_cold()
+            self._again(ticket)
+        else:
+            self._go_cold()
+            self._answer(ticket, result)
+
+    def _stamped_success(self, ticket: Ticket, result: PartitionResult, now: float) -> None:
+        assert ticket.at is not None
+        assert self._tail is not None
+        duplicate = result.log_append_time_ms != -1 and not self._tail.log_append_time
+        if self._tail.log_append_time or (duplicate and ticket.kind is Kind.PLAIN):
+            # No answer tells a fresh append from a duplicate here (or it is an earlier send of this very batch).
+            ticket.acknowledged = True
+            self._doubt(ticket, now)
+        elif duplicate:
+            # Kafka takes an equal sequence range for a duplicate: the winner of a race lies there, or an earlier try
+            # through another process. This send appended nothing; what lies there decides how it is refused.
+            self._go_cold()
+            self._again(ticket)
+        elif result.base_offset != ticket.at:
+            self._landed_elsewhere(ticket, result)
+        else:
+            self._landed_at(ticket, result.log_append_time_ms, result.log_start_offset, now)
+
+    def _landed_at(self, ticket: Ticket, log_append_time_ms: int, log_start_offset: int, now: float) -> None:
+        assert ticket.at is not None
+        landed = self._remember(ticket, log_append_time_ms)
+        if self._tail is not None and self.phase in (Phase.OPEN, Phase.SETTLING):
+            self._log_end = max(self._log_end, ticket.at + ticket.append.record_count)
+            self._end_as_of = ticket.sent_at if ticket.sent_at is not None else now
+            self._warm_until = now + self._tail.expiration_seconds / 2
+        self._accept(ticket, landed, log_start_offset)
+
+    def _landed_elsewhere(self, ticket: Ticket, result: PartitionResult) -> None:
+        assert ticket.at is not None
+        self._go_cold()
+        if ticket.kind is Kind.PLAIN:
+            ticket.at = result.base_offset
+            self._accept(ticket, self._remember(ticket, result.log_append_time_ms), result.log_start_offset)
+            return
+        producer_id = ticket.append.producer_id if ticket.stamp is None else ticket.stamp.producer_id
+        self._effects.append(Violation(self.partition, ticket.at, result.base_offset, producer_id))
+        message = (
+            f"OFFSET_VIOLATION topic={self.partition.topic} partition={self.partition.partition} "
+            f"expected={ticket.at} appended_at={result.base_offset}: somebody writes to this partition around the proxy"
+        )
+        self._refuse(ticket, Refusal(Error.POLICY_VIOLATION, "offset_violation", message, result.base_offset))
+
+    def _own_success(self, ticket: Ticket, result: PartitionResult) -> None:
+        if ticket.kind is Kind.OWN_CONDITIONAL and result.base_offset != ticket.at:
+            self._landed_elsewhere(ticket, result)
+            return
+        end = result.base_offset + ticket.append.record_count
+        if ticket.append.transactional or self.phase is not Phase.OPEN:
+            self._go_cold()
+        elif end > self._log_end:
+            if result.base_offset != self._log_end and not self._in_flight:
+                self._go_cold()  # somebody else moved the log too
+            else:
+                # The stamp's sequence did not move with the log: that is what the shift counts.
+                self._shift += end - self._log_end
+                self._log_end = end
+                self._end_as_of = ticket.sent_at or self._end_as_of
+        self._answer(ticket, result)
+
+    def _lost(self, ticket: Ticket, now: float) -> None:
+        if ticket in self._in_flight:
+            self._in_flight.remove(ticket)
+            self._go_cold()
+            if not ticket.kind.stamped and not self._kafka_knows_a_duplicate(ticket):
+                # Sending it again might append it twice (or after its transaction); reading tells nothing of a batch
+                # without a place of its own. The next read of the tail sees what became of it.
+                self._answer_unknown(ticket, "the connection to Kafka was lost before it answered")
+            else:
+                self._doubt(ticket, now)
+
+    @staticmethod
+    def _kafka_knows_a_duplicate(ticket: Ticket) -> bool:
+        return ticket.append.producer_id >= 0 and ticket.stamp is None and not ticket.append.transactional
+
+    def _doubt(self, ticket: Ticket, now: float) -> None:
+        ticket.settle_until = now + self._limits.settle_seconds
+        self._doubts.append(ticket)
+
+    def _forget(self) -> None:
+        self._landed.clear()
+        self._retries.clear()
+        self._read_is_stale = self.phase is Phase.READING
+        self._go_cold()
+
+    def _tail_read(self, tail: Tail) -> None:
+        if self.phase is not Phase.READING:
+            return
+        if self._read_is_stale:
+            self._read_is_stale = False
+            self.phase = Phase.COLD
+            return
+        if tail.log_end_offset < self._log_end:
+            # Truncated: what is remembered above the end is gone with it.
+            self._forget_from(tail.log_end_offset)
+        self._tail = tail
+        published_epoch, base = tail.stamp_base
+        state = tail.producer_state
+        self._log_end = tail.log_end_offset
+        self._end_as_of = tail.requested_at
+        self._warm_until = float("-inf")
+        if self._check is Check.REQUIRED:
+            reason = self._stamp_left_behind(tail)
+            if reason is not None:
+                self.phase = Phase.PUBLISHING
+                epoch = max(published_epoch, -1 if state is None else state.producer_epoch) + 1
+                self._effects.append(PublishBase(self.partition, epoch, tail.log_end_offset, reason))
+                return
+            self._epoch, self._shift = published_epoch, base
+        elif state is None:
+            self._epoch, self._shift = published_epoch, base
+        else:
+            self._epoch = state.producer_epoch
+            self._shift = (tail.log_end_offset - state.next_sequence) % SEQUENCE_MODULUS
+        self.phase = Phase.OPEN
+
+    def _forget_from(self, offset: int) -> None:
+        gone = [base for base, landed in self._landed.items() if base + landed.record_count > offset]
+        for base in gone:
+            del self._landed[base]
+        for producer, batches in list(self._retries.items()):
+            kept = [b for b in batches if b[1].base_offset + b[1].record_count <= offset]
+            self._retries[producer] = deque(kept, maxlen=batches.maxlen)
+
+    @staticmethod
+    def _stamp_left_behind(tail: Tail) -> str | None:
+        """Why the published base no longer fits the log, None if it does.
+
+        On a `required` topic every append is stamped, so log end and next sequence move together. Where they do not,
+        somebody appended around the proxies. All processes must agree on the new base before any of them uses it.
+        """
+        epoch, base = tail.stamp_base
+        if tail.log_end_offset < base:
+            return f"the log ends at {tail.log_end_offset}, before the stamp's base {base}"
+        state = tail.producer_state
+        if state is None:
+            return None
+        if state.producer_epoch > epoch:
+            return f"the partition knows the stamp's epoch {state.producer_epoch}, published is {epoch}"
+        next_sequence = state.next_sequence if state.producer_epoch == epoch else 0
+        if next_sequence != (tail.log_end_offset - base) % SEQUENCE_MODULUS:
+            return f"the log ends at {tail.log_end_offset}, the stamp's next sequence is {next_sequence} above {base}"
+        return None
+
+    def _tail_unknown(self, now: float) -> None:
+        if self.phase is Phase.READING:
+            self.phase = Phase.COLD
+            self._retry_at = now + self._limits.read_retry_seconds
+
+    def _base_published(self, ok: bool, now: float) -> None:
+        if self.phase is Phase.PUBLISHING:
+            self.phase = Phase.COLD
+            if not ok:
+                self._retry_at = now + self._limits.read_retry_seconds
+
+    def _tick(self, now: float) -> None:
+        for ticket in [t for t in self._queue if t.deadline <= now]:
+            self._queue.remove(ticket)
+            self._answer_later(ticket, "the log end could not be known in time")
+        for ticket in [t for t in self._looking if t.deadline <= now]:
+            self._looking.remove(ticket)
+            self._answer_later(ticket, "what lies at the expected offset could not be read in time")
+        for pending in (*self._in_flight, *self._doubts):
+            for ticket in [t for t in pending.followers if t.deadline <= now]:
+                pending.followers.remove(ticket)
+                self._answer_unknown(ticket, "an earlier try of this batch is still in doubt")
+        if self._retry_at is not None and self._retry_at <= now:
+            self._retry_at = None
+            for ticket in self._looking:
+                assert ticket.append.expected_base_offset is not None
+                self._effects.append(Look(ticket, ticket.append.expected_base_offset))
+            if self.phase is Phase.SETTLING and self._doubts:
+                self._settle_first()
+
+    # ---- what may go on now
+
+    def _advance(self, now: float) -> None:
+        """Gives turns for as long as the head of the queue can have one."""
+        if self._doubts and not self._in_flight and self._granted is None and self.phase in (Phase.COLD, Phase.OPEN):
+            self.phase = Phase.SETTLING
+            self._clean = True
+            self._settle_first()
+        while self._queue and self._granted is None and self.phase in (Phase.COLD, Phase.OPEN):
+            if self._doubts or not self._fits_beside_in_flight(self._queue[0], now):
+                return
+            ticket = self._queue[0]
+            if ticket.behind is not None:
+                self._queue.popleft()
+                self._answer(ticket, ticket.behind, "behind_refused")
+            elif ticket.kind is Kind.OWN:
+                self._grant(ticket)
+            elif not self._decide(ticket, now):
+                return
+
+    def _fits_beside_in_flight(self, ticket: Ticket, now: float) -> bool:
+        if not self._in_flight:
+            return True
+        if len(self._in_flight) >= self._limits.in_flight_max:
+            return False
+        if ticket.kind is Kind.OWN:
+            return all(other.kind is Kind.OWN for other in self._in_flight)
+        # One connection keeps its order, and a lost predecessor makes the successor fail by its sequence: so a
+        # chain may be sent ahead of its acknowledgements, but only while the broker is sure to know the stamp.
+        return (
+            ticket.kind.stamped
+            and self.phase is Phase.OPEN
+            and self._warm(now)
+            and all(other.kind.stamped and other.connection == ticket.connection for other in self._in_flight)
+        )
+
+    def _decide(self, ticket: Ticket, now: float) -> bool:
+        """Grants or ends the head of the queue; False if it has to wait."""
+        if self.phase is Phase.COLD or not (self._in_flight or self._warm(now) or self._tail_is_fresh(now)):
+            return self._read_tail(now)
+        assert self._tail is not None
+        if self._tail.open_transactions - {ticket.append.producer_id}:
+            self._queue.popleft()
+            self._answer_later(ticket, "a transaction is open on the partition; its marker will take an offset")
+            self._go_cold()
+            return True
+        refusal = self._timestamps(ticket, now)
+        if refusal is not None and ticket.check is Check.REQUIRED:
+            self._queue.popleft()
+            self._refuse(ticket, refusal)
+            return True
+        if refusal is not None:
+            self._keep_from_stamping(ticket)
+            return True
+        end = self._log_end
+        if self._in_flight:
+            last = self._in_flight[-1]
+            assert last.at is not None
+            end = last.at + last.append.record_count
+        expected = end if ticket.kind is Kind.PLAIN else ticket.append.expected_base_offset
+        assert expected is not None
+        if expected == end and ticket.append.contradiction is None:
+            ticket.at = expected
+            if ticket.kind.stamped:
+                sequence = (expected - self._shift) % SEQUENCE_MODULUS
+                ticket.stamp = Stamp(self._tail.producer_id, self._epoch, sequence)
+            self._grant(ticket)
+            return True
+        if self._in_flight:
+            return False  # whether it is refused depends on those before it
+        if self._end_as_of < ticket.offered_at:
+            # What is told as `actual` must have been the log's end at some moment of this call.
+            return self._read_tail(now)
+        self._queue.popleft()
+        self._mismatch(ticket, expected, end)
+        return True
+
+    def _timestamps(self, ticket: Ticket, now: float) -> Refusal | None:
+        """A batch whose records are too old would make the broker forget the stamp (it goes by record timestamps)."""
+        tail = self._tail
+        assert tail is not None
+        if tail.log_append_time or not ticket.kind.stamped:
+            return None
+        oldest_seconds = now + tail.wall_minus_monotonic_seconds - tail.expiration_seconds / 2
+        facts = Facts(check_expected_offsets=ticket.check, oldest_timestamp_ms=int(oldest_seconds * 1000))
+        return _POLICY.check(ticket.append, facts)
+
+    @staticmethod
+    def _keep_from_stamping(ticket: Ticket) -> None:
+        """On a `true` topic a batch with old timestamps goes without a stamp: appended as always, or one alone."""
+        ticket.kind = Kind.OWN if ticket.kind is Kind.PLAIN else Kind.OWN_CONDITIONAL
+        if ticket.append.producer_id >= 0:
+            ticket.stamp = NO_PRODUCER  # the broker never saw this producer's sequences: they would meet a gap
+
+    def _read_tail(self, now: float) -> bool:
+        if self._in_flight or (self._retry_at is not None and now < self._retry_at):
+            return False
+        self._retry_at = None
+        self.phase = Phase.READING
+        self._effects.append(ReadTail(self.partition))
+        return False
+
+    def _grant(self, ticket: Ticket) -> None:
+        self._queue.popleft()
+        self._granted = ticket
+        self._effects.append(Grant(ticket))
+
+    def _warm(self, now: float) -> bool:
+        return self.phase is Phase.OPEN and now < self._warm_until
+
+    def _tail_is_fresh(self, now: float) -> bool:
+        return (
+            self.phase is Phase.OPEN
+            and self._tail is not None
+            and now <= self._tail.requested_at + self._limits.cold_send_seconds
+            and self._end_as_of == self._tail.requested_at
+        )
+
+    def _go_cold(self) -> None:
+        if self.phase is Phase.OPEN:
+            self.phase = Phase.COLD
+        self._warm_until = float("-inf")
+        self._end_as_of = float("-inf")
+
+    def _again(self, ticket: Ticket) -> None:
+        """Back to the head of the queue; those that were sent before it stay before it."""
+        if ticket.attempts >= self._limits.attempts_max:
+            self._answer_later(ticket, f"Kafka refused its stamp {ticket.attempts} times")
+            return
+        assert ticket.sent_at is not None
+        position = sum(1 for t in self._queue if t.sent_at is not None and t.sent_at <= ticket.sent_at)
+        self._queue.insert(position, ticket)
+
+    # ---- mismatches: whose batch lies there?
+
+    def _mismatch(self, ticket: Ticket, expected: int, end: int) -> None:
+        """The expectation does not hold. Before it is refused: might it be a retry whose first try is there?"""
+        if not 0 <= expected < end or ticket.append.contradiction is not None:
+            self._refuse(ticket, offset_mismatch(ticket.append, end, self._log_start()))
+            return
+        ticket.actual = end
+        remembered = self._landed.get(expected)
+        if remembered is not None and remembered.digest != ticket.digest:
+            self._end_mismatch(ticket, None)
+            return
+        self._looking.append(ticket)
+        self._effects.append(Look(ticket, expected))
+
+    def _end_mismatch(self, ticket: Ticket, there: _Landed | None) -> None:
+        equal = there is not None and there.digest == ticket.digest
+        if there is not None and equal and self._names_itself(ticket, there):
+            self._accept(ticket, there)
+        else:
+            refusal = offset_mismatch(ticket.append, ticket.actual, self._log_start(), possibly_yours=equal)
+            self._refuse(ticket, refusal)
+
+    def _looked(self, ticket: Ticket, result: LookResult, now: float) -> None:
+        if ticket in self._doubts:
+            self._settled_by_look(ticket, result, now)
+        elif ticket in self._looking:
+            if isinstance(result, (NotYet, Unreadable)):
+                self._retry_at = now + self._limits.read_retry_seconds
+                return
+            self._looking.remove(ticket)
+            expected = ticket.append.expected_base_offset
+            assert expected is not None
+            there = self._read_landed(result, expected, ticket) if isinstance(result, Found) else None
+            self._end_mismatch(ticket, there)
+
+    def _read_landed(self, found: Found, offset: int, ticket: Ticket) -> _Landed | None:
+        """What the log has at `offset`, None if no batch begins there (or it cannot be decoded)."""
+        try:
+            header = parse_batch_header(found.batch)
+            if header.base_offset != offset or header.is_control:
+                return None
+            limit = self._limits.decompressed_bytes_max
+            scan = scan_batch(found.batch, self._names, carrier_base=False, decompressed_bytes_max=limit)
+            digest = scan.digest
+            if header.is_log_append_time:
+                # The broker replaced the timestamps: compare the rest, and speak in the ticket's own digest.
+                theirs = digest_batch(found.batch, decompressed_bytes_max=limit, ignore_timestamps=True)
+                ours = digest_batch(ticket.records, decompressed_bytes_max=limit, ignore_timestamps=True)
+                digest = ticket.digest if theirs == ours else theirs
+        except ProtocolError:
+            return None
+        time_ms = header.max_timestamp_ms if header.is_log_append_time else -1
+        return _Landed(offset, header.record_count, digest, scan.write_id, time_ms)
+
+    # ---- doubts: the log decides
+
+    def _settle_first(self) -> None:
+        ticket = self._doubts[0]
+        if ticket.kind.stamped:
+            assert ticket.at is not None
+            self._effects.append(Look(ticket, ticket.at))
+        else:
+            self._effects.append(Resend(ticket))
+
+    def _settled_by_look(self, ticket: Ticket, result: LookResult, now: float) -> None:
+        """One row per thing that can lie at the offset where the in-doubt batch should be.
+
+        | the log has there                  | then                                                              |
+        |------------------------------------|-------------------------------------------------------------------|
+        | our stamp, our records             | success if Kafka said 0, or the write-id says so, or nothing was expected; else 7, "may be yours" |
+        | anything else                      | it can never land: its sequence is taken. Decide anew (mismatch)  |
+        | something not replicated yet       | look again until `settle_seconds`, then 7                         |
+        | nothing                            | 7: should the send still sit in a queue, Kafka compares it later  |
+        | no longer readable                 | 7                                                                 |
+        """
+        assert ticket.at is not None
+        match result:
+            case Found():
+                there = self._read_landed(result, ticket.at, ticket)
+                if there is None or there.digest != ticket.digest or not self._is_stamp(result, ticket):
+                    self._settled(ticket)
+                    self._again(ticket)
+                elif ticket.acknowledged or ticket.kind is Kind.PLAIN or self._names_itself(ticket, there):
+                    self._landed_at(ticket, there.log_append_time_ms, self._log_start(), now)
+                    self._settled(ticket, clean=ticket.acknowledged)
+                else:
+                    # This very send, or an equal batch of another client that won the race through another process.
+                    self._settled(ticket)
+                    self._answer_unknown(
+                        ticket, "the connection to Kafka was lost; an equal batch lies there: may be yours"
+                    )
+            case NotYet(log_end) if log_end <= ticket.at:
+                self._settled(ticket)
+                self._answer_unknown(ticket, "the connection to Kafka was lost before it answered")
+            case OutOfRange():
+                self._settled(ticket)
+                self._answer_unknown(ticket, "what was appended there is no longer readable")
+            case _:
+                self._settle_later(ticket, now)
+
+    def _resent(self, ticket: Ticket, result: PartitionResult | None, now: float) -> None:
+        if ticket not in self._doubts:
+            return
+        if result is None or result.error_code in _IN_DOUBT or result.error_code == Error.NOT_LEADER_OR_FOLLOWER:
+            self._settle_later(ticket, now)
+        else:
+            self._settled(ticket)
+            self._answer(ticket, result)
+
+    def _settle_later(self, ticket: Ticket, now: float) -> None:
+        if now < ticket.settle_until:
+            self._retry_at = now + self._limits.read_retry_seconds
+        else:
+            self._settled(ticket)
+            self._answer_unknown(ticket, "the outcome could not be read from the log in time")
+
+    def _settled(self, ticket: Ticket, *, clean: bool = False) -> None:
+        self._doubts.remove(ticket)
+        self._clean = self._clean and clean
+        if self._doubts:
+            self._settle_first()
+        elif self._clean:
+            self.phase = Phase.OPEN
+        else:
+            self.phase = Phase.COLD
+            self._go_cold()
+
+    @staticmethod
+    def _names_itself(ticket: Ticket, there: _Landed) -> bool:
+        return there.write_id is not None and there.write_id == ticket.append.write_id
+
+    @staticmethod
+    def _is_stamp(found: Found, ticket: Ticket) -> bool:
+        header = parse_batch_header(found.batch)
+        return ticket.stamp == Stamp(header.producer_id, header.producer_epoch, header.base_sequence)
+
+    # ---- answers
+
+    def _remember(self, ticket: Ticket, log_append_time_ms: int) -> _Landed:
+        assert ticket.at is not None
+        append = ticket.append
+        landed = _Landed(ticket.at, append.record_count, ticket.digest, append.write_id, log_append_time_ms)
+        self._landed[ticket.at] = landed
+        while len(self._landed) > self._limits.remembered_batches_max:
+            self._landed.popitem(last=False)
+        if append.producer_id >= 0:
+            recent = self._retries.setdefault(ticket.producer, deque(maxlen=5))  # as many as Kafka remembers
+            recent.append((append.base_sequence, landed))
+            self._retries.move_to_end(ticket.producer)
+            while len(self._retries) > self._limits.remembered_producers_max:
+                self._retries.popitem(last=False)
+        return landed
+
+    def _log_start(self) -> int:
+        return -1 if self._tail is None else self._tail.log_start_offset
+
+    def _accept(self, ticket: Ticket, landed: _Landed, log_start_offset: int | None = None) -> None:
+        self._answer(
+            ticket,
+            PartitionResult(
+                partition=ticket.partition.partition,
+                error_code=Error.NONE,
+                base_offset=landed.base_offset,
+                log_append_time_ms=landed.log_append_time_ms,
+                log_start_offset=self._log_start() if log_start_offset is None else log_start_offset,
+            ),
+        )
+
+    def _refuse(self, ticket: Ticket, refusal: Refusal) -> None:
+        self._last_refusal = refusal.message
+        result = PartitionResult(
+            partition=ticket.partition.partition,
+            error_code=refusal.error_code,
+            base_offset=refusal.base_offset,
+            log_start_offset=refusal.log_start_offset,
+            error_message=refusal.message,
+        )
+        self._answer(ticket, result, refusal.reason)
+
+    def _answer_later(self, ticket: Ticket, why: str) -> None:
+        """6: nothing was appended, try again. It is retriable for every client, and refreshes its metadata."""
+        self._answer_error(ticket, Error.NOT_LEADER_OR_FOLLOWER, f"TRY_AGAIN {why}", "try_again")
+
+    def _answer_unknown(self, ticket: Ticket, why: str) -> None:
+        """7: it may be in the log or not, or come to be there."""
+        self._answer_error(ticket, Error.REQUEST_TIMED_OUT, f"OUTCOME_UNKNOWN {why}", "outcome_unknown")
+
+    def _answer_error(self, ticket: Ticket, error: Error, message: str, reason: str) -> None:
+        result = PartitionResult(
+            partition=ticket.partition.partition,
+            error_code=error,
+            error_message=f"{message} topic={self.partition.topic} partition={self.partition.partition}",
+        )
+        self._answer(ticket, result, reason)
+
+    def _answer(self, ticket: Ticket, result: PartitionResult, reason: str | None = None) -> None:
+        self._effects.append(Answer(ticket, result, reason))
+        for follower in ticket.followers:
+            self._effects.append(Answer(follower, result, reason))
+        ticket.followers.clear()
+        if result.error_code != Error.NONE and ticket.attempts:
+            for other in self._sent_behind(ticket):
+                other.behind = replace(result, error_message=f"SENT_BEHIND_A_FAILED_BATCH {result.error_message or ''}")
+
+    def _sent_behind(self, ticket: Ticket) -> Iterator[Ticket]:
+        """The rest of a chain: from the same producer on the same connection, before it could know of a failure.
+
+        A -> Kafka, B -> Kafka (next sequence), A is refused, B meets the gap (45). B must not be tried again by itself:
+        it would land behind a hole.
+        """
+        assert ticket.sent_at is not None
+        for other in (*self._in_flight, *self._queue):
+            if (
+                (other.sent_at is None or other.sent_at >= ticket.sent_at)
+                and other is not ticket
+                and other.connection == ticket.connection
+                and other.append.producer_id == ticket.append.producer_id
+            ):
+                yield other

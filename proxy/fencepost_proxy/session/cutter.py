@@ -1,0 +1,123 @@
+"""Cuts one direction of a connection into Kafka frames, without buffering those that only pass.
+
+A frame is four bytes of length and that many bytes. At its start the session looks at the first of them and
+decides: `pass_frame` streams the rest as it comes, `collect_frame` gathers it whole. The input is a view into the
+connection's receive buffer, valid for one call of `feed`: what is left over at its end is kept by `save`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from fencepost_proxy.errors import LimitError, ProtocolError
+
+_LENGTH_BYTES = 4
+
+
+class CutterState(Enum):
+    START = auto()
+    PASSING = auto()
+    COLLECTING = auto()
+
+
+class FrameCutter:
+    """`frame_bytes_max` bounds a frame, `frame_bytes_min` is the shortest header it can have.
+
+    `fault` is raised for a length outside those bounds; lengths are read as signed, as Kafka does.
+    """
+
+    __slots__ = (
+        "_collected",
+        "_data",
+        "_fault",
+        "_frame_bytes_max",
+        "_frame_bytes_min",
+        "_left",
+        "_pos",
+        "_stash",
+        "state",
+    )
+
+    def __init__(self, frame_bytes_min: int, frame_bytes_max: int, fault: type[ProtocolError]) -> None:
+        self.state = CutterState.START
+        self._frame_bytes_min = frame_bytes_min
+        self._frame_bytes_max = frame_bytes_max
+        self._fault = fault
+        self._data = memoryview(b"")
+        self._pos = 0
+        self._left = 0
+        self._stash = b""
+        self._collected = bytearray()
+
+    @property
+    def buffered_bytes(self) -> int:
+        return len(self._stash) + len(self._collected)
+
+    @property
+    def between_frames(self) -> bool:
+        return self.state is CutterState.START and not self._stash
+
+    def feed(self, data: memoryview) -> None:
+        self._data = memoryview(self._stash + bytes(data)) if self._stash else data
+        self._stash = b""
+        self._pos = 0
+
+    def save(self) -> None:
+        """Copies what was not consumed, before the receive buffer is used again."""
+        if self._pos < len(self._data):
+            self._stash = bytes(self._data[self._pos :])
+        self._data = memoryview(b"")
+        self._pos = 0
+
+    def head(self) -> tuple[int, memoryview] | None:
+        """At a frame's start: its length and as much of it as is there, None if not even the shortest header is.
+
+        Raises `fault` for an impossible length, `LimitError` for one above the limit.
+        """
+        start = self._pos + _LENGTH_BYTES
+        data = self._data
+        if len(data) < start:
+            return None
+        length = int.from_bytes(data[self._pos : start], "big", signed=True)
+        if length < self._frame_bytes_min:
+            raise self._fault(f"a frame of {length} bytes: no Kafka frame is shorter than {self._frame_bytes_min}")
+        if length > self._frame_bytes_max:
+            raise LimitError(f"a frame of {length} bytes is above frame_bytes_max={self._frame_bytes_max}")
+        if len(data) < start + self._frame_bytes_min:
+            return None
+        return length, data[start : start + length]
+
+    def pass_frame(self, length: int) -> None:
+        self.state = CutterState.PASSING
+        self._left = length + _LENGTH_BYTES
+
+    def collect_frame(self, length: int) -> None:
+        self.state = CutterState.COLLECTING
+        self._pos += _LENGTH_BYTES
+        self._left = length
+
+    def take(self) -> memoryview:
+        """The next bytes of a passing frame, its length prefix included; empty if none are there."""
+        view = self._data[self._pos : self._pos + self._left]
+        self._pos += len(view)
+        self._left -= len(view)
+        if not self._left:
+            self.state = CutterState.START
+        return view
+
+    def collected(self) -> memoryview | None:
+        """The frame being collected, without its length prefix, once it is whole."""
+        here = self._data[self._pos : self._pos + self._left]
+        self._pos += len(here)
+        self._left -= len(here)
+        if not self._collected and not self._left:
+            frame = memoryview(bytes(here))  # the usual case: it came in one piece
+        else:
+            # Grows with what has arrived, not with what was announced: a length alone costs nothing.
+            self._collected += here
+            if self._left:
+                return None
+            frame = memoryview(bytes(self._collected))
+            self._collected = bytearray()
+        self.state = CutterState.START
+        return frame

@@ -1,0 +1,165 @@
+"""Requests and responses that are read and changed on their way, Produce excepted: one `Exchange` each.
+
+What is changed is decided elsewhere (`topics/rewriting.py`, `addresses.py`, `wire/api_versions.py`); here it is put
+together for one request of one connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
+from fencepost_proxy.errors import Error, UpstreamProtocolError
+from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions, plan_closed
+from fencepost_proxy.topics.planning import Known, Plan
+from fencepost_proxy.topics.rewriting import plan_request
+from fencepost_proxy.topics.state import TopicConfigChange
+from fencepost_proxy.types import NodeId, ProducerId
+from fencepost_proxy.wire.api_versions import restrict_api_versions, unsupported_api_versions
+from fencepost_proxy.wire.apis import (
+    API_VERSIONS,
+    APIS,
+    DESCRIBE_CLUSTER,
+    DESCRIBE_TOPIC_PARTITIONS,
+    FIND_COORDINATOR,
+    INIT_PRODUCER_ID,
+    METADATA,
+    Treatment,
+)
+from fencepost_proxy.wire.control import (
+    RequestHeader,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+    parse_request_header,
+    parse_response_header,
+    replace_body,
+)
+from fencepost_proxy.wire.schema import Message
+
+_NAMES_BROKERS = (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER)
+_LISTS_TOPICS = (METADATA, DESCRIBE_TOPIC_PARTITIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`answer` is the response frame with its length; `changes` have to be stored before it is sent."""
+
+    answer: bytes
+    changes: tuple[TopicConfigChange, ...] = ()
+    answer_not_stored: Callable[[str], bytes] = lambda error: b""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """What to do with one request.
+
+    `forward` – the request frame to send upstream, None if it is answered here with `answer`. `finish` – makes the
+    client's answer of the response frame; None: the response passes as it is. Frames given include their length,
+    those taken do not.
+    """
+
+    forward: bytes | None
+    answer: bytes | None = None
+    finish: Callable[[memoryview], Finished] | None = None
+
+
+class Exchanges:
+    """`known` and `shared_producer_id` are asked anew for each request.
+
+    `open_listeners` is told of brokers that are new or have moved; when it returns they may be told to clients.
+    """
+
+    def __init__(
+        self,
+        book: AddressBook,
+        known: Callable[[], Known],
+        shared_producer_id: Callable[[], ProducerId | None],
+        open_listeners: Callable[[Sequence[NodeId]], None],
+    ) -> None:
+        self._book = book
+        self._known = known
+        self._shared_producer_id = shared_producer_id
+        self._open_listeners = open_listeners
+
+    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
+        """Raises ClientProtocolError for a request that cannot be read."""
+        known = self._known()
+        header = parse_request_header(frame)
+        treatment = APIS[api_key].treatment
+        if api_key == API_VERSIONS and not APIS[API_VERSIONS].serves(version):
+            return Exchange(None, answer=_answer_to(header, unsupported_api_versions()))
+        if treatment & Treatment.REWRITE_REQUEST:
+            request = decode_request(api_key, version, frame[header.body_offset :])
+            plan = plan_request(api_key, version, request, known)
+            assert plan is not None, f"no plan for {APIS[api_key].name}"
+            return self._planned(header, frame, plan)
+        named = bool(treatment & Treatment.INSPECT_REQUEST) and mentions(frame, known)
+        if named and api_key in CLOSED_APIS:
+            request = decode_request(api_key, version, frame[header.body_offset :])
+            return self._planned(header, frame, plan_closed(api_key, request, known))
+        forward = replace_body(frame, len(frame), b"")
+        if not treatment & Treatment.REWRITE_RESPONSE:
+            return Exchange(forward)
+        return Exchange(forward, finish=lambda response: self._rewrite(header, response, known, named, local_host))
+
+    def _planned(self, header: RequestHeader, frame: memoryview, plan: Plan) -> Exchange:
+        body = encode_request(header.api_key, header.api_version, plan.forward)
+
+        def finish(frame: memoryview) -> Finished:
+            response, offset = _decode(header, frame)
+            changes = tuple(plan.finish(response))
+
+            def answer_not_stored(error: str) -> bytes:
+                _tell_not_stored(response, changes, error)
+                return _encode(header, frame, offset, response)
+
+            return Finished(
+                _encode(header, frame, offset, response), changes=changes, answer_not_stored=answer_not_stored
+            )
+
+        return Exchange(replace_body(frame, header.body_offset, body), finish=finish)
+
+    def _rewrite(
+        self, header: RequestHeader, frame: memoryview, known: Known, named: bool, local_host: str
+    ) -> Finished:
+        api_key = header.api_key
+        response, offset = _decode(header, frame)
+        if api_key in _NAMES_BROKERS:
+            self._open_listeners(learn_brokers(api_key, response, self._book))
+            rewrite_response(api_key, response, self._book, local_host)
+        if api_key in _LISTS_TOPICS:
+            hide(response, known, asked=named)
+        elif api_key == API_VERSIONS:
+            restrict_api_versions(response)
+        elif api_key == INIT_PRODUCER_ID and response.producer_id == self._shared_producer_id():
+            raise UpstreamProtocolError(
+                f"Kafka gave a client producer id {response.producer_id}, which stamps the conditional appends here"
+            )
+        return Finished(_encode(header, frame, offset, response))
+
+
+def _decode(header: RequestHeader, frame: memoryview) -> tuple[Message, int]:
+    offset = parse_response_header(frame, header.api_key, header.api_version).body_offset
+    return decode_response(header.api_key, header.api_version, frame[offset:]), offset
+
+
+def _encode(header: RequestHeader, frame: memoryview, offset: int, response: Message) -> bytes:
+    return replace_body(frame, offset, encode_response(header.api_key, header.api_version, response))
+
+
+def _answer_to(header: RequestHeader, response: Message) -> bytes:
+    head = memoryview(header.correlation_id.to_bytes(4, "big", signed=True))
+    return replace_body(head, len(head), encode_response(header.api_key, header.api_version, response))
+
+
+def _tell_not_stored(response: Message, changes: Sequence[TopicConfigChange], error: str) -> None:
+    """Kafka did its part and we could not do ours: the client must know, and may do it again."""
+    topics = {change.topic for change in changes if not change.deleted}
+    for entry in (*getattr(response, "topics", ()), *getattr(response, "responses", ())):
+        name = getattr(entry, "name", None) or getattr(entry, "resource_name", None)
+        if name in topics and entry.error_code == Error.NONE:
+            entry.error_code = Error.REQUEST_TIMED_OUT
+            entry.error_message = f"Kafka did its part, but the virtual configs are not stored: {error}. Try again."

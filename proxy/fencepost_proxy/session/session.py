@@ -1,0 +1,859 @@
+"""One client connection and its upstream connection: which bytes just pass, which are read, who answers what, when.
+
+Sans-IO: events in, commands out (`messages.py`), no clock of its own.
+
+Order
+-----
+A broker answers the requests of a connection in their order, and so do we, though some answers are made here and some
+requests have none (acks=0). Every request that will be answered has one `Slot`, in two queues:
+
+- `_to_client`: every slot, in the order of the client's requests. Only the front one may write to the client.
+- `_from_upstream`: the slots that the broker will answer, in the order they were sent.
+
+An answer that belongs to the front slot and needs no reading is streamed through. One that comes while the front
+slot is still undecided (a refusal that waits for a read of the log, say) stays in the socket: reading from upstream
+stops, and with it, by TCP, the broker. The same holds the other way: while a guarded Produce waits for its turn at a
+gate, nothing behind it is read, as a broker would not either (it handles one request of a connection at a time).
+
+A client that vanishes does not take its appends with it: what is on its way upstream is waited for, up to a bound, so
+that the gates learn the outcome; only then is the upstream connection closed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import Enum, auto
+from typing import Protocol
+from uuid import UUID
+
+from fencepost_policies.append import Refusal
+from fencepost_proxy.errors import ClientProtocolError, Error, ProtocolError, UpstreamProtocolError
+from fencepost_proxy.partitions.events import Answered, Lost, Offered, Sent, Ticket, Withdrawn
+from fencepost_proxy.session.cutter import CutterState, FrameCutter
+from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.messages import (
+    ClientBytes,
+    ClientLost,
+    CloseClient,
+    CloseUpstream,
+    Command,
+    Count,
+    Event,
+    ReadClient,
+    ReadUpstream,
+    Store,
+    Stored,
+    Tick,
+    ToClient,
+    ToGate,
+    ToUpstream,
+    TurnEnded,
+    TurnGranted,
+    UpstreamBytes,
+    UpstreamLost,
+)
+from fencepost_proxy.session.turn import Bid, Turn, make_ticket, refused
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE, Treatment, api_name
+from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.produce import (
+    NodeEndpoint,
+    PartitionData,
+    PartitionResult,
+    ProduceRequest,
+    ProduceResponse,
+    TopicData,
+    encode_produce_request,
+    encode_produce_response,
+    parse_produce_request,
+    parse_produce_response,
+    peek_produce,
+)
+
+_REQUEST_PREFIX = struct.Struct(">hhi")
+_INT32 = struct.Struct(">i")
+#: API key, version, correlation id; and the shortest response is its correlation id.
+_REQUEST_BYTES_MIN = 8
+_RESPONSE_BYTES_MIN = 4
+#: Produce requests below it carry no v2 record batches, and brokers since 4.0 refuse them.
+_PRODUCE_VERSION_MIN = 3
+#: The first version whose response can name a broker's address.
+_PRODUCE_ENDPOINTS_FROM = 10
+#: Names topics by id: a stamped append cannot land in a topic that was deleted and created anew.
+_PRODUCE_BY_ID = 13
+#: A Produce header is read from as much of the frame's start as this; longer ones are collected whole.
+_PEEK_BYTES_MAX = 4096
+#: Clients give up at `timeout_ms`; what is not known by then is told a little earlier.
+_ANSWER_BY = 0.9
+
+
+class Surroundings(Protocol):
+    """What a session may ask of the process it runs in. Answers hold at the moment of asking."""
+
+    frame_bytes_max: int
+    in_flight_requests_max: int
+    gate_wait_max_seconds: float
+    request_timeout_seconds: float
+    decompressed_bytes_max: int
+    header_names: HeaderNames
+    refuse_whole_requests: bool
+
+    @property
+    def shared_producer_id(self) -> int:
+        """What stamped batches are appended under, -1 while it is not known."""
+
+    def fresh(self, now: float) -> bool:
+        """Whether the virtual configs are loaded and recent enough to rely on."""
+
+    def guards_anything(self) -> bool: ...
+    def policy(self, topic: str) -> TopicPolicy | None:
+        """The policy of a guarded topic, None for one that is not."""
+
+    def topic_id(self, topic: str) -> UUID | None: ...
+    def produce_version_max(self) -> int:
+        """The newest Produce version that every broker understands."""
+
+    def may_send(self, ticket: Ticket, now: float) -> bool:
+        """Whether the gate's grant still holds."""
+
+    def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
+        """The same broker at the address by which clients reach it."""
+
+    def reserve(self, byte_count: int) -> bool:
+        """Takes from the memory that all connections share; False if there is not enough now."""
+
+    def release(self, byte_count: int) -> None: ...
+
+
+#: The appends of one producer to one partition, on one connection.
+_Chain = tuple[TopicPartition, int]
+
+
+class _Answer(Enum):
+    #: Streamed from upstream to the client as it is.
+    RELAYED = auto()
+    #: Collected from upstream; `Slot.on_response` makes the answer of it, now or later.
+    MADE_FROM_RESPONSE = auto()
+    #: Not from upstream at all.
+    MADE_HERE = auto()
+
+
+class Slot:
+    """One request that somebody waits for."""
+
+    __slots__ = (
+        "answer",
+        "api_key",
+        "chains",
+        "chunks",
+        "correlation_id",
+        "done",
+        "on_response",
+        "reserved_bytes",
+        "version",
+    )
+
+    def __init__(self, api_key: int, version: int, correlation_id: int, answer: _Answer) -> None:
+        self.api_key = api_key
+        self.version = version
+        self.correlation_id = correlation_id
+        self.answer = answer
+        self.on_response: Callable[[memoryview], None] | None = None
+        self.chunks: list[bytes | memoryview] = []
+        self.done = False
+        self.reserved_bytes = 0
+        #: Failed appends that its answer tells of: until it is read, what follows them follows a hole.
+        self.chains: list[_Chain] = []
+
+
+class Session:
+    """See the module's docstring. `handle` is the only way in.
+
+    `local_host` is the address by which this client reached us, which is what it is told for the brokers' listeners
+    where none is configured.
+    """
+
+    def __init__(self, connection: int, local_host: str, around: Surroundings, exchanges: Exchanges) -> None:
+        self.connection = connection
+        self.local_host = local_host
+        self.client_id: str | None = None
+        self._around = around
+        self._exchanges = exchanges
+        self._client = FrameCutter(_REQUEST_BYTES_MIN, around.frame_bytes_max, ClientProtocolError)
+        self._upstream = FrameCutter(_RESPONSE_BYTES_MIN, 2**31 - 1, UpstreamProtocolError)
+        self._to_client: deque[Slot] = deque()
+        self._from_upstream: deque[Slot] = deque()
+        self._turn: Turn | None = None  # the one that waits at a gate; nothing behind it is read
+        self._turn_slot: Slot | None = None
+        self._turns: dict[Slot, Turn] = {}  # sent, not completely answered
+        self._answer_by: dict[Slot, float] = {}
+        self._may_write: set[str] = set()  # topics this client has proved WRITE for, on this connection
+        self._failed_chains: dict[_Chain, PartitionResult] = {}  # failed, and the client cannot have read it yet
+        self._stores: dict[int, Callable[[str | None], None]] = {}
+        self._next_token = 0
+        self._collecting_bytes = 0
+        self._drain_until = float("inf")
+        self._client_paused = False
+        self._upstream_paused = False
+        self.client_gone = False
+        self.upstream_gone = False
+        self._closing = False
+        self._commands: list[Command] = []
+        self._client_out: list[bytes | memoryview] = []
+        self._upstream_out: list[bytes | memoryview] = []
+
+    # ---- what others may look at
+
+    @property
+    def finished(self) -> bool:
+        return self.client_gone and self.upstream_gone
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._to_client)
+
+    @property
+    def needs_ticks(self) -> bool:
+        return bool(self._answer_by) or self.client_gone or (self._client_paused and self._turn is None)
+
+    @property
+    def mid_header(self) -> bool:
+        """The client has begun a frame and not said yet what it is."""
+        return not self._client.between_frames and self._client.state is CutterState.START
+
+    @property
+    def drained(self) -> bool:
+        """Nothing is under way: the connection can be closed without harm."""
+        return not self._to_client and not self._from_upstream and self._client.between_frames
+
+    # ---- the only way in
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """Raises nothing: a peer that breaks the protocol costs this connection, by a command."""
+        self._commands = []
+        try:
+            match event:
+                case ClientBytes(data):
+                    if not self.client_gone and not self._closing:
+                        self._client.feed(data)
+                        self._pump_client(now)
+                case UpstreamBytes(data):
+                    self._upstream.feed(data)
+                    self._pump_upstream(now)
+                case TurnGranted(ticket):
+                    self._turn_granted(ticket, now)
+                case TurnEnded(ticket, result, reason):
+                    self._turn_ended(ticket, result, reason, now)
+                case Stored(token, error):
+                    self._stores.pop(token)(error)
+                case ClientLost():
+                    self._client_lost(now)
+                case UpstreamLost(reason):
+                    self._upstream_lost(reason)
+                case Tick():
+                    self._tick(now)
+            self._go_on(now)
+        except ProtocolError as error:
+            self._close(f"{error}", type(error))
+        self._flush()
+        return self._commands
+
+    def _go_on(self, now: float) -> None:
+        """What an answer may have set free: the next answers, then the next requests."""
+        if self._upstream_paused and not self._upstream_is_blocked():
+            self._upstream_paused = False
+            self._upstream.feed(memoryview(b""))
+            self._pump_upstream(now)
+            if not self._upstream_paused:
+                self._commands.append(ReadUpstream(True))
+        if self._client_paused and not self._closing and not self._client_is_blocked():
+            self._client_paused = False
+            self._client.feed(memoryview(b""))
+            self._pump_client(now)
+            if not self._client_paused:
+                self._commands.append(ReadClient(True))
+        if self.client_gone and not self.upstream_gone and not self._turns and self._turn is None:
+            self._commands.append(CloseUpstream())
+            self.upstream_gone = True
+
+    def _flush(self) -> None:
+        if self._upstream_out:
+            if not self.upstream_gone:
+                self._commands.append(ToUpstream(self._upstream_out))
+            self._upstream_out = []
+        self._flush_client()
+
+    def _flush_client(self) -> None:
+        if self._client_out:
+            if not self.client_gone:
+                self._commands.append(ToClient(self._client_out))
+            self._client_out = []
+
+    # ---- from the client
+
+    def _client_is_blocked(self) -> bool:
+        return self._turn is not None or len(self._to_client) >= self._around.in_flight_requests_max
+
+    def _pump_client(self, now: float) -> None:
+        cutter = self._client
+        while not self._closing:
+            if cutter.state is CutterState.PASSING:
+                view = cutter.take()
+                if not view:
+                    break
+                self._upstream_out.append(bytes(view))
+            elif cutter.state is CutterState.COLLECTING:
+                frame = cutter.collected()
+                if frame is None:
+                    break
+                self._request(frame, now)
+            else:
+                if self._client_is_blocked():
+                    self._pause_client()
+                    break
+                head = cutter.head()
+                if head is None or not self._start_request(head[0], head[1], now):
+                    break
+        cutter.save()
+
+    def _pause_client(self) -> None:
+        if not self._client_paused:
+            self._client_paused = True
+            self._commands.append(ReadClient(False))
+
+    def _start_request(self, length: int, head: memoryview, now: float) -> bool:
+        """Decides about the frame that begins here; False if that needs more of it, or memory that is not there."""
+        api_key, version, correlation_id = _REQUEST_PREFIX.unpack_from(head)
+        api = APIS.get(api_key)
+        if api is None or api.withheld:
+            raise ClientProtocolError(f"{api_name(api_key)} v{version} is not an API that this proxy lets pass")
+        treatment = api.treatment
+        if not api.serves(version) and api_key != API_VERSIONS:
+            raise ClientProtocolError(
+                f"{api.name} v{version} is not served: this proxy advertises {api.min_version} to {api.max_version}"
+            )
+        if treatment is Treatment.PRODUCE:
+            return self._start_produce(length, head, version, correlation_id, now)
+        if treatment is Treatment.RELAY:
+            self._relay(Slot(api_key, version, correlation_id, _Answer.RELAYED), length)
+            return True
+        return self._collect(length)
+
+    def _relay(self, slot: Slot, length: int) -> None:
+        self._client.pass_frame(length)
+        self._to_client.append(slot)
+        self._from_upstream.append(slot)
+
+    def _collect(self, length: int) -> bool:
+        if not self._around.reserve(length):
+            self._pause_client()
+            return False
+        self._collecting_bytes = length
+        self._client.collect_frame(length)
+        return True
+
+    def _start_produce(self, length: int, head: memoryview, version: int, correlation_id: int, now: float) -> bool:
+        """A Produce request that concerns no guarded topic is streamed through; its first bytes tell."""
+        if version < _PRODUCE_VERSION_MIN:
+            raise ClientProtocolError(f"Produce v{version} is older than record batches; use v3 or newer")
+        peek = peek_produce(head, length)
+        if peek is None:
+            if len(head) < min(_PEEK_BYTES_MAX, length):
+                return False
+            return self._collect(length)
+        around = self._around
+        unguarded = around.fresh(now) and (
+            not around.guards_anything() or (peek.topic_count == 1 and around.policy(peek.first_topic) is None)
+        )
+        if not unguarded or peek.topic_count == 0:
+            return self._collect(length)
+        if peek.acks == 0:
+            self._client.pass_frame(length)
+        else:
+            self._relay(self._produce_slot(version, correlation_id), length)
+        return True
+
+    def _produce_slot(self, version: int, correlation_id: int) -> Slot:
+        """For a request that goes up as it is: only the addresses in its answer concern us."""
+        if version < _PRODUCE_ENDPOINTS_FROM:
+            return Slot(PRODUCE, version, correlation_id, _Answer.RELAYED)
+        slot = Slot(PRODUCE, version, correlation_id, _Answer.MADE_FROM_RESPONSE)
+
+        def on_response(frame: memoryview) -> None:
+            response = parse_produce_response(frame, version)
+            if response.node_endpoints:
+                self._end(slot, [encode_produce_response(self._with_own_addresses(response), version)])
+            else:
+                self._end(slot, [_INT32.pack(len(frame)), frame])
+
+        slot.on_response = on_response
+        return slot
+
+    def _with_own_addresses(self, response: ProduceResponse) -> ProduceResponse:
+        endpoints = tuple(self._around.endpoint(each, self.local_host) for each in response.node_endpoints)
+        return replace(response, node_endpoints=endpoints)
+
+    def _request(self, frame: memoryview, now: float) -> None:
+        """A request that was collected whole."""
+        api_key, version, correlation_id = _REQUEST_PREFIX.unpack_from(frame)
+        if api_key == PRODUCE:
+            self._produce(frame, now)
+            return
+        slot = Slot(api_key, version, correlation_id, _Answer.MADE_FROM_RESPONSE)
+        slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
+        exchange = self._exchanges.begin(api_key, version, frame, self.local_host)
+        self._to_client.append(slot)
+        if exchange.forward is None:
+            assert exchange.answer is not None
+            slot.answer = _Answer.MADE_HERE
+            self._end(slot, [exchange.answer])
+            return
+        if exchange.finish is None:
+            slot.answer = _Answer.RELAYED
+        else:
+            finish = exchange.finish
+
+            def on_response(response: memoryview) -> None:
+                finished = finish(response)
+                if not finished.changes:
+                    self._end(slot, [finished.answer])
+                    return
+                token = self._next_token = self._next_token + 1
+
+                def stored(error: str | None) -> None:
+                    self._end(slot, [finished.answer if error is None else finished.answer_not_stored(error)])
+
+                self._stores[token] = stored
+                self._commands.append(Store(token, finished.changes))
+
+            slot.on_response = on_response
+        self._from_upstream.append(slot)
+        self._upstream_out.append(exchange.forward)
+
+    # ---- Produce with guarded partitions
+
+    def _produce(self, frame: memoryview, now: float) -> None:
+        around = self._around
+        request = parse_produce_request(frame)
+        self.client_id = request.client_id
+        slot = Slot(PRODUCE, request.api_version, request.correlation_id, _Answer.MADE_HERE)
+        slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
+        turn = Turn(request)
+        if request.acks != 0:
+            self._to_client.append(slot)
+        if not around.fresh(now):
+            self._fail_closed(turn)
+        else:
+            self._take_bids(turn, now)
+        if not turn.tickets and not turn.results:
+            self._forward_unread(slot, request, frame)
+            return
+        self._turn, self._turn_slot = turn, slot
+        turn.to_offer = [turn.tickets[key] for key in sorted(turn.tickets, reverse=True)]
+        self._next_turn(now)
+
+    def _forward_unread(self, slot: Slot, request: ProduceRequest, frame: memoryview) -> None:
+        """It was collected because it might have named a guarded topic; it does not."""
+        if request.acks != 0:
+            self._to_client.pop()
+            self._around.release(slot.reserved_bytes)
+            slot = self._produce_slot(request.api_version, request.correlation_id)
+            self._to_client.append(slot)
+            self._from_upstream.append(slot)
+        else:
+            self._around.release(slot.reserved_bytes)
+        self._upstream_out += [_INT32.pack(len(frame)), frame]
+
+    def _fail_closed(self, turn: Turn) -> None:
+        """Whether a topic is guarded is not known: no append is let through, and each may be tried again."""
+        message = "TRY_AGAIN the proxy has not (re)read its topic configs yet"
+        for key in turn.partitions():
+            turn.results[key] = PartitionResult(
+                partition=key.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
+            )
+        self._commands.append(Count("refusal", "not_ready"))
+
+    def _take_bids(self, turn: Turn, now: float) -> None:
+        """A ticket for each guarded partition, or a refusal where its batch cannot be one."""
+        around = self._around
+        request = turn.request
+        wait_seconds = min(around.gate_wait_max_seconds, max(request.timeout_ms, 0) / 3000)
+        for topic in request.topics:
+            policy = around.policy(topic.name)
+            if policy is None:
+                continue
+            bid = Bid(
+                connection=self.connection,
+                policy=policy,
+                names=around.header_names,
+                decompressed_bytes_max=around.decompressed_bytes_max,
+                shared_producer_id=around.shared_producer_id,
+                now=now,
+                deadline=now + wait_seconds,
+            )
+            for data in topic.partitions:
+                self._take_bid(turn, bid, topic, data)
+
+    def _take_bid(self, turn: Turn, bid: Bid, topic: TopicData, data: PartitionData) -> None:
+        key = TopicPartition(topic.name, data.partition)
+        if key in turn.tickets or key in turn.results:
+            raise ClientProtocolError(f"a Produce request names {key} twice")
+        ticket = make_ticket(bid, key, data)
+        if isinstance(ticket, Refusal):
+            self._refuse(turn, key, ticket)
+            return
+        if turn.silent and ticket.append.expected_base_offset is not None:
+            raise ClientProtocolError(f"an expectation for {key} with acks=0, which nobody could answer")
+        failed = self._failed_chains.get((key, ticket.append.producer_id))
+        if failed is None:
+            turn.tickets[key] = ticket
+        else:
+            message = f"SENT_BEHIND_A_FAILED_BATCH {failed.error_message}"
+            self._refuse(turn, key, Refusal(failed.error_code, "behind_refused", message))
+
+    def _refuse(self, turn: Turn, key: TopicPartition, refusal: Refusal) -> None:
+        turn.results[key] = refused(key, refusal)
+        turn.refused_reasons.append(refusal.reason)
+        self._commands.append(Count("refusal", refusal.reason))
+
+    def _next_turn(self, now: float) -> None:
+        turn = self._turn
+        assert turn is not None
+        if turn.to_offer and not (turn.results and self._around.refuse_whole_requests):
+            turn.waiting_for = turn.to_offer.pop()
+            self._commands.append(ToGate(turn.waiting_for, Offered(turn.waiting_for)))
+            return
+        turn.waiting_for = None
+        self._send_turn(turn, now)
+
+    def _turn_granted(self, ticket: Ticket, now: float) -> None:
+        turn = self._turn
+        if turn is None or ticket is not turn.waiting_for:
+            self._commands.append(ToGate(ticket, Withdrawn(ticket)))  # the client left meanwhile
+            return
+        turn.granted.append(ticket)
+        self._next_turn(now)
+
+    def _turn_ended(self, ticket: Ticket, result: PartitionResult, reason: str | None, now: float) -> None:
+        if reason is not None:
+            self._commands.append(Count("refusal", reason))
+        turn = self._turn
+        if turn is not None and ticket is turn.waiting_for:
+            turn.results[ticket.partition] = result
+            self._next_turn(now)
+            return
+        for slot, sent in self._turns.items():
+            if sent.tickets.get(ticket.partition) is ticket:
+                sent.results.setdefault(ticket.partition, result)
+                if result.error_code and not slot.done:
+                    chain = (ticket.partition, ticket.append.producer_id)
+                    self._failed_chains[chain] = result
+                    slot.chains.append(chain)
+                self._finish_turn(slot, sent)
+                return
+
+    def _send_turn(self, turn: Turn, now: float) -> None:
+        """All verdicts are there: forward what passed, answer what did not."""
+        if turn.results and self._around.refuse_whole_requests:
+            self._refuse_the_rest(turn)
+        stale = [ticket for ticket in turn.granted if not self._around.may_send(ticket, now)]
+        if stale:
+            # It waited so long for another gate that a cold grant is no longer good: ask again, in order.
+            for ticket in turn.granted:
+                self._commands.append(ToGate(ticket, Withdrawn(ticket)))
+            turn.to_offer = sorted(turn.granted, key=lambda t: t.partition, reverse=True)
+            turn.granted = []
+            self._next_turn(now)
+            return
+        slot = self._turn_slot
+        assert slot is not None
+        self._turn, self._turn_slot = None, None
+        request = turn.upstream_request()
+        self._turns[slot] = turn
+        if request is None:
+            self._finish_turn(slot, turn)
+            return
+        request = self._by_topic_id(request)
+        turn.sent = True
+        turn.forwarded = frozenset(
+            TopicPartition(topic.name, data.partition) for topic in request.topics for data in topic.partitions
+        )
+        for ticket in turn.granted:
+            self._commands.append(ToGate(ticket, Sent(ticket)))
+        upstream = Slot(PRODUCE, request.api_version, request.correlation_id, _Answer.MADE_FROM_RESPONSE)
+        version, names = request.api_version, {topic.topic_id: topic.name for topic in request.topics}
+
+        def on_response(frame: memoryview) -> None:
+            self._turn_answered(slot, turn, parse_produce_response(frame, version), names)
+
+        upstream.on_response = on_response
+        self._from_upstream.append(upstream)
+        self._upstream_out += encode_produce_request(request)
+        if not turn.silent:
+            self._answer_by[slot] = now + _ANSWER_BY * max(turn.request.timeout_ms, 100) / 1000
+
+    def _refuse_the_rest(self, turn: Turn) -> None:
+        """`refusal_scope = "request"`, KIP-27's literal reading: one mismatch refuses the whole request."""
+        for ticket in turn.granted:
+            self._commands.append(ToGate(ticket, Withdrawn(ticket)))
+        turn.granted = []
+        first = next(result for result in turn.results.values() if result.error_code)
+        for key in turn.partitions():
+            if key not in turn.results:
+                message = f"WHOLE_REQUEST_REFUSED topic={key.topic} partition={key.partition}: {first.error_message}"
+                turn.results[key] = PartitionResult(
+                    partition=key.partition, error_code=first.error_code, error_message=message
+                )
+
+    def _by_topic_id(self, request: ProduceRequest) -> ProduceRequest:
+        """By id where the broker can: a topic that was deleted and created anew is another topic.
+
+        Not for transactions: versions from 12 on mean transactions v2, which is the client's to choose.
+        """
+        if request.transactional_id is not None or self._around.produce_version_max() < _PRODUCE_BY_ID:
+            return request
+        topics = []
+        for topic in request.topics:
+            topic_id = self._around.topic_id(topic.name)
+            if topic_id is None:
+                return request
+            topics.append(replace(topic, topic_id=topic_id))
+        return replace(request, api_version=_PRODUCE_BY_ID, topics=tuple(topics))
+
+    def _turn_answered(self, slot: Slot, turn: Turn, response: ProduceResponse, names: dict[UUID | None, str]) -> None:
+        turn.throttle_time_ms = response.throttle_time_ms
+        answered = set()
+        for topic in response.topics:
+            name = topic.name or names.get(topic.topic_id, "")
+            for result in topic.partitions:
+                key = TopicPartition(name, result.partition)
+                if key not in turn.forwarded:
+                    raise UpstreamProtocolError(f"the broker answered for {key}, which it was not asked about")
+                answered.add(key)
+                self._partition_answered(turn, key, _for_names(result))
+        if answered != turn.forwarded:
+            raise UpstreamProtocolError(f"the broker did not answer for {sorted(turn.forwarded - answered)}")
+        self._finish_turn(slot, turn)
+
+    def _partition_answered(self, turn: Turn, key: TopicPartition, result: PartitionResult) -> None:
+        if result.error_code != Error.TOPIC_AUTHORIZATION_FAILED:
+            self._may_write.add(key.topic)
+        ticket = turn.tickets.get(key)
+        if ticket is not None and ticket in turn.granted:
+            self._commands.append(ToGate(ticket, Answered(ticket, result)))
+        else:
+            turn.results.setdefault(key, result)
+
+    def _finish_turn(self, slot: Slot, turn: Turn) -> None:
+        if slot not in self._turns or not turn.complete:
+            return
+        if not (self.client_gone or slot.done or turn.silent):
+            unproved = [t for t in self._topics_told_an_offset(turn) if t not in self._may_write]
+            if unproved:
+                self._prove_write(slot, turn, unproved)
+                return
+        del self._turns[slot]
+        self._answer_by.pop(slot, None)
+        if turn.silent:
+            self._around.release(slot.reserved_bytes)
+            failed = next((r for r in turn.results.values() if r.error_code), None)
+            if failed is not None:
+                raise ClientProtocolError(f"an append with acks=0 failed: {failed.error_message or failed.error_code}")
+        elif not slot.done:
+            self._end(slot, [encode_produce_response(turn.response(), turn.request.api_version)])
+
+    @staticmethod
+    def _topics_told_an_offset(turn: Turn) -> list[str]:
+        return sorted({key.topic for key, result in turn.results.items() if result.error_code and key in turn.tickets})
+
+    def _prove_write(self, slot: Slot, turn: Turn, topics: Sequence[str]) -> None:
+        """A refusal tells where the log ends. Only who may write the topic learns that, and Kafka says who may.
+
+        A Produce request without a record batch: authorisation comes first (29), then Kafka finds nothing to append
+        (87). Nothing can be written by it.
+        """
+        del self._turns[slot]
+        names = dict.fromkeys(topics)
+        partitions = {name: next(k.partition for k in turn.tickets if k.topic == name) for name in names}
+        version = min(9, turn.request.api_version)
+        probe = replace(
+            turn.request,
+            api_version=version,
+            transactional_id=None,
+            acks=1,
+            topics=tuple(
+                TopicData(name, None, (PartitionData(partition, memoryview(b""), b""),), b"")
+                for name, partition in partitions.items()
+            ),
+        )
+        upstream = Slot(PRODUCE, version, probe.correlation_id, _Answer.MADE_FROM_RESPONSE)
+
+        def on_response(frame: memoryview) -> None:
+            for topic in parse_produce_response(frame, version).topics:
+                for result in topic.partitions:
+                    self._proved(turn, topic.name, result)
+            self._turns[slot] = turn
+            self._finish_turn(slot, turn)
+
+        upstream.on_response = on_response
+        self._answer_by.pop(slot, None)  # it has its verdicts
+        self._from_upstream.append(upstream)
+        self._upstream_out += encode_produce_request(probe)
+
+    def _proved(self, turn: Turn, topic: str, answer: PartitionResult) -> None:
+        self._may_write.add(topic)
+        if answer.error_code != Error.TOPIC_AUTHORIZATION_FAILED:
+            return
+        for key, result in list(turn.results.items()):
+            if key.topic == topic and result.error_code:
+                turn.results[key] = PartitionResult(partition=key.partition, error_code=answer.error_code)
+
+    # ---- from upstream
+
+    def _upstream_is_blocked(self) -> bool:
+        """The next answer is for a client that must get another one first."""
+        if not self._from_upstream:
+            return False
+        slot = self._from_upstream[0]
+        return slot.answer is _Answer.RELAYED and bool(self._to_client) and self._to_client[0] is not slot
+
+    def _pump_upstream(self, now: float) -> None:
+        cutter = self._upstream
+        while True:
+            if cutter.state is CutterState.PASSING:
+                view = cutter.take()
+                if not view:
+                    break
+                self._client_out.append(bytes(view))
+                if cutter.between_frames:
+                    self._end(self._from_upstream.popleft(), [])
+            elif cutter.state is CutterState.COLLECTING:
+                frame = cutter.collected()
+                if frame is None:
+                    break
+                slot = self._from_upstream.popleft()
+                assert slot.on_response is not None
+                slot.on_response(frame)
+                self._answer_front()
+            else:
+                head = cutter.head()
+                if head is None:
+                    break
+                length, view = head
+                slot = self._expected_slot(view)
+                if slot.answer is _Answer.MADE_FROM_RESPONSE:
+                    cutter.collect_frame(length)
+                elif self._upstream_is_blocked():
+                    self._upstream_paused = True
+                    self._commands.append(ReadUpstream(False))
+                    break
+                else:
+                    cutter.pass_frame(length)
+        cutter.save()
+
+    def _expected_slot(self, head: memoryview) -> Slot:
+        (correlation_id,) = _INT32.unpack_from(head)
+        if not self._from_upstream:
+            raise UpstreamProtocolError(f"an answer with correlation id {correlation_id}, and nothing was asked")
+        slot = self._from_upstream[0]
+        if slot.correlation_id != correlation_id:
+            raise UpstreamProtocolError(
+                f"an answer with correlation id {correlation_id} where {slot.correlation_id} "
+                f"({api_name(slot.api_key)}) comes next"
+            )
+        return slot
+
+    # ---- answers
+
+    def _end(self, slot: Slot, chunks: list[bytes | memoryview]) -> None:
+        slot.chunks = chunks
+        slot.done = True
+        self._around.release(slot.reserved_bytes)
+        slot.reserved_bytes = 0
+        self._answer_front()
+
+    def _answer_front(self) -> None:
+        while self._to_client and self._to_client[0].done:
+            slot = self._to_client.popleft()
+            self._client_out += slot.chunks
+            for chain in slot.chains:
+                self._failed_chains.pop(chain, None)
+
+    # ---- ends
+
+    def _tick(self, now: float) -> None:
+        """What was sent and is not known in time is told as unknown; the gate goes on settling it."""
+        if now >= self._drain_until and not self.upstream_gone:
+            self._commands.append(CloseUpstream())
+            self._upstream_lost("the client is gone, and Kafka does not answer its last requests")
+        for slot, deadline in list(self._answer_by.items()):
+            if deadline > now:
+                continue
+            del self._answer_by[slot]
+            turn = self._turns[slot]
+            message = "OUTCOME_UNKNOWN Kafka did not answer in time; it may have been appended"
+            results = {
+                key: PartitionResult(partition=key.partition, error_code=Error.REQUEST_TIMED_OUT, error_message=message)
+                for key in turn.partitions()
+            }
+            told = Turn(turn.request, results=results | turn.results)
+            self._commands.append(Count("refusal", "outcome_unknown"))
+            self._end(slot, [encode_produce_response(told.response(), turn.request.api_version)])
+
+    def _close(self, reason: str, fault: type[Exception] | None) -> None:
+        if self._closing:
+            return
+        self._closing = True
+        self._flush_client()
+        self._commands.append(CloseClient(reason, fault))
+        if fault is not None and issubclass(fault, UpstreamProtocolError):
+            self._upstream_lost(reason)
+            self._commands.append(CloseUpstream())
+
+    def _client_lost(self, now: float) -> None:
+        self.client_gone = True
+        self._drain_until = now + self._around.request_timeout_seconds
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            for ticket in (*turn.granted, turn.waiting_for):
+                if ticket is not None:
+                    self._commands.append(ToGate(ticket, Withdrawn(ticket)))
+            if self._turn_slot is not None:
+                self._around.release(self._turn_slot.reserved_bytes)
+                self._turn_slot.reserved_bytes = 0
+        self._around.release(self._collecting_bytes)
+        self._collecting_bytes = 0
+        # Nobody is left to keep order for; what is under way is read on, to learn how the appends ended.
+        for slot in self._to_client:
+            self._around.release(slot.reserved_bytes)
+            slot.reserved_bytes = 0
+        self._to_client.clear()
+
+    def _upstream_lost(self, reason: str) -> None:
+        """Everything that was sent and not answered is in doubt from here on; the gates look into the log."""
+        if self.upstream_gone:
+            return
+        self.upstream_gone = True
+        for turn in self._turns.values():
+            for ticket in turn.granted:
+                if turn.sent and ticket.partition not in turn.results:
+                    self._commands.append(ToGate(ticket, Lost(ticket)))
+        for slot in (*self._to_client, *self._turns):
+            self._around.release(slot.reserved_bytes)
+            slot.reserved_bytes = 0
+        self._turns.clear()
+        self._answer_by.clear()
+        self._from_upstream.clear()
+        if not self._closing and not self.client_gone:
+            self._close(reason, None)
+
+
+def _for_names(result: PartitionResult) -> PartitionResult:
+    """A client that names topics does not know UNKNOWN_TOPIC_ID; for it the topic is what is unknown."""
+    if result.error_code in (Error.UNKNOWN_TOPIC_ID, Error.INCONSISTENT_TOPIC_ID):
+        return replace(result, error_code=Error.UNKNOWN_TOPIC_OR_PARTITION)
+    return result

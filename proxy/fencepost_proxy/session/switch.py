@@ -1,0 +1,169 @@
+"""All sessions and all gates of one process, wired together: the whole proxy without a socket in it.
+
+`net/` drives it with real connections and a clock, the simulation with modelled ones. Events of a connection go in by
+`session_event`, results of reads by `gate_event`; what comes out is a list of `Action`s, in order: commands of a
+session for its connection, and reads that a gate wants done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TypeVar
+
+from fencepost_proxy.partitions import events as gates
+from fencepost_proxy.partitions.events import GateLimits
+from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.session import messages as sessions
+from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.session import Session, Surroundings
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.batch import HeaderNames
+
+_T = TypeVar("_T")
+
+#: How many idle gates are kept: each costs a few kilobytes, and dropping one costs its partition a cold start.
+_IDLE_GATES_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ForConnection:
+    connection: int
+    command: sessions.Command
+
+
+@dataclass(frozen=True, slots=True)
+class ForControl:
+    """A read (or a resend) that a gate waits for; its result comes back by `gate_event`."""
+
+    partition: TopicPartition
+    effect: gates.ReadTail | gates.Look | gates.Resend | gates.PublishBase
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    violation: gates.Violation
+
+
+Action = ForConnection | ForControl | Report
+
+
+class Switch:
+    """`around` answers the sessions' questions, except `may_send`, which is the gates' to answer (see `may_send`)."""
+
+    def __init__(self, around: Surroundings, exchanges: Exchanges, limits: GateLimits, names: HeaderNames) -> None:
+        self.sessions: dict[int, Session] = {}
+        self.gates: dict[TopicPartition, Gate] = {}
+        self._around = around
+        self._exchanges = exchanges
+        self._limits = limits
+        self._names = names
+        self._busy_gates: dict[Gate, None] = {}  # as ordered sets: what happens must not depend on hashes
+        self._busy_sessions: dict[Session, None] = {}
+        self._actions: list[Action] = []
+        self._work: deque[tuple[Session, sessions.Event] | tuple[Gate, gates.Event]] = deque()
+
+    # ---- events in, actions out
+
+    def open(self, connection: int, local_host: str) -> Session:
+        session = self.sessions[connection] = Session(connection, local_host, self._around, self._exchanges)
+        return session
+
+    def session_event(self, connection: int, event: sessions.Event, now: float) -> list[Action]:
+        session = self.sessions.get(connection)
+        if session is None:
+            return []
+        self._work.append((session, event))
+        return self._run(now)
+
+    def gate_event(self, partition: TopicPartition, event: gates.Event, now: float) -> list[Action]:
+        gate = self.gates.get(partition)
+        if gate is None:
+            return []
+        self._work.append((gate, event))
+        return self._run(now)
+
+    def forget_topic(self, topic: str, now: float) -> list[Action]:
+        """A config of the topic changed, or the topic is another one now."""
+        for partition, gate in self.gates.items():
+            if partition.topic == topic:
+                self._work.append((gate, gates.Forget()))
+        return self._run(now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Due every few tens of milliseconds while `needs_ticks`."""
+        self._work.extend((gate, gates.Tick()) for gate in self._busy_gates)
+        self._work.extend((session, sessions.Tick()) for session in self._busy_sessions)
+        return self._run(now)
+
+    # ---- what others may look at
+
+    @property
+    def needs_ticks(self) -> bool:
+        return bool(self._busy_gates or self._busy_sessions)
+
+    def may_send(self, ticket: gates.Ticket, now: float) -> bool:
+        gate = self.gates.get(ticket.partition)
+        return gate is not None and gate.may_send(ticket, now)
+
+    # ---- inside
+
+    def _run(self, now: float) -> list[Action]:
+        """One event may set off others, at other sessions too: until none is left."""
+        while self._work:
+            where, event = self._work.popleft()
+            if isinstance(where, Session):
+                for command in where.handle(event, now):  # type: ignore[arg-type]
+                    self._route(where, command)
+                if where.finished:
+                    self.sessions.pop(where.connection, None)
+                _note(self._busy_sessions, where, where.needs_ticks and not where.finished)
+            else:
+                for effect in where.handle(event, now):  # type: ignore[arg-type]
+                    self._carry_out(where, effect)
+                _note(self._busy_gates, where, not where.idle)
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _route(self, session: Session, command: sessions.Command) -> None:
+        if isinstance(command, sessions.ToGate):
+            self._work.append((self._gate(command.ticket.partition), command.event))
+        else:
+            self._actions.append(ForConnection(session.connection, command))
+
+    def _carry_out(self, gate: Gate, effect: gates.Effect) -> None:
+        match effect:
+            case gates.Grant(ticket):
+                self._tell(ticket, sessions.TurnGranted(ticket), gate)
+            case gates.Answer(ticket, result, reason):
+                self._tell(ticket, sessions.TurnEnded(ticket, result, reason), gate)
+            case gates.Violation():
+                self._actions.append(Report(effect))
+            case _:
+                self._actions.append(ForControl(gate.partition, effect))
+
+    def _tell(self, ticket: gates.Ticket, event: sessions.Event, gate: Gate) -> None:
+        session = self.sessions.get(ticket.connection)
+        if session is not None:
+            self._work.append((session, event))
+        elif isinstance(event, sessions.TurnGranted):
+            self._work.append((gate, gates.Withdrawn(ticket)))
+
+    def _gate(self, partition: TopicPartition) -> Gate:
+        gate = self.gates.get(partition)
+        if gate is None:
+            if len(self.gates) >= _IDLE_GATES_MAX:
+                self._drop_idle_gates()
+            gate = self.gates[partition] = Gate(partition, self._limits, self._names)
+        return gate
+
+    def _drop_idle_gates(self) -> None:
+        for partition in [p for p, gate in self.gates.items() if gate.idle][: _IDLE_GATES_MAX // 2]:
+            del self.gates[partition]
+
+
+def _note(members: dict[_T, None], member: _T, belongs: bool) -> None:
+    if belongs:
+        members[member] = None
+    else:
+        members.pop(member, None)

@@ -1,0 +1,205 @@
+"""One Produce request that touches guarded partitions: its turns at their gates, and how its answers are put together.
+
+The request is forwarded once, with what passed; what was refused is answered here, and both are merged into one
+response. It takes its turns one after the other in the order of topic and partition, and holds those it has: two
+requests that want the same two gates cannot wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from fencepost_policies.append import Append, Refusal
+from fencepost_proxy.errors import Error, LimitError, ProtocolError
+from fencepost_proxy.partitions.events import Ticket
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.batch import (
+    BatchScan,
+    HeaderNames,
+    require_single_batch,
+    scan_batch,
+    stamp_batch,
+    verify_crc,
+    zero_base_offset,
+)
+from fencepost_proxy.wire.produce import (
+    PartitionData,
+    PartitionResult,
+    ProduceRequest,
+    ProduceResponse,
+    TopicData,
+    TopicResult,
+)
+
+ACKS_ALL = -1
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """`results` fills up with the final answer of each partition; `tickets` are its appends to guarded ones.
+
+    `waiting_for` is the ticket offered last, None once all have a verdict. `granted` hold their gates until the
+    request is sent or withdrawn.
+    """
+
+    request: ProduceRequest
+    tickets: dict[TopicPartition, Ticket] = field(default_factory=dict)
+    results: dict[TopicPartition, PartitionResult] = field(default_factory=dict)
+    to_offer: list[Ticket] = field(default_factory=list)
+    waiting_for: Ticket | None = None
+    granted: list[Ticket] = field(default_factory=list)
+    sent: bool = False
+    forwarded: frozenset[TopicPartition] = frozenset()
+    refused_reasons: list[str] = field(default_factory=list)
+    throttle_time_ms: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return all(key in self.results for key in self.partitions())
+
+    @property
+    def silent(self) -> bool:
+        """acks=0: the client reads no answer."""
+        return self.request.acks == 0
+
+    def partitions(self) -> Iterator[TopicPartition]:
+        for topic in self.request.topics:
+            for data in topic.partitions:
+                yield TopicPartition(topic.name, data.partition)
+
+    # ---- what goes upstream
+
+    def upstream_request(self) -> ProduceRequest | None:
+        """What has passed, stamped; None if nothing has. acks=all as soon as one append is stamped.
+
+        With acks=1 a leader could forget a conditional append that it acknowledged, and let a second writer win the
+        same offset.
+        """
+        topics = []
+        for topic in self.request.topics:
+            passed = [
+                self._upstream_data(topic, data)
+                for data in topic.partitions
+                if TopicPartition(topic.name, data.partition) not in self.results
+            ]
+            if passed:
+                topics.append(replace(topic, partitions=tuple(passed)))
+        if not topics:
+            return None
+        guarded = any(ticket in self.granted for ticket in self.tickets.values())
+        acks = ACKS_ALL if guarded or self.request.acks == 0 else self.request.acks
+        return replace(self.request, topics=tuple(topics), acks=acks)
+
+    def _upstream_data(self, topic: TopicData, data: PartitionData) -> PartitionData:
+        ticket = self.tickets.get(TopicPartition(topic.name, data.partition))
+        if ticket is None or data.records is None:
+            return data
+        stamp = ticket.stamp
+        if stamp is not None:
+            stamped = stamp_batch(
+                data.records,
+                producer_id=stamp.producer_id,
+                producer_epoch=stamp.producer_epoch,
+                base_sequence=stamp.base_sequence,
+            )
+            return replace(data, records=memoryview(stamped))
+        # Kafka refuses a base offset other than 0, and ours is no concern of its.
+        return replace(data, records=memoryview(zero_base_offset(data.records)))
+
+    # ---- what comes back
+
+    def response(self) -> ProduceResponse:
+        topics = tuple(
+            TopicResult(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partitions=tuple(self.results[TopicPartition(topic.name, data.partition)] for data in topic.partitions),
+                tags=b"",
+            )
+            for topic in self.request.topics
+        )
+        return ProduceResponse(
+            correlation_id=self.request.correlation_id, topics=topics, throttle_time_ms=self.throttle_time_ms
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Bid:
+    """What a turn needs to know of one guarded topic and of its own connection to make tickets."""
+
+    connection: int
+    policy: TopicPolicy
+    names: HeaderNames
+    decompressed_bytes_max: int
+    shared_producer_id: int
+    now: float
+    deadline: float
+
+
+def make_ticket(bid: Bid, partition: TopicPartition, data: PartitionData) -> Ticket | Refusal:
+    """Reads a batch as far as the gate has to know it. A batch that cannot be read is refused, not the connection."""
+    where = f"topic={partition.topic} partition={partition.partition}"
+    if data.records is None:
+        return Refusal(Error.INVALID_RECORD, "no_records", f"NO_RECORDS {where}: no record batch for this partition")
+    try:
+        require_single_batch(data.records)
+        if not verify_crc(data.records):
+            return Refusal(Error.CORRUPT_MESSAGE, "corrupt", f"CORRUPT {where}: the batch does not match its CRC")
+        scan = scan_batch(
+            data.records,
+            bid.names,
+            carrier_base=bid.policy.carrier_base,
+            decompressed_bytes_max=bid.decompressed_bytes_max,
+        )
+    except LimitError as error:
+        return Refusal(Error.MESSAGE_TOO_LARGE, "too_large", f"TOO_LARGE {where}: {error}")
+    except ProtocolError as error:
+        return Refusal(Error.INVALID_RECORD, "malformed", f"MALFORMED {where}: {error}")
+    header = scan.header
+    if header.is_control:
+        return Refusal(Error.INVALID_RECORD, "control_batch", f"CONTROL_BATCH {where}: only brokers write these")
+    if header.producer_id >= 0 and header.producer_id == bid.shared_producer_id:
+        message = f"PRODUCER_ID_TAKEN {where}: producer id {header.producer_id} is the proxy's own"
+        return Refusal(Error.POLICY_VIOLATION, "shared_producer_id", message)
+    return Ticket(
+        connection=bid.connection,
+        partition=partition,
+        append=_append(partition, scan),
+        records=data.records,
+        digest=scan.digest,
+        check=bid.policy.check,
+        offered_at=bid.now,
+        deadline=bid.deadline,
+    )
+
+
+def _append(partition: TopicPartition, scan: BatchScan) -> Append:
+    header = scan.header
+    return Append(
+        topic=partition.topic,
+        partition=partition.partition,
+        record_count=header.record_count,
+        expected_base_offset=scan.expected_base_offset,
+        contradiction=scan.contradiction,
+        unreadable=scan.unreadable,
+        partition_count=scan.partition_count,
+        write_id=scan.write_id,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        transactional=header.is_transactional,
+        min_timestamp_ms=scan.min_timestamp_ms,
+        max_timestamp_ms=scan.max_timestamp_ms,
+    )
+
+
+def refused(partition: TopicPartition, refusal: Refusal) -> PartitionResult:
+    return PartitionResult(
+        partition=partition.partition,
+        error_code=refusal.error_code,
+        base_offset=refusal.base_offset,
+        log_start_offset=refusal.log_start_offset,
+        error_message=refusal.message,
+    )

@@ -1,0 +1,129 @@
+"""`fencepost proxy` as a process of its own, so that a test can kill it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_READY_SECONDS = 30.0
+_STOP_SECONDS = 20.0
+
+
+class ProxyProcess:
+    """Starts on construction; `bootstrap` is there once clients can connect.
+
+    `config` is TOML text. `port` 0 takes a free one; `restart` keeps the port that was given or found. `log` has all
+    that it wrote to stderr.
+    """
+
+    def __init__(
+        self, upstream: str, directory: Path, *, config: str = "", port: int = 0, arguments: tuple[str, ...] = ()
+    ) -> None:
+        self.upstream = upstream
+        self.directory = directory
+        self.config = config
+        self.port = port
+        self.arguments = arguments
+        self.bootstrap = ""
+        self._log_path = directory / f"proxy-{time.monotonic_ns()}.log"
+        self._process: subprocess.Popen[str] | None = None
+        self.start()
+
+    def start(self) -> None:
+        file = self.directory / f"{self._log_path.stem}.toml"
+        file.write_text(self.config)
+        with self._log_path.open("a") as log:
+            process = self._process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "fencepost_proxy",
+                    "proxy",
+                    *("--upstream", self.upstream, "--listen", f"127.0.0.1:{self.port}", "--config", str(file)),
+                    *self.arguments,
+                ],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                text=True,
+            )
+        lines: queue.Queue[str] = queue.Queue()
+        stdout = process.stdout
+        assert stdout is not None
+
+        def read() -> None:
+            with stdout:
+                for line in stdout:
+                    lines.put(line)
+            lines.put("")
+
+        threading.Thread(target=read, daemon=True).start()
+        try:
+            line = lines.get(timeout=_READY_SECONDS)
+        except queue.Empty:
+            line = ""
+        if not line.startswith("ready bootstrap="):
+            self.kill()
+            raise AssertionError(f"fencepost proxy did not get ready: {line!r}\n{self.log}")
+        self.bootstrap = line.split()[1].removeprefix("bootstrap=")
+        self.port = int(self.bootstrap.rpartition(":")[2])
+
+    @property
+    def log(self) -> str:
+        return self._log_path.read_text()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> int:
+        """SIGTERM; gives back the exit status."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(_STOP_SECONDS)
+
+    def kill(self) -> None:
+        """SIGKILL: no goodbye to anybody."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(_STOP_SECONDS)
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def restart(self) -> None:
+        """After `stop` or `kill`: the same command again, on the same port."""
+        assert not self.running
+        self.start()
+
+    def close(self) -> None:
+        if self.running:
+            self.resume()
+            try:
+                self.stop()
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
