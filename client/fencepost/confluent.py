@@ -285,7 +285,10 @@ class LogWriter(BlockingLogWriter):
         position, give_up = offset, time.monotonic() + self._retry.attempt_seconds
         try:
             while position < end:
-                for msg in self._consumer.consume(_POLL_RECORDS, _POLL_SECONDS):
+                first = self._consumer.poll(_POLL_SECONDS)
+                # consume() with a timeout would wait for the full number of records.
+                more = [] if first is None else self._consumer.consume(_POLL_RECORDS, 0)
+                for msg in (first, *more) if first is not None else ():
                     err, at = msg.error(), msg.offset()
                     if err is not None and err.code() != KafkaError._PARTITION_EOF:
                         raise CannotRead from KafkaException(err)

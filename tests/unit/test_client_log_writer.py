@@ -1,0 +1,229 @@
+"""A log writer over a partition that does everything a real one can do to it, in memory, with a clock of its own.
+
+The stand-in gives each offset once, as the proxy does. What it takes away: answers, requests, whole reads; what it
+adds: requests that land late, after the writer gave up on them, and other writers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Generator
+from types import SimpleNamespace
+
+import pytest
+
+from fencepost import HeaderNames, InDoubt, LogRecord, NotAtEnd, OffsetMismatch, PositionLost, Record, RetryPolicy
+from fencepost import _log_writer as module
+from fencepost._appending import Append, Appended, Doubtful, Refused, Reply
+from fencepost._checks import TopicFacts
+from fencepost._log_writer import BlockingLogWriter, CannotRead
+
+POLICY = RetryPolicy(attempt_seconds=1, total_seconds=20)
+
+
+class Partition:
+    """The log: (value, write-id) at each offset, None where an offset holds no record (a transaction marker)."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.log: list[tuple[bytes, bytes] | None] = []
+        self.queued: list[Append] = []
+        self.unreplicated = 0
+
+    @classmethod
+    def quiet(cls) -> Partition:
+        """Nothing happens here but what the test does."""
+        partition = cls(random.Random(0))
+        partition.something_happens = lambda: None  # type: ignore[method-assign]
+        return partition
+
+    def land(self, append: Append) -> bool:
+        if append.expected != len(self.log):
+            return False
+        self.log += [(r.value or b"", append.write_id) for r in append.records]
+        return True
+
+    def others_append(self) -> None:
+        self.log += [(b"other", b"other")] * self.rng.randint(1, 3)
+        if self.rng.random() < 0.3:
+            self.log.append(None)
+
+    def something_happens(self) -> None:
+        for append in list(self.queued):
+            if self.rng.random() < 0.3:
+                self.queued.remove(append)
+                self.land(append)
+        if self.rng.random() < 0.15:
+            self.others_append()
+        self.unreplicated = self.rng.randint(0, 3) if self.rng.random() < 0.3 else 0
+
+    def known(self, append: Append) -> bool:
+        at = append.expected
+        entry = self.log[at] if at < len(self.log) else None
+        return entry is not None and entry[1] == append.write_id
+
+
+class FakeLogWriter(BlockingLogWriter):
+    def __init__(self, partition: Partition, trouble: float) -> None:
+        super().__init__("t", 0, retry=POLICY, names=HeaderNames(), batch_bytes_max=10_000)
+        self.at = partition
+        self.trouble = trouble
+        self.sends = 0
+
+    def close(self) -> None: ...
+
+    def _require_check(self) -> TopicFacts:
+        return TopicFacts(None)
+
+    def _send(self, append: Append) -> Reply:
+        self.sends += 1
+        rng = self.at.rng
+        self.at.something_happens()
+        if rng.random() < self.trouble:
+            what = rng.choice(["never arrives", "queued", "answer lost", "answer lost, sent again by the library"])
+            if what == "queued":
+                self.at.queued.append(append)
+            elif what != "never arrives" and self.at.land(append) and what.endswith("library"):
+                # The library's own retry, by a proxy that cannot read the first one yet.
+                self.at.others_append()
+                return self._refusal(append, possibly_yours=rng.choice([None, True]))
+            return Doubtful(TimeoutError(what))
+        if self.at.land(append) or self.at.known(append):
+            return Appended(append.expected)
+        return self._refusal(append, possibly_yours=rng.choice([None, False]))
+
+    def _refusal(self, append: Append, possibly_yours: bool | None) -> Refused:
+        end = len(self.at.log)
+        return Refused(OffsetMismatch("t", 0, append.expected, end, possibly_yours=possibly_yours))
+
+    def _bounds(self) -> tuple[int, int]:
+        self.at.something_happens()
+        if self.at.rng.random() < self.trouble:
+            raise CannotRead from ConnectionError("no broker")
+        return 0, max(0, len(self.at.log) - self.at.unreplicated)
+
+    def _read(self, offset: int, end: int) -> Generator[LogRecord, None, None]:
+        for at in range(offset, end):
+            if self.at.rng.random() < self.trouble / 10:
+                raise CannotRead from ConnectionError("no broker")
+            entry = self.at.log[at]
+            if entry is not None:
+                yield LogRecord(at, 0, None, entry[0], (("write-id", entry[1]),))
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Time passes by sleeping only."""
+    now = SimpleNamespace(seconds=0.0)
+
+    def sleep(seconds: float) -> None:
+        now.seconds += seconds
+
+    fake = SimpleNamespace(monotonic=lambda: now.seconds, time=lambda: now.seconds, sleep=sleep)
+    monkeypatch.setattr(module, "time", fake)
+    return now
+
+
+def _values(partition: Partition) -> list[bytes]:
+    return [entry[0] for entry in partition.log if entry is not None]
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_whatever_happens_an_append_is_there_once_or_the_writer_says_otherwise(seed: int) -> None:
+    rng = random.Random(seed)
+    partition = Partition(rng)
+    writer = FakeLogWriter(partition, trouble=rng.choice([0.0, 0.2, 0.5]))
+    read: list[LogRecord] = []
+    own: list[tuple[int, bytes]] = []
+    refused: list[bytes] = []
+    in_doubt: list[bytes] = []
+    for number in range(30):
+        values = [b"%d.%d" % (number, i) for i in range(rng.randint(1, 3))]
+        try:
+            if not writer._position.at_end:
+                try:
+                    writer.read_to_end(read.append)
+                except PositionLost:
+                    # The high watermark of this stand-in may fall behind what was acknowledged. Kafka's does not.
+                    continue
+            offset = writer.append([Record(value) for value in values])
+        except OffsetMismatch:
+            refused += values
+        except InDoubt:
+            in_doubt += values
+        else:
+            own += [(offset + i, value) for i, value in enumerate(values)]
+    for append in partition.queued:
+        partition.land(append)
+    there = _values(partition)
+    for offset, value in own:
+        entry = partition.log[offset]
+        assert entry is not None
+        assert entry[0] == value, "acknowledged, and something else is there"
+        assert there.count(value) == 1
+    assert not [value for value in refused if value in there], "told to be refused, and it is in the log"
+    assert all(there.count(value) <= 1 for value in in_doubt)
+    # What it read, together with what it wrote, is the log from the start without a gap.
+    mine = {offset for offset, _ in own}
+    offsets = [record.offset for record in read]
+    assert offsets == sorted(set(offsets)), "read twice, or out of order"
+    assert not mine & set(offsets), "its own appends were read again"
+    known = mine | set(offsets)
+    end = writer.next_offset or 0
+    assert all(at in known for at in range(end) if partition.log[at] is not None), "a record was skipped"
+
+
+def test_a_writer_that_lost_every_answer_is_in_doubt_then_reads_what_became_of_it() -> None:
+    partition = Partition.quiet()
+    writer = FakeLogWriter(partition, trouble=0.0)
+    writer.read_to_end(lambda record: None)
+    writer._send = lambda append: Doubtful(TimeoutError("no answer"))  # type: ignore[method-assign]
+    with pytest.raises(InDoubt, match="tried for 20 s") as caught:
+        writer.append([Record(b"x")])
+    with pytest.raises(NotAtEnd):
+        writer.append([Record(b"y")])
+    partition.log.append((b"x", caught.value.write_id))  # it was queued, and lands now
+    read: list[LogRecord] = []
+    assert writer.read_to_end(read.append) == 1
+    assert [record.value for record in read] == [b"x"]
+
+
+def test_a_retry_is_the_same_write_with_the_same_timestamps(clock: SimpleNamespace) -> None:
+    """Otherwise the proxy could not tell that it is one."""
+    partition = Partition.quiet()
+    writer = FakeLogWriter(partition, trouble=0.0)
+    writer.read_to_end(lambda record: None)
+    tries: list[tuple[bytes, list[int | None]]] = []
+
+    def send(append: Append) -> Reply:
+        clock.seconds += 1
+        tries.append((append.write_id, [r.timestamp_ms for r in append.records]))
+        return Doubtful(TimeoutError("no answer")) if len(tries) < 3 else Appended(append.expected)
+
+    writer._send = send  # type: ignore[method-assign]
+    writer.append([Record(b"x"), Record(b"y", timestamp_ms=77)])
+    assert len(tries) == 3
+    assert tries[0][1][1] == 77
+    assert tries == [tries[0]] * 3
+
+
+def test_an_exception_of_apply_is_passed_on_and_the_record_is_read_again() -> None:
+    partition = Partition.quiet()
+    partition.log = [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")]
+    writer = FakeLogWriter(partition, trouble=0.0)
+
+    def fails_at_b(record: LogRecord) -> None:
+        if record.value == b"b":
+            raise RuntimeError("state is full")
+
+    with pytest.raises(RuntimeError, match="full"):
+        writer.read_to_end(fails_at_b)
+    read: list[LogRecord] = []
+    writer.read_to_end(read.append)
+    assert [record.value for record in read] == [b"b", b"c"]
+
+
+def test_a_log_that_cannot_be_read_is_tried_for_the_time_allowed_then_the_librarys_error_is_raised() -> None:
+    writer = FakeLogWriter(Partition.quiet(), trouble=1.1)
+    with pytest.raises(ConnectionError, match="no broker"):
+        writer.read_to_end(lambda record: None)
