@@ -1,0 +1,727 @@
+"""Record batches: what is read out of one, and what stays when it is changed.
+
+Batches come from kafka-python's builder, from aiokafka's, and from librdkafka (through its own mock broker); where a
+batch has to be odd or broken, it is put together here byte by byte.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import aiokafka.record.default_records
+import crc32c
+import kafka.record.default_records
+import pytest
+from confluent_kafka import Producer
+from hypothesis import example, given
+from hypothesis import strategies as st
+from kafka.protocol.consumer import FetchRequest, FetchResponse
+
+from fencepost_policies.append import Contradiction, Unreadable
+from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
+from fencepost_proxy.wire.batch import (
+    BatchScan,
+    HeaderNames,
+    MalformedBatch,
+    digest_batch,
+    parse_batch_header,
+    require_single_batch,
+    scan_batch,
+    sequence_add,
+    split_batches,
+    stamp_batch,
+    verify_crc,
+    zero_base_offset,
+)
+
+NOW_MS = 1_700_000_000_000
+LIMIT = 16 << 20
+NAMES = HeaderNames()
+CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+each_codec = pytest.mark.parametrize("codec", list(CODECS))
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+# --- batches, byte by byte --------------------------------------------------------------------------------------------
+
+
+def _varint(value: int) -> bytes:
+    raw = value << 1 if value >= 0 else -(value << 1) - 1
+    out = bytearray()
+    while raw > 127:
+        out.append(raw & 127 | 128)
+        raw >>= 7
+    return bytes([*out, raw])
+
+
+def _sized(value: bytes | None) -> bytes:
+    return _varint(-1) if value is None else _varint(len(value)) + value
+
+
+def _record(
+    offset_delta: int,
+    headers: Headers = (),
+    *,
+    timestamp_delta: int = 0,
+    key: bytes | None = None,
+    value: bytes | None = b"value",
+) -> bytes:
+    body = b"\0" + _varint(timestamp_delta) + _varint(offset_delta) + _sized(key) + _sized(value)
+    body += _varint(len(headers)) + b"".join(_sized(name.encode()) + _sized(data) for name, data in headers)
+    return _varint(len(body)) + body
+
+
+def _batch(
+    records: Sequence[bytes],
+    *,
+    base_offset: int = 0,
+    attributes: int = 0,
+    base_timestamp_ms: int = NOW_MS,
+    count: int | None = None,
+    last_offset_delta: int | None = None,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    magic: int = 2,
+) -> memoryview:
+    count = len(records) if count is None else count
+    last_offset_delta = count - 1 if last_offset_delta is None else last_offset_delta
+    covered = struct.pack(">hiqqqhii", attributes, last_offset_delta, base_timestamp_ms, -1, *producer, count)
+    covered += b"".join(records)
+    head = struct.pack(">qiibI", base_offset, len(covered) + 9, -1, magic, crc32c.crc32c(covered))
+    return memoryview(head + covered)
+
+
+def _saying(*headers: Headers) -> memoryview:
+    """One record for each argument, which are its headers."""
+    return _batch([_record(i, said) for i, said in enumerate(headers)])
+
+
+def _scan(batch: memoryview, names: HeaderNames = NAMES, *, carrier_base: bool = False) -> BatchScan:
+    return scan_batch(batch, names, carrier_base=carrier_base, decompressed_bytes_max=LIMIT)
+
+
+# --- batches of real producers ----------------------------------------------------------------------------------------
+
+Built = list[tuple[int, bytes | None, bytes | None, Headers]]  # timestamp, key, value, headers
+
+
+def _by_kafka_python(codec: int, records: Built) -> memoryview:
+    return _by_builder(kafka.record.default_records.DefaultRecordBatchBuilder, codec, records)
+
+
+def _by_aiokafka(codec: int, records: Built) -> memoryview:
+    return _by_builder(aiokafka.record.default_records.DefaultRecordBatchBuilder, codec, records)
+
+
+def _by_builder(builder_class: Any, codec: int, records: Built) -> memoryview:
+    builder = builder_class(
+        magic=2,
+        compression_type=codec,
+        is_transactional=0,
+        producer_id=-1,
+        producer_epoch=-1,
+        base_sequence=-1,
+        batch_size=LIMIT,
+    )
+    for i, (timestamp, key, value, headers) in enumerate(records):
+        assert builder.append(i, timestamp, key, value, list(headers))
+    return memoryview(bytes(builder.build()))
+
+
+def _by_librdkafka(codec: str, records: Built) -> memoryview:
+    """librdkafka produces to the mock broker that it has inside; a Fetch of our own gets the bytes back."""
+    producer = Producer({"test.mock.num.brokers": 1, "compression.type": codec, "linger.ms": 500, "log_level": 0})
+    broker = producer.list_topics("t", timeout=10).brokers[1]
+    for timestamp, key, value, headers in records:
+        producer.produce("t", value, key, partition=0, timestamp=timestamp, headers=list(headers))
+    assert producer.flush(10) == 0
+    topic_class = FetchRequest.FetchTopic
+    request = FetchRequest(
+        version=4,
+        replica_id=-1,
+        max_wait_ms=0,
+        min_bytes=1,
+        max_bytes=LIMIT,
+        isolation_level=0,
+        topics=[
+            topic_class(
+                topic="t",
+                partitions=[topic_class.FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=LIMIT)],
+            )
+        ],
+    )
+    request.with_header(correlation_id=1, client_id="test")
+    with socket.create_connection((broker.host, broker.port), timeout=10) as connection:
+        connection.sendall(request.encode(version=4, header=True, framed=True))
+        stream = connection.makefile("rb")
+        size = stream.read(4)
+        answer = FetchResponse.decode(size + stream.read(int.from_bytes(size)), version=4, header=True, framed=True)
+    return memoryview(bytes(answer.responses[0].partitions[0].records))
+
+
+FLIGHTS: Built = [
+    (NOW_MS + 70 * i, b"N%d" % i if i % 3 else None, b'{"flight": %d, "carrier": "UA", "origin": "EWR"}' % i, ())
+    for i in range(200)
+]
+FLIGHTS[5] = (NOW_MS - 9_000_000, None, None, [("expected-offset", b"105"), ("write-id", b"load-7"), ("other", None)])
+
+
+PRODUCERS: dict[str, Callable[[str], memoryview]] = {
+    "kafka-python": lambda codec: _by_kafka_python(CODECS[codec], FLIGHTS),
+    "aiokafka": lambda codec: _by_aiokafka(CODECS[codec], FLIGHTS),
+    "librdkafka": lambda codec: _by_librdkafka(codec, FLIGHTS),
+}
+
+
+@pytest.mark.parametrize(
+    ("producer", "codec"),
+    [
+        (producer, codec)
+        for producer in PRODUCERS
+        for codec in CODECS
+        if producer != "kafka-python" or codec in ("none", "gzip")  # it needs further packages for the others
+    ],
+)
+def test_what_real_producers_write_is_read(producer: str, codec: str) -> None:
+    batch = PRODUCERS[producer](codec)
+    scan = _scan(batch)
+    assert scan.header.compression == CODECS[codec]
+    assert scan.header.record_count == 200
+    assert scan.expected_base_offset == 100
+    assert scan.write_id == b"load-7"
+    assert (scan.unreadable, scan.contradiction, scan.partition_count) == (None, None, None)
+    assert (scan.min_timestamp_ms, scan.max_timestamp_ms) == (NOW_MS - 9_000_000, NOW_MS + 70 * 199)
+    assert verify_crc(batch)
+    assert scan.digest == _scan(_by_kafka_python(0, FLIGHTS)).digest
+
+
+def test_a_header_says_what_kafka_pythons_reader_says() -> None:
+    builder = kafka.record.default_records.DefaultRecordBatchBuilder(2, 1, True, 12, 3, 44, LIMIT)
+    for i in range(50):
+        builder.append(i, NOW_MS + i, None, b"v" * 50, [])
+    batch = memoryview(bytes(builder.build()))
+    theirs = kafka.record.default_records.DefaultRecordBatch(batch)
+    header = require_single_batch(batch)
+    assert header == parse_batch_header(batch)
+    assert (header.base_offset, header.last_offset_delta, header.record_count) == (0, 49, theirs.records_count)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (12, 3, 44)
+    assert (header.base_timestamp_ms, header.max_timestamp_ms) == (theirs.first_timestamp, theirs.max_timestamp)
+    assert (header.crc, header.attributes, header.magic) == (theirs.crc, theirs.attributes, 2)
+    assert header.batch_length + 12 == theirs.size_in_bytes
+    assert (header.compression, header.is_transactional, header.is_control, header.is_log_append_time) == (
+        (1, True, False, False)
+    )
+
+
+@pytest.mark.parametrize(
+    ("bit", "name"), [(0x08, "is_log_append_time"), (0x10, "is_transactional"), (0x20, "is_control")]
+)
+def test_each_attribute_has_its_bit(bit: int, name: str) -> None:
+    header = parse_batch_header(_batch([_record(0)], attributes=bit))
+    flags = {flag: getattr(header, flag) for flag in ("is_log_append_time", "is_transactional", "is_control")}
+    assert [flag for flag, is_set in flags.items() if is_set] == [name]
+    assert header.compression == 0
+
+
+# --- exactly one batch ------------------------------------------------------------------------------------------------
+
+ONE = _batch([_record(0)])
+
+
+@pytest.mark.parametrize(
+    ("records", "reason"),
+    [
+        pytest.param(b"", "shorter than its header", id="empty"),
+        pytest.param(bytes(ONE)[:60], "shorter than its header", id="header-cut-off"),
+        pytest.param(bytes(ONE)[:-1], "not one batch", id="cut-off"),
+        pytest.param(bytes(ONE) + b"\0", "not one batch", id="left-over"),
+        pytest.param(bytes(ONE) * 2, "not one batch", id="two"),
+        pytest.param(_batch([_record(0)], magic=1), "magic 1", id="magic-1"),
+        pytest.param(_batch([_record(0)], magic=0), "magic 0", id="magic-0"),
+        pytest.param(_batch([_record(0)], magic=3), "magic 3", id="magic-3"),
+        pytest.param(b"\0" * 26, "magic 0", id="old-message"),
+        pytest.param(_batch([]), "claims 0 records", id="no-records"),
+        pytest.param(_batch([_record(0)], count=-1), "claims -1 records", id="negative-count"),
+        pytest.param(
+            _batch([_record(0)], last_offset_delta=1), "claims 1 records and the last offset delta 1", id="gap"
+        ),
+        pytest.param(_batch([_record(0)], attributes=5), "codec 5", id="codec"),
+        pytest.param(bytes(ONE)[:8] + b"\xff\xff\xff\xff" + bytes(ONE)[12:], "length of -1", id="negative-length"),
+        pytest.param(bytes(ONE)[:8] + b"\0\0\0\x30" + bytes(ONE)[12:], "length of 48", id="impossible-length"),
+    ],
+)
+def test_anything_but_one_complete_batch_is_malformed(records: bytes, reason: str) -> None:
+    with pytest.raises(MalformedBatch, match=reason):
+        require_single_batch(memoryview(records))
+    with pytest.raises(MalformedBatch, match=reason):
+        _scan(memoryview(records))
+
+
+# --- expectations -----------------------------------------------------------------------------------------------------
+
+
+def _expect(*values: bytes) -> Headers:
+    return [("expected-offset", value) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("records", "expected", "contradiction"),
+    [
+        pytest.param([()], None, None, id="nothing-said"),
+        pytest.param([_expect(b"0")], 0, None, id="zero-is-an-expectation"),
+        pytest.param([_expect(b"41")], 41, None, id="one-record"),
+        pytest.param([_expect(b"41"), (), ()], 41, None, id="the-first-binds-the-rest"),
+        pytest.param([(), (), _expect(b"43")], 41, None, id="the-last-binds-those-before"),
+        pytest.param([_expect(b"41"), _expect(b"42"), _expect(b"43")], 41, None, id="all-agree"),
+        pytest.param([_expect(b"-1")], None, None, id="minus-one-says-nothing"),
+        pytest.param([_expect(b"-1"), _expect(b"7")], 6, None, id="a-later-one-may-still-speak"),
+        pytest.param([_expect(b"7"), _expect(b"-1")], 7, None, id="minus-one-does-not-disagree"),
+        pytest.param([(), (), _expect(b"1")], -1, None, id="too-small-for-its-place"),
+        pytest.param([_expect(b"0041")], 41, None, id="leading-zeros"),
+        pytest.param([_expect(b"9223372036854775807")], 2**63 - 1, None, id="largest"),
+        pytest.param([_expect(b"5"), _expect(b"5")], 5, Contradiction(1, 5, 1), id="same-value-at-another-place"),
+        pytest.param(
+            [_expect(b"5"), (), _expect(b"8"), _expect(b"100")], 5, Contradiction(2, 8, 2), id="first-contradiction"
+        ),
+    ],
+)
+def test_what_a_batch_expects(
+    records: list[Headers], expected: int | None, contradiction: Contradiction | None
+) -> None:
+    scan = _scan(_saying(*records))
+    assert (scan.expected_base_offset, scan.contradiction, scan.unreadable) == (expected, contradiction, None)
+
+
+NOT_A_NUMBER = "is not a decimal number in ASCII of at most 19 digits"
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (b"", f"'' {NOT_A_NUMBER}"),
+        (b"+1", NOT_A_NUMBER),
+        (b" 1", NOT_A_NUMBER),
+        (b"1_0", NOT_A_NUMBER),
+        (b"1.0", NOT_A_NUMBER),
+        (b"-2", NOT_A_NUMBER),
+        (b"-01", NOT_A_NUMBER),
+        (b"0x10", NOT_A_NUMBER),
+        ("١".encode(), NOT_A_NUMBER),
+        (b"\0\0\0\0\0\0\0\x29", r"'\x00\x00\x00\x00\x00\x00\x00)' " + NOT_A_NUMBER),
+        (b"9223372036854775808", "9223372036854775808 does not fit 64 bits"),
+        (b"0" * 20, "'" + "0" * 20 + f"' {NOT_A_NUMBER}"),
+        (b"secret" * 1000, f"'secretsecretsecretse'… {NOT_A_NUMBER}"),
+        (None, "its value is null"),
+    ],
+)
+def test_an_unreadable_expectation_names_record_and_reason(value: bytes | None, reason: str) -> None:
+    """Of the record no more than twenty bytes of that header are told."""
+    scan = _scan(_saying((), [("expected-offset", value)], _expect(b"not looked at")))
+    assert scan.unreadable is not None
+    assert (scan.unreadable.record, scan.unreadable.header) == (1, "expected-offset")
+    assert scan.unreadable.reason.endswith(reason)
+    assert len(scan.unreadable.reason) < 160
+    assert scan.expected_base_offset is None
+
+
+@pytest.mark.parametrize("name", ["expected-offset", "partition-count", "write-id"])
+def test_a_header_twice_in_one_record_is_unreadable_even_if_both_agree(name: str) -> None:
+    scan = _scan(_saying((), [(name, b"6"), ("other", b""), (name, b"6")]))
+    assert scan.unreadable == Unreadable(1, name, "it occurs twice in this record")
+
+
+@pytest.mark.parametrize(
+    ("records", "count", "unreadable"),
+    [
+        ([[("partition-count", b"6")], ()], 6, None),
+        ([[("partition-count", b"6")], [("partition-count", b"6")]], 6, None),
+        ([[("partition-count", b"6")], [("partition-count", b"8")]], 6, (1, "8 where a record before it says 6")),
+        ([[("partition-count", b"0")]], None, (0, "0 is not a number of partitions")),
+        ([[("partition-count", b"2147483648")]], None, (0, "2147483648 is not a number of partitions")),
+        ([[("partition-count", b"-1")]], None, (0, "at least one partition")),
+        ([[("partition-count", b"six")]], None, (0, NOT_A_NUMBER)),
+        ([[("partition-count", None)]], None, (0, "its value is null")),
+    ],
+)
+def test_partition_counts(records: list[Headers], count: int | None, unreadable: tuple[int, str] | None) -> None:
+    scan = _scan(_saying(*records))
+    assert scan.partition_count == count
+    if unreadable is None:
+        assert scan.unreadable is None
+    else:
+        assert scan.unreadable is not None
+        assert scan.unreadable.record == unreadable[0]
+        assert scan.unreadable.header == "partition-count"
+        assert scan.unreadable.reason.endswith(unreadable[1])
+
+
+@pytest.mark.parametrize(
+    ("records", "write_id", "reason"),
+    [
+        ([(), [("write-id", b"\xff\0a")], [("write-id", b"b")]], b"\xff\0a", None),
+        ([[("write-id", b"-1")]], b"-1", None),
+        ([[("write-id", b"")]], None, "its value is empty"),
+        ([[("write-id", None)]], None, "its value is null"),
+    ],
+)
+def test_the_first_record_with_a_write_id_names_the_batch(
+    records: list[Headers], write_id: bytes | None, reason: str | None
+) -> None:
+    scan = _scan(_saying(*records))
+    assert scan.write_id == write_id
+    assert (scan.unreadable.reason if scan.unreadable else None) == reason
+
+
+def test_header_names_can_be_configured() -> None:
+    names = HeaderNames(b"x-expect", b"x-count", b"x-id")
+    batch = _saying([("x-expect", b"3"), ("x-count", b"4"), ("x-id", b"id"), ("expected-offset", b"nonsense")])
+    scan = _scan(batch, names)
+    assert (scan.expected_base_offset, scan.partition_count, scan.write_id) == (3, 4, b"id")
+    assert scan.unreadable is None
+
+
+def test_a_value_that_contains_a_header_name_says_nothing() -> None:
+    text = b"expected-offset partition-count write-id"
+    records = [_record(0, value=text, key=text), _record(1, [("note", text)]), _record(2, _expect(b"12"))]
+    scan = _scan(_batch(records))
+    assert (scan.expected_base_offset, scan.write_id, scan.unreadable) == (10, None, None)
+
+
+@pytest.mark.parametrize(
+    ("base_offset", "carrier_base", "headers", "expected"),
+    [
+        pytest.param(0, False, (), None, id="every-client-writes-0"),
+        pytest.param(57, False, (), 57, id="above-0-is-an-expectation"),
+        pytest.param(-1, False, (), None, id="minus-one-says-nothing"),
+        pytest.param(0, True, (), 0, id="literal-0"),
+        pytest.param(57, True, (), 57, id="literal-57"),
+        pytest.param(-1, True, (), None, id="literal-minus-one-says-nothing"),
+        pytest.param(57, True, _expect(b"41"), 41, id="a-header-decides"),
+        pytest.param(57, False, _expect(b"41"), 41, id="a-header-decides-here-too"),
+        pytest.param(57, True, _expect(b"-1"), 57, id="a-header-of-minus-one-leaves-it-to-the-base"),
+    ],
+)
+def test_the_base_offset_as_carrier(
+    base_offset: int, carrier_base: bool, headers: Headers, expected: int | None
+) -> None:
+    scan = _scan(_batch([_record(0, headers)], base_offset=base_offset), carrier_base=carrier_base)
+    assert (scan.expected_base_offset, scan.unreadable, scan.contradiction) == (expected, None, None)
+
+
+@pytest.mark.parametrize("carrier_base", [False, True])
+def test_a_base_offset_below_minus_one_is_unreadable(carrier_base: bool) -> None:
+    scan = _scan(_batch([_record(0)], base_offset=-2), carrier_base=carrier_base)
+    assert scan.unreadable == Unreadable(0, "baseOffset", "-2 is not an offset; -1 says nothing")
+    assert scan.expected_base_offset is None
+
+
+# --- walking over the records -----------------------------------------------------------------------------------------
+
+#: Sizes on both sides of where a record's length takes one byte more, and beyond what the fast loop reads itself.
+value_sizes = st.sampled_from([0, 1, 50, 52, 53, 54, 55, 56, 57, 58, 100, 8170, 8180, 8185, 8190, 9000])
+#: Deltas on both sides of where a timestamp takes one byte more, both signs.
+timestamp_deltas = st.sampled_from([0, 1, -1, 63, -64, 64, -65, 8191, -8192, 8192, -8193, 1_048_576, 2**40, -(2**40)])
+
+
+@given(st.lists(st.tuples(value_sizes, timestamp_deltas, st.booleans()), min_size=1, max_size=12))
+@example([(50, 0, False), (50, 0, False), (50, 1, False)])
+def test_timestamps_and_the_last_expectation_are_found_whatever_the_sizes(rows: list[tuple[int, int, bool]]) -> None:
+    records = [
+        _record(i, _expect(b"%d" % (1000 + i)) if says else (), timestamp_delta=delta, value=b"v" * size)
+        for i, (size, delta, says) in enumerate(rows)
+    ]
+    scan = _scan(_batch(records))
+    assert scan.min_timestamp_ms == NOW_MS + min(delta for _, delta, _ in rows)
+    assert scan.max_timestamp_ms == NOW_MS + max(delta for _, delta, _ in rows)
+    assert scan.expected_base_offset == (1000 if any(says for _, _, says in rows) else None)
+    assert (scan.contradiction, scan.unreadable) == (None, None)
+
+
+def test_no_timestamp_stays_minus_one() -> None:
+    scan = _scan(_batch([_record(0)], base_timestamp_ms=-1))
+    assert (scan.min_timestamp_ms, scan.max_timestamp_ms) == (-1, -1)
+
+
+def test_a_timestamp_that_would_wrap_in_java_is_malformed() -> None:
+    """Kafka would see a time long ago where we saw one far ahead, and expire the producer's state by it."""
+    with pytest.raises(MalformedBatch, match="timestamp does not fit 64 bits"):
+        _scan(_batch([_record(0), _record(1, timestamp_delta=2**62)], base_timestamp_ms=2**62))
+
+
+SAYING = _expect(b"41")
+
+
+@pytest.mark.parametrize("headers", [(), SAYING], ids=["skipped", "taken-apart"])
+@pytest.mark.parametrize(
+    ("build", "reason"),
+    [
+        pytest.param(lambda h: _batch([_record(0, h)], count=2), "malformed", id="fewer-records-than-claimed"),
+        pytest.param(lambda h: _batch([_record(0, h)], count=2**31 - 1), "malformed", id="two-billion-claimed"),
+        pytest.param(lambda h: _batch([_record(0, h), _record(1)], count=1), "left over", id="more-than-claimed"),
+        pytest.param(lambda h: _batch([_record(0, h), b"\0"], count=1), "left over", id="a-byte-left-over"),
+        pytest.param(lambda h: _batch([_record(0, h)[:-1]]), "more bytes than its batch", id="last-byte-missing"),
+        pytest.param(lambda h: _batch([_varint(-5) + _record(0, h)]), "negative length", id="negative-length"),
+        pytest.param(
+            lambda h: _batch([_varint(-500) + _record(0, h)]), "negative length", id="negative-length-2-bytes"
+        ),
+        pytest.param(lambda h: _batch([_varint(2**31 - 1) + _record(0, h)]), "more bytes", id="two-gigabytes"),
+        pytest.param(lambda h: _batch([b"\xff" * 5 + b"\x01" + _record(0, h)]), "longer than 5", id="endless-length"),
+        pytest.param(lambda h: _batch([_varint(40) + b"\0" + b"\xff" * 40]), "longer than 10", id="endless-timestamp"),
+    ],
+)
+def test_records_must_be_as_many_as_the_batch_says(
+    build: Callable[[Headers], memoryview], reason: str, headers: Headers
+) -> None:
+    with pytest.raises(MalformedBatch, match=reason):
+        _scan(build(headers))
+
+
+def _broken(body: bytes) -> memoryview:
+    """A record with this behind its offset delta, whose value or header names one of ours so that it is looked at."""
+    body = b"\0\0\0" + body
+    return _batch([_varint(len(body)) + body])
+
+
+NAME = _sized(b"expected-offset")
+
+
+@pytest.mark.parametrize(
+    ("batch", "reason"),
+    [
+        pytest.param(_batch([_record(5, SAYING)]), "offset delta is 5", id="offset-delta"),
+        pytest.param(_batch([_record(0), _record(0, SAYING)]), "offset delta is 0", id="offset-delta-repeated"),
+        pytest.param(_broken(b"\x01\x01" + _varint(-1) + NAME), "claims -1 headers", id="negative-headers"),
+        pytest.param(_broken(b"\x01\x01" + _varint(2**31 - 1) + NAME), "claims 2147483647 headers", id="many-headers"),
+        pytest.param(_broken(b"\x01\x01\x02" + _varint(500) + NAME), "header name of 500", id="long-name"),
+        pytest.param(_broken(b"\x01\x01\x02\x01" + NAME), "header name of -1", id="null-name"),
+        pytest.param(_broken(b"\x01\x01\x02" + NAME + _varint(9)), "header value of 9", id="long-value"),
+        pytest.param(_broken(b"\x01\x01\x02" + NAME + b"\x01x"), "does not fill", id="bytes-behind-headers"),
+        pytest.param(_broken(_varint(500) + NAME), "malformed", id="long-key"),
+        pytest.param(_broken(b"\x01" + _varint(2**31 - 1) + NAME), "malformed", id="long-record-value"),
+    ],
+)
+def test_a_record_that_is_taken_apart_must_be_sound(batch: memoryview, reason: str) -> None:
+    with pytest.raises(MalformedBatch, match=reason):
+        _scan(batch)
+
+
+def _mutations(data: memoryview) -> Iterator[memoryview]:
+    for at in range(len(data)):
+        for value in (0, 1, 0x7F, 0x80, 0xFF, data[at] ^ 0x02, (data[at] + 1) & 0xFF):
+            if value != data[at]:
+                yield memoryview(b"".join((data[:at], bytes([value]), data[at + 1 :])))
+
+
+@each_codec
+def test_any_changed_byte_of_a_batch_parses_or_is_the_clients_fault(codec: str) -> None:
+    batch = _by_aiokafka(
+        CODECS[codec],
+        [
+            (NOW_MS + i, b"key", b"value" * 20, [("expected-offset", b"%d" % (7 + i)), ("write-id", b"w")])
+            for i in range(4)
+        ],
+    )
+    assert _scan(batch).header.compression == CODECS[codec]
+    refused = 0
+    for changed in _mutations(batch):
+        try:
+            _scan(changed, carrier_base=True)
+            digest_batch(changed, decompressed_bytes_max=LIMIT)
+            digest_batch(changed, decompressed_bytes_max=LIMIT, ignore_timestamps=True)
+        except ClientProtocolError:
+            refused += 1
+    assert refused > 50
+
+
+def test_a_batch_that_unpacks_beyond_the_limit_is_refused() -> None:
+    batch = _by_aiokafka(4, [(NOW_MS, None, b"\0" * 100_000, ())])
+    assert len(batch) < 1000
+    with pytest.raises(LimitError, match="limit of 100000 bytes"):
+        scan_batch(batch, NAMES, carrier_base=False, decompressed_bytes_max=100_000)
+    with pytest.raises(LimitError):
+        digest_batch(batch, decompressed_bytes_max=100_000)
+
+
+# --- digests ----------------------------------------------------------------------------------------------------------
+
+SOME: Built = [
+    (NOW_MS, b"k", b"v" * 100, [("a", b"1"), ("b", None)]),
+    (NOW_MS + 5, None, b"w" * 100, ()),
+    (NOW_MS - 70, b"", None, [("a", b"")]),
+]
+
+
+def _digest(batch: memoryview, *, ignore_timestamps: bool = False) -> bytes:
+    return digest_batch(batch, decompressed_bytes_max=LIMIT, ignore_timestamps=ignore_timestamps)
+
+
+def _rewritten(batch: memoryview, **changes: int) -> memoryview:
+    """The batch with fields of its header replaced, as a broker does when it appends."""
+    header = replace(parse_batch_header(batch), **changes)
+    packed = struct.pack(">qiibIhiqqqhii", *(getattr(header, name) for name in header.__slots__))
+    return memoryview(packed + bytes(batch[61:]))
+
+
+@each_codec
+def test_equal_records_have_equal_digests_however_they_are_packed(codec: str) -> None:
+    plain = _by_kafka_python(0, SOME)
+    assert _scan(plain).digest == _digest(plain)
+    packed = _rewritten(
+        _by_aiokafka(CODECS[codec], SOME),
+        base_offset=1_000_000,
+        partition_leader_epoch=9,
+        producer_id=5,
+        producer_epoch=6,
+        base_sequence=7,
+        max_timestamp_ms=NOW_MS + 999,
+    )
+    assert _digest(packed) == _digest(plain)
+    assert _digest(packed, ignore_timestamps=True) == _digest(plain, ignore_timestamps=True)
+
+
+def _with(index: int, row: tuple[int, bytes | None, bytes | None, Headers]) -> Built:
+    return [*SOME[:index], row, *SOME[index + 1 :]]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(SOME[:2], id="one-less"),
+        pytest.param([*SOME, SOME[2]], id="one-more"),
+        pytest.param([SOME[0], SOME[2], SOME[1]], id="order"),
+        pytest.param(_with(0, (NOW_MS, b"K", b"v" * 100, SOME[0][3])), id="key"),
+        pytest.param(_with(1, (NOW_MS + 5, b"", b"w" * 100, ())), id="empty-key-for-null"),
+        pytest.param(_with(1, (NOW_MS + 5, None, b"w" * 99 + b"W", ())), id="value"),
+        pytest.param(_with(0, (NOW_MS, b"k", b"v" * 100, [("b", None), ("a", b"1")])), id="header-order"),
+        pytest.param(_with(2, (NOW_MS - 70, b"", None, [("a", None)])), id="null-header"),
+    ],
+)
+def test_any_difference_in_the_records_gives_another_digest(other: Built) -> None:
+    one, two = _by_kafka_python(0, SOME), _by_kafka_python(0, other)
+    assert _digest(one) != _digest(two)
+    assert _digest(one, ignore_timestamps=True) != _digest(two, ignore_timestamps=True)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param([(t + 1, key, value, headers) for t, key, value, headers in SOME], id="all"),
+        pytest.param(_with(2, (NOW_MS - 71, *SOME[2][1:])), id="one"),
+    ],
+)
+def test_timestamps_count_unless_they_are_ignored(other: Built) -> None:
+    one, two = _by_kafka_python(0, SOME), _by_kafka_python(0, other)
+    assert _digest(one) != _digest(two)
+    assert _digest(one, ignore_timestamps=True) == _digest(two, ignore_timestamps=True)
+    assert _digest(one) != _digest(one, ignore_timestamps=True)
+
+
+def test_a_base_timestamp_of_the_producers_choice_makes_no_difference() -> None:
+    """A broker that repacks a batch measures from its first record; the absolute timestamps stay."""
+    deltas = [0, 64, -3, 9000]
+
+    def measured_from(origin: int) -> memoryview:
+        records = [_record(i, timestamp_delta=d - origin, value=b"v" * (50 + i)) for i, d in enumerate(deltas)]
+        return _batch(records, base_timestamp_ms=NOW_MS + origin)
+
+    digests = {_digest(measured_from(origin)) for origin in (0, 1, -1, 64, 100_000, -100_000)}
+    assert len(digests) == 1
+    assert digests.pop() == _digest(
+        _by_kafka_python(0, [(NOW_MS + d, None, b"v" * (50 + i), ()) for i, d in enumerate(deltas)])
+    )
+
+
+def test_a_log_append_time_batch_is_compared_without_timestamps() -> None:
+    """What a broker makes of it when it repacks: another base, all deltas zero, the attribute set."""
+    sent = _batch([_record(i, timestamp_delta=7 * i) for i in range(3)])
+    stored = _batch([_record(i) for i in range(3)], base_timestamp_ms=NOW_MS + 12_345, attributes=0x08, base_offset=88)
+    assert _digest(sent, ignore_timestamps=True) == _digest(stored, ignore_timestamps=True)
+    assert _digest(sent) != _digest(stored)
+
+
+# --- changing a batch -------------------------------------------------------------------------------------------------
+
+
+@each_codec
+def test_a_stamped_batch_is_the_same_batch_of_another_producer(codec: str) -> None:
+    original = _rewritten(_by_aiokafka(CODECS[codec], FLIGHTS), base_offset=57, partition_leader_epoch=3)
+    before = bytes(original)
+    stamped = memoryview(stamp_batch(original, producer_id=1 << 40, producer_epoch=32_767, base_sequence=2**31 - 1))
+    assert bytes(original) == before
+    assert verify_crc(stamped)
+    assert kafka.record.default_records.DefaultRecordBatch(stamped).validate_crc()
+    assert parse_batch_header(stamped) == replace(
+        parse_batch_header(original),
+        base_offset=0,
+        partition_leader_epoch=-1,
+        producer_id=1 << 40,
+        producer_epoch=32_767,
+        base_sequence=2**31 - 1,
+        crc=parse_batch_header(stamped).crc,
+    )
+    assert stamped[61:] == original[61:]
+    assert _digest(stamped) == _digest(original)
+
+
+def test_a_damaged_batch_has_a_wrong_crc() -> None:
+    batch = _by_kafka_python(0, FLIGHTS)
+    assert verify_crc(batch)
+    for at in (17, 20, 21, 60, 61, len(batch) - 1):
+        damaged = bytearray(batch)
+        damaged[at] ^= 1
+        assert not verify_crc(memoryview(damaged)), at
+
+
+def test_a_zeroed_base_offset_changes_nothing_else() -> None:
+    batch = _batch([_record(0)], base_offset=123_456_789_012)
+    zeroed = zero_base_offset(batch)
+    assert zeroed == bytes(8) + bytes(batch[8:])
+    assert verify_crc(memoryview(zeroed))
+
+
+@pytest.mark.parametrize(
+    ("sequence", "count", "after"),
+    [(0, 1, 1), (41, 0, 41), (2**31 - 1, 1, 0), (2**31 - 1, 5, 4), (2**31 - 2, 1, 2**31 - 1), (5, 2**31 - 1, 4)],
+)
+def test_sequences_wrap_as_kafkas_do(sequence: int, count: int, after: int) -> None:
+    theirs = kafka.record.default_records.DefaultRecordBatch(ONE)._increment_sequence(sequence, count)
+    assert sequence_add(sequence, count) == after == theirs
+
+
+# --- a Fetch answer ---------------------------------------------------------------------------------------------------
+
+OLD_MESSAGE = struct.pack(">qiIbb", 3, 14 + 5, 0, 1, 0) + b"\0" * 13  # offset, size, CRC, magic 1, attributes
+
+
+def test_a_fetch_answer_falls_into_its_complete_batches() -> None:
+    batches = [bytes(_batch([_record(i) for i in range(n)], base_offset=10 * n)) for n in (1, 2, 3)]
+    data = memoryview(batches[0] + OLD_MESSAGE + batches[1] + batches[2])
+    assert [bytes(batch) for _, batch in split_batches(data)] == batches
+    assert [header.base_offset for header, _ in split_batches(data)] == [10, 20, 30]
+    assert all(batch.obj is data.obj for _, batch in split_batches(data))
+    for cut in range(1, len(batches[2]) + 1):
+        assert [bytes(batch) for _, batch in split_batches(data[:-cut])] == batches[:2]
+
+
+def test_a_batch_that_compaction_emptied_can_still_be_digested() -> None:
+    ((_, batch),) = split_batches(_batch([], last_offset_delta=4))
+    assert _digest(batch) != _digest(ONE)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(_batch([_record(0)], magic=3), id="magic-3"),
+        pytest.param(bytes(8) + b"\xff\xff\xff\xff" + bytes(ONE)[12:], id="negative-length"),
+        pytest.param(bytes(12) + bytes(ONE)[12:], id="zero-length"),
+        pytest.param(bytes(8) + b"\0\0\0\x30" + bytes(ONE)[12:], id="shorter-than-a-header"),
+        pytest.param(bytes(16) + b"\xff" + bytes(60), id="negative-magic"),
+    ],
+)
+def test_a_fetch_answer_that_cannot_be_is_the_brokers_fault(data: bytes) -> None:
+    with pytest.raises(UpstreamProtocolError):
+        list(split_batches(memoryview(data)))
