@@ -22,7 +22,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from fencepost_proxy.errors import FencepostError
@@ -38,6 +38,7 @@ from fencepost_proxy.types import LogEndOffset, Offset, ProducerEpoch, ProducerI
 _PRODUCER_ID: Final = "producer-id"
 _STAMP_BASE: Final = "stamp-base"
 _TOPIC_CONFIG: Final = "topic-config"
+_Value = TypeVar("_Value")
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -138,14 +139,14 @@ class StateView:
                 self._apply_topic_config(rest, value)
             else:
                 return f"record {offset} of the state topic has a key of an unknown kind: {text!r:.80}"
-        except (ValueError, KeyError, TypeError) as error:
-            return f"record {offset} of the state topic ({key!r:.80}) cannot be read: {error!r}"
+        except ValueError as error:
+            return f"record {offset} of the state topic ({key!r:.80}) cannot be read: {error}"
         return None
 
     def _apply_producer_id(self, key: str, value: Mapping[str, Any] | None) -> None:
         if value is None:
             raise StateError(f"the state topic's record {key} was deleted: the producer id of this cluster is unknown")
-        cluster_id, producer_id = str(value["cluster_id"]), int(value["producer_id"])
+        cluster_id, producer_id = _typed(value, "cluster_id", str), _typed(value, "producer_id", int)
         if cluster_id != self._cluster_id:
             raise StateError(
                 f"the state topic belongs to cluster {cluster_id}, but this is cluster {self._cluster_id}: it was "
@@ -160,7 +161,7 @@ class StateView:
         producer_epoch = ProducerEpoch(int(epoch))
         value = _object(raw)
         if value is not None:
-            bases.setdefault(producer_epoch, (key, LogEndOffset(int(value["base"]))))
+            bases.setdefault(producer_epoch, (key, LogEndOffset(_typed(value, "base", int))))
         elif bases.get(producer_epoch, ("",))[0] == key:
             del bases[producer_epoch]
 
@@ -169,13 +170,13 @@ class StateView:
         if value is None:
             self._topic_configs.pop(topic, None)
             return
-        configs = {str(name): str(config) for name, config in value["configs"].items()}
+        configs = {str(name): str(config) for name, config in _typed(value, "configs", dict).items()}
         for name in configs.keys() & VIRTUAL_CONFIGS.keys():
             try:
                 parse_value(name, configs[name])
             except InvalidConfigValue as error:
                 raise StateError(f"topic {topic}: {error}. Was it set by a newer version of this proxy?") from error
-        self._topic_configs[topic] = SetConfigs(UUID(value["topic_id"]), MappingProxyType(configs))
+        self._topic_configs[topic] = SetConfigs(UUID(_typed(value, "topic_id", str)), MappingProxyType(configs))
 
     # ---- what it says
 
@@ -261,3 +262,10 @@ def _object(value: bytes | None) -> Mapping[str, Any] | None:
     if not isinstance(parsed, dict):
         raise ValueError("not a JSON object")
     return parsed
+
+
+def _typed(value: Mapping[str, Any], name: str, kind: type[_Value]) -> _Value:
+    found = value.get(name)
+    if not isinstance(found, kind):
+        raise ValueError(f"{name} is not {kind.__name__} but {found!r:.80}")
+    return found

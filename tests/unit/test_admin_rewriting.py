@@ -1,0 +1,647 @@
+"""Admin requests through the plans: what Kafka sees of them, what the client is told, what is stored.
+
+Every message goes through the codec on its way in and out, in every version that is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import pytest
+
+from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions
+from fencepost_proxy.topics.planning import Known
+from fencepost_proxy.topics.rewriting import plan_request
+from fencepost_proxy.topics.state import StateView, TopicConfigChange, encode_topic_config
+from fencepost_proxy.types import NO_TOPIC_ID, Offset
+from fencepost_proxy.wire.apis import (
+    ADD_PARTITIONS_TO_TXN,
+    ALTER_CONFIGS,
+    APIS,
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_RECORDS,
+    DELETE_TOPICS,
+    DESCRIBE_CONFIGS,
+    DESCRIBE_TOPIC_PARTITIONS,
+    FETCH,
+    INCREMENTAL_ALTER_CONFIGS,
+    METADATA,
+    Treatment,
+)
+from fencepost_proxy.wire.control import decode_request, decode_response, encode_request, encode_response
+from fencepost_proxy.wire.schema import Message
+
+CHECK, CARRIER = "check.expected.offsets", "expected.offsets.carrier"
+ORDERS, PAYMENTS, STATE = UUID(int=0xA1), UUID(int=0xA2), UUID("5e0dba5e-c0de-4f11-9a3e-7c29e9d5f00d")
+STATE_TOPIC = "__fencepost_state"
+TOPIC, BROKER = 2, 4
+SET, DELETE, APPEND, SUBTRACT = range(4)
+
+
+@dataclass
+class World:
+    """One proxy's knowledge, and one exchange of a request and Kafka's answer through it."""
+
+    stored: Mapping[str, str] = field(default_factory=dict)
+    file: Mapping[str, str] = field(default_factory=dict)
+    forwarded: Message = field(default_factory=Message)
+    changes: list[TopicConfigChange] = field(default_factory=list)
+
+    def known(self) -> Known:
+        view = StateView("cluster-1")
+        if self.stored:
+            view.apply(Offset(0), *encode_topic_config("orders", ORDERS, self.stored))
+        ids = {"orders": ORDERS, "payments": PAYMENTS}
+        return Known(view, lambda topic: self.file if topic == "orders" else {}, ids.get, STATE_TOPIC, STATE)
+
+    def exchange(self, api_key: int, version: int, request: Message, answer: Message) -> Message:
+        sent = decode_request(api_key, version, encode_request(api_key, version, request))
+        plan = plan_request(api_key, version, sent, self.known())
+        assert plan is not None
+        self.forwarded = decode_request(api_key, version, encode_request(api_key, version, plan.forward))
+        response = decode_response(api_key, version, encode_response(api_key, version, answer))
+        self.changes = plan.finish(response)
+        return decode_response(api_key, version, encode_response(api_key, version, response))
+
+
+def config(name: str, value: str | None, **more: object) -> Message:
+    return Message(name=name, value=value, **more)
+
+
+def versions(api_key: int) -> range:
+    return range(APIS[api_key].min_version, APIS[api_key].max_version + 1)
+
+
+def names(messages: list[Message]) -> list[str]:
+    return [message.name for message in messages]
+
+
+def test_what_is_planned_or_closed_is_what_the_table_of_apis_says() -> None:
+    plans = {key for key, api in APIS.items() if Treatment.REWRITE_REQUEST in api.treatment}
+    looked_into = {key for key, api in APIS.items() if api.treatment is Treatment.INSPECT_REQUEST}
+
+    assert plans == {CREATE_TOPICS, DELETE_TOPICS, DESCRIBE_CONFIGS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS}
+    assert looked_into == set(CLOSED_APIS)
+    assert plan_request(METADATA, 12, Message(), World().known()) is None
+
+
+# --- CreateTopics -----------------------------------------------------------------------------------------------------
+
+
+def creatable(name: str, *configs: Message) -> Message:
+    return Message(name=name, num_partitions=1, replication_factor=1, configs=list(configs))
+
+
+@pytest.mark.parametrize("version", versions(CREATE_TOPICS))
+def test_a_topic_is_created_without_and_stored_with_its_virtual_configs(version: int) -> None:
+    world = World()
+    asked = creatable("orders", config("retention.ms", "1000"), config(CHECK, "TRUE"), config(CARRIER, "base"))
+    kafkas = Message(name="orders", topic_id=ORDERS, configs=[config("retention.ms", "1000", config_source=1)])
+
+    answer = world.exchange(
+        CREATE_TOPICS,
+        version,
+        Message(topics=[asked, creatable("payments")], timeout_ms=1),
+        Message(topics=[kafkas, Message(name="payments", topic_id=PAYMENTS, configs=[])]),
+    )
+
+    assert names(world.forwarded.topics) == ["orders", "payments"]
+    assert names(world.forwarded.topics[0].configs) == ["retention.ms"]
+    told_id = ORDERS if version >= 7 else None
+    assert world.changes == [TopicConfigChange("orders", told_id, {CHECK: "true", CARRIER: "base"}, replace=True)]
+    if version >= 5:
+        shown = [(each.name, each.value, each.config_source) for each in answer.topics[0].configs]
+        assert shown == [("retention.ms", "1000", 1), (CHECK, "true", 1), (CARRIER, "base", 1)]
+        shown = [(each.name, each.value, each.config_source) for each in answer.topics[1].configs]
+        assert shown == [(CHECK, "false", 5), (CARRIER, "header", 5)]
+
+
+def test_configs_that_the_file_gives_are_shown_at_birth_and_not_stored() -> None:
+    world = World(file={CHECK: "required"})
+
+    answer = world.exchange(
+        CREATE_TOPICS,
+        7,
+        Message(topics=[creatable("orders")]),
+        Message(topics=[Message(name="orders", topic_id=ORDERS, configs=[])]),
+    )
+
+    assert (answer.topics[0].configs[0].value, answer.topics[0].configs[0].config_source) == ("required", 4)
+    assert world.changes == []
+
+
+@pytest.mark.parametrize("version", versions(CREATE_TOPICS))
+@pytest.mark.parametrize("value", ["maybe", "", None])
+def test_a_topic_with_an_invalid_virtual_config_is_not_created(version: int, value: str | None) -> None:
+    world = World()
+    wrong = creatable("orders", config(CHECK, value))
+
+    answer = world.exchange(
+        CREATE_TOPICS,
+        version,
+        Message(topics=[wrong, creatable("payments", config(CHECK, "true"))]),
+        Message(topics=[Message(name="payments", topic_id=PAYMENTS, configs=None if version >= 5 else [])]),
+    )
+
+    assert names(world.forwarded.topics) == ["payments"]
+    told = {each.name: (each.error_code, each.error_message) for each in answer.topics}
+    assert told["payments"][0] == 0
+    assert told["orders"][0] == 40
+    assert f"{value!r} for configuration {CHECK}: it must be false, true or required" in told["orders"][1]
+    assert [change.topic for change in world.changes] == ["payments"]
+
+
+def test_a_topic_that_is_in_the_request_twice_is_not_created_by_taking_one_of_them_out() -> None:
+    world = World()
+
+    world.exchange(
+        CREATE_TOPICS,
+        7,
+        Message(topics=[creatable("orders", config(CHECK, "maybe")), creatable("orders")]),
+        Message(topics=[]),
+    )
+
+    assert world.forwarded.topics == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "validate_only"),
+    [
+        pytest.param(Message(name="orders", error_code=36, error_message="exists"), False, id="exists already"),
+        pytest.param(Message(name="orders", error_code=29), False, id="not allowed"),
+        pytest.param(Message(name="orders", configs=[]), True, id="validated only"),
+    ],
+)
+def test_nothing_is_stored_for_a_topic_that_kafka_did_not_create(answer: Message, validate_only: bool) -> None:
+    world = World()
+    request = Message(topics=[creatable("orders", config(CHECK, "true"))], validate_only=validate_only)
+
+    told = world.exchange(CREATE_TOPICS, 7, request, Message(topics=[answer]))
+
+    assert world.changes == []
+    assert world.forwarded.validate_only is validate_only
+    assert told.topics[0].error_code == answer.__dict__.get("error_code", 0)
+
+
+def test_who_may_not_describe_configs_is_not_shown_ours() -> None:
+    hidden = Message(name="orders", topic_id=ORDERS, topic_config_error_code=29, configs=[])
+
+    told = World().exchange(
+        CREATE_TOPICS, 7, Message(topics=[creatable("orders", config(CHECK, "true"))]), Message(topics=[hidden])
+    )
+
+    assert told.topics[0].configs == []
+
+
+# --- AlterConfigs and IncrementalAlterConfigs -------------------------------------------------------------------------
+
+
+def resource(name: str, *configs: Message, kind: int = TOPIC) -> Message:
+    return Message(resource_type=kind, resource_name=name, configs=list(configs))
+
+
+def done(name: str, kind: int = TOPIC, error_code: int = 0) -> Message:
+    return Message(resource_type=kind, resource_name=name, error_code=error_code, error_message=None)
+
+
+def codes(answer: Message) -> dict[str, tuple[int, str | None]]:
+    return {each.resource_name: (each.error_code, each.error_message) for each in answer.responses}
+
+
+@pytest.mark.parametrize("version", versions(INCREMENTAL_ALTER_CONFIGS))
+def test_incremental_changes_are_taken_out_and_stored(version: int) -> None:
+    world = World()
+    ops = [
+        config("retention.ms", "5", config_operation=SET),
+        config(CHECK, "Required", config_operation=SET),
+        config(CARRIER, None, config_operation=DELETE),
+    ]
+
+    answer = world.exchange(
+        INCREMENTAL_ALTER_CONFIGS,
+        version,
+        Message(resources=[resource("orders", *ops)]),
+        Message(responses=[done("orders")]),
+    )
+
+    assert names(world.forwarded.resources[0].configs) == ["retention.ms"]
+    assert world.changes == [TopicConfigChange("orders", None, {CHECK: "required"}, frozenset({CARRIER}))]
+    assert codes(answer) == {"orders": (0, None)}
+
+
+@pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
+def test_a_request_with_nothing_but_ours_still_asks_kafka_for_the_right(api_key: int) -> None:
+    for error_code, stored in ((0, 1), (29, 0), (3, 0)):
+        world = World()
+
+        answer = world.exchange(
+            api_key,
+            0,
+            Message(resources=[resource("orders", config(CHECK, "true"))]),
+            Message(responses=[done("orders", error_code=error_code)]),
+        )
+
+        assert names(world.forwarded.resources[0].configs) == []
+        assert world.forwarded.resources[0].resource_name == "orders"
+        assert codes(answer) == {"orders": (error_code, None)}
+        assert len(world.changes) == stored
+
+
+@pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
+@pytest.mark.parametrize("version", [0, 1])
+def test_an_invalid_value_changes_nothing_of_its_topic_and_does_not_touch_the_others(
+    api_key: int, version: int
+) -> None:
+    world = World()
+    wrong = resource("orders", config("retention.ms", "5"), config(CHECK, "perhaps"))
+
+    answer = world.exchange(
+        api_key,
+        version,
+        Message(resources=[wrong, resource("payments", config(CHECK, "true"))]),
+        Message(responses=[done("payments")]),
+    )
+
+    assert [each.resource_name for each in world.forwarded.resources] == ["payments"]
+    assert codes(answer)["payments"] == (0, None)
+    assert codes(answer)["orders"][0] == 40
+    assert "must be false, true or required" in (codes(answer)["orders"][1] or "")
+    assert [change.topic for change in world.changes] == ["payments"]
+
+
+@pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
+@pytest.mark.parametrize(
+    ("configs", "error_code", "part"),
+    [
+        ([config(CHECK, "true"), config(CHECK, "false")], 42, "duplicate config keys"),
+        ([config(CHECK, None)], 42, f"Null value not supported for : {CHECK}"),
+    ],
+)
+def test_what_kafka_refuses_for_its_own_configs_is_refused_for_ours(
+    api_key: int, configs: list[Message], error_code: int, part: str
+) -> None:
+    world = World()
+
+    answer = world.exchange(api_key, 0, Message(resources=[resource("orders", *configs)]), Message(responses=[]))
+
+    assert world.forwarded.resources == []
+    assert codes(answer)["orders"][0] == error_code
+    assert part in (codes(answer)["orders"][1] or "")
+    assert world.changes == []
+
+
+@pytest.mark.parametrize(("operation", "called"), [(APPEND, "APPEND"), (SUBTRACT, "SUBTRACT"), (9, "operation 9")])
+def test_no_virtual_config_is_a_list(operation: int, called: str) -> None:
+    world = World()
+    ops = [config(CHECK, "true", config_operation=operation)]
+
+    answer = world.exchange(
+        INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=[resource("orders", *ops)]), Message(responses=[])
+    )
+
+    assert codes(answer)["orders"] == (40, f"Can't {called} to key {CHECK} because its type is not LIST.")
+
+
+@pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
+def test_validate_only_stores_nothing_and_says_what_is_wrong(api_key: int) -> None:
+    world = World()
+    request = Message(
+        resources=[resource("orders", config(CHECK, "true")), resource("payments", config(CHECK, "no way"))],
+        validate_only=True,
+    )
+
+    answer = world.exchange(api_key, 1, request, Message(responses=[done("orders")]))
+
+    assert world.forwarded.validate_only is True
+    assert {name: code for name, (code, _) in codes(answer).items()} == {"orders": 0, "payments": 40}
+    assert world.changes == []
+
+
+def test_the_legacy_call_replaces_all_that_is_set() -> None:
+    world = World(stored={CHECK: "true"})
+    request = Message(resources=[resource("orders", config(CARRIER, "base"))])
+
+    world.exchange(ALTER_CONFIGS, 2, request, Message(responses=[done("orders")]))
+    assert world.changes == [TopicConfigChange("orders", None, {CARRIER: "base"}, replace=True)]
+
+    request = Message(resources=[resource("orders", config("retention.ms", "5"))])
+    world.exchange(ALTER_CONFIGS, 2, request, Message(responses=[done("orders")]))
+    assert world.changes == [TopicConfigChange("orders", None, {}, replace=True)]
+
+    request = Message(resources=[resource("payments", config("retention.ms", "5"))])
+    world.exchange(ALTER_CONFIGS, 2, request, Message(responses=[done("payments")]))
+    assert world.changes == [], "nothing was set, nothing is to be stored"
+
+
+@pytest.mark.parametrize("api_key", [ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
+def test_configs_of_brokers_are_none_of_ours(api_key: int) -> None:
+    world = World()
+    request = Message(resources=[resource("1", config(CHECK, "true"), kind=BROKER)])
+
+    world.exchange(api_key, 1, request, Message(responses=[done("1", kind=BROKER)]))
+
+    assert names(world.forwarded.resources[0].configs) == [CHECK]
+    assert world.changes == []
+
+
+# --- DescribeConfigs --------------------------------------------------------------------------------------------------
+
+
+def described(name: str, *configs: Message, kind: int = TOPIC, error_code: int = 0) -> Message:
+    return Message(resource_type=kind, resource_name=name, configs=list(configs), error_code=error_code)
+
+
+RETENTION = config("retention.ms", "1000", config_source=5)
+
+
+@pytest.mark.parametrize("version", versions(DESCRIBE_CONFIGS))
+@pytest.mark.parametrize(
+    ("stored", "file", "value", "source"),
+    [
+        ({}, {}, "false", 5),
+        ({}, {CHECK: "Required"}, "required", 4),
+        ({CHECK: "true"}, {CHECK: "required"}, "true", 1),
+    ],
+)
+def test_virtual_configs_are_shown_with_where_they_come_from(
+    version: int, stored: Mapping[str, str], file: Mapping[str, str], value: str, source: int
+) -> None:
+    answer = World(stored=stored, file=file).exchange(
+        DESCRIBE_CONFIGS,
+        version,
+        Message(resources=[Message(resource_type=TOPIC, resource_name="orders", configuration_keys=None)]),
+        Message(results=[described("orders", RETENTION)]),
+    )
+
+    shown = {each.name: each for each in answer.results[0].configs}
+    assert list(shown) == ["retention.ms", CHECK, CARRIER]
+    assert (shown[CHECK].value, shown[CHECK].config_source) == (value, source)
+    assert (shown[CHECK].read_only, shown[CHECK].is_sensitive) == (False, False)
+    assert shown[CHECK].synonyms == []
+    assert shown[CHECK].config_type == (2 if version >= 3 else 0)
+    assert not shown[CHECK].documentation
+
+
+@pytest.mark.parametrize(
+    ("keys", "shown"),
+    [
+        (None, [CHECK, CARRIER]),
+        ([], [CHECK, CARRIER]),
+        ([CHECK], [CHECK]),
+        ([CARRIER, "retention.ms"], [CARRIER]),
+        (["retention.ms"], []),
+    ],
+)
+def test_only_what_was_asked_for_is_shown(keys: list[str] | None, shown: list[str]) -> None:
+    world = World()
+
+    answer = world.exchange(
+        DESCRIBE_CONFIGS,
+        4,
+        Message(resources=[Message(resource_type=TOPIC, resource_name="orders", configuration_keys=keys)]),
+        Message(results=[described("orders")]),
+    )
+
+    assert names(answer.results[0].configs) == shown
+    # An empty list would ask Kafka for everything: our names stay in it, and match nothing there.
+    assert world.forwarded.resources[0].configuration_keys == keys
+
+
+def test_synonyms_and_documentation_are_there_for_those_who_ask() -> None:
+    answer = World(stored={CHECK: "true"}, file={CHECK: "required"}).exchange(
+        DESCRIBE_CONFIGS,
+        4,
+        Message(
+            resources=[Message(resource_type=TOPIC, resource_name="orders", configuration_keys=[CHECK])],
+            include_synonyms=True,
+            include_documentation=True,
+        ),
+        Message(results=[described("orders")]),
+    )
+
+    shown = answer.results[0].configs[0]
+    assert [(each.name, each.value, each.source) for each in shown.synonyms] == [
+        (CHECK, "true", 1),
+        (CHECK, "required", 4),
+        (CHECK, "false", 5),
+    ]
+    assert "KIP-27" in shown.documentation
+
+
+def test_errors_and_other_resources_are_left_alone() -> None:
+    answer = World().exchange(
+        DESCRIBE_CONFIGS,
+        4,
+        Message(
+            resources=[
+                Message(resource_type=TOPIC, resource_name="gone", configuration_keys=None),
+                Message(resource_type=BROKER, resource_name="1", configuration_keys=None),
+            ]
+        ),
+        Message(results=[described("gone", error_code=3), described("1", RETENTION, kind=BROKER)]),
+    )
+
+    assert [(each.error_code, names(each.configs)) for each in answer.results] == [(3, []), (0, ["retention.ms"])]
+
+
+# --- DeleteTopics -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", versions(DELETE_TOPICS))
+def test_what_was_deleted_is_known_by_its_id(version: int) -> None:
+    world = World()
+    by_name = Message(topics=[Message(name="orders"), Message(name="payments")], topic_names=["orders", "payments"])
+    if version >= 6:
+        by_name.topic_names = []
+
+    world.exchange(
+        DELETE_TOPICS,
+        version,
+        by_name,
+        Message(
+            responses=[
+                Message(name="orders", topic_id=ORDERS if version >= 6 else NO_TOPIC_ID),
+                Message(name="payments", error_code=29),
+            ]
+        ),
+    )
+
+    assert world.changes == [TopicConfigChange("orders", ORDERS, deleted=True)]
+
+
+def test_a_topic_deleted_by_its_id() -> None:
+    world = World()
+
+    world.exchange(
+        DELETE_TOPICS,
+        6,
+        Message(topics=[Message(name=None, topic_id=ORDERS)]),
+        Message(responses=[Message(name=None, topic_id=ORDERS)]),
+    )
+
+    assert world.forwarded.topics[0].topic_id == ORDERS
+    assert world.changes == [TopicConfigChange(None, ORDERS, deleted=True)]
+
+
+# --- the state topic --------------------------------------------------------------------------------------------------
+
+BY_NAME = {"resource_type": TOPIC, "resource_name": STATE_TOPIC}
+CLOSED = [
+    (
+        CREATE_TOPICS,
+        7,
+        Message(topics=[creatable("orders"), creatable(STATE_TOPIC)]),
+        Message(topics=[Message(name="orders", configs=[])]),
+    ),
+    (
+        DELETE_TOPICS,
+        5,
+        Message(topic_names=["orders", STATE_TOPIC]),
+        Message(responses=[Message(name="orders")]),
+    ),
+    (
+        DELETE_TOPICS,
+        6,
+        Message(topics=[Message(name="orders"), Message(name=None, topic_id=STATE)]),
+        Message(responses=[Message(name="orders", topic_id=ORDERS)]),
+    ),
+    (
+        DESCRIBE_CONFIGS,
+        4,
+        Message(resources=[Message(resource_type=TOPIC, resource_name="orders"), Message(**BY_NAME)]),
+        Message(results=[described("orders")]),
+    ),
+    (
+        ALTER_CONFIGS,
+        2,
+        Message(resources=[resource("orders"), resource(STATE_TOPIC, config("retention.ms", "1"))]),
+        Message(responses=[done("orders")]),
+    ),
+    (
+        INCREMENTAL_ALTER_CONFIGS,
+        1,
+        Message(resources=[resource("orders"), resource(STATE_TOPIC, config("retention.ms", "1"))]),
+        Message(responses=[done("orders")]),
+    ),
+    (
+        CREATE_PARTITIONS,
+        3,
+        Message(topics=[Message(name="orders", count=2), Message(name=STATE_TOPIC, count=2)]),
+        Message(results=[Message(name="orders")]),
+    ),
+    (
+        DELETE_RECORDS,
+        2,
+        Message(
+            topics=[
+                Message(name="orders", partitions=[Message(partition_index=0)]),
+                Message(name=STATE_TOPIC, partitions=[Message(partition_index=0)]),
+            ]
+        ),
+        Message(topics=[Message(name="orders", partitions=[Message(partition_index=0)])]),
+    ),
+    (
+        ADD_PARTITIONS_TO_TXN,
+        3,
+        Message(
+            v3_and_below_topics=[Message(name="orders", partitions=[1]), Message(name=STATE_TOPIC, partitions=[0])]
+        ),
+        Message(
+            results_by_topic_v3_and_below=[
+                Message(name="orders", results_by_partition=[Message(partition_index=1)]),
+            ]
+        ),
+    ),
+    (
+        FETCH,
+        12,
+        Message(
+            topics=[
+                Message(topic="orders", partitions=[Message(partition=1)]),
+                Message(topic=STATE_TOPIC, partitions=[Message(partition=0)]),
+            ]
+        ),
+        Message(responses=[Message(topic="orders", partitions=[Message(partition_index=1)])]),
+    ),
+    (
+        FETCH,
+        13,
+        Message(
+            topics=[
+                Message(topic_id=ORDERS, partitions=[Message(partition=1)]),
+                Message(topic_id=STATE, partitions=[Message(partition=0)]),
+            ]
+        ),
+        Message(responses=[Message(topic_id=ORDERS, partitions=[Message(partition_index=1)])]),
+    ),
+]
+
+
+def error_codes(message: object) -> list[int]:
+    """All error codes in a response's lists, depth first."""
+    found: list[int] = []
+    if isinstance(message, list):
+        for each in message:
+            found += error_codes(each)
+    elif isinstance(message, Message):
+        for name, value in vars(message).items():
+            if name in ("error_code", "partition_error_code"):
+                found.append(value)
+            elif isinstance(value, list):
+                found += error_codes(value)
+    return found
+
+
+@pytest.mark.parametrize(("api_key", "version", "request_", "answer"), CLOSED)
+def test_the_state_topic_is_refused_and_the_rest_served(
+    api_key: int, version: int, request_: Message, answer: Message
+) -> None:
+    world = World()
+    assert mentions(memoryview(encode_request(api_key, version, request_)), world.known())
+
+    told = world.exchange(api_key, version, request_, answer)
+
+    forwarded = encode_request(api_key, version, world.forwarded)
+    assert not mentions(forwarded, world.known())
+    assert error_codes(world.forwarded) == []
+    assert sorted(set(error_codes(told))) == [0, 29]
+    assert sum(code == 29 for code in error_codes(told)) == 1
+    assert mentions(encode_response(api_key, version, told), world.known())
+    assert {change.topic for change in world.changes} <= {"orders"}
+
+
+def test_every_api_that_can_touch_it_is_in_that_list() -> None:
+    touching = {
+        key for key, api in APIS.items() if api.treatment & (Treatment.INSPECT_REQUEST | Treatment.REWRITE_REQUEST)
+    }
+    assert touching == {api_key for api_key, *_ in CLOSED} | {METADATA, DESCRIBE_TOPIC_PARTITIONS}
+
+
+def test_a_request_that_does_not_name_it_is_told_by_its_bytes() -> None:
+    known = World().known()
+
+    assert not mentions(encode_request(METADATA, 12, Message(topics=[Message(name="orders")])), known)
+    assert mentions(encode_request(METADATA, 12, Message(topics=[Message(name=STATE_TOPIC)])), known)
+    assert mentions(encode_request(METADATA, 12, Message(topics=[Message(name=None, topic_id=STATE)])), known)
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version"),
+    [(METADATA, v) for v in versions(METADATA)] + [(DESCRIBE_TOPIC_PARTITIONS, 0)],
+)
+@pytest.mark.parametrize("asked", [False, True])
+def test_it_is_not_listed_and_refused_to_those_who_ask_for_it(api_key: int, version: int, asked: bool) -> None:
+    def topic(name: str, topic_id: UUID) -> Message:
+        return Message(name=name, topic_id=topic_id, partitions=[Message(leader_id=1), Message(leader_id=2)])
+
+    answer = Message(topics=[topic("orders", ORDERS), topic(STATE_TOPIC, STATE)])
+    response = decode_response(api_key, version, encode_response(api_key, version, answer))
+
+    hide(response, World().known(), asked=asked)
+
+    told = decode_response(api_key, version, encode_response(api_key, version, response))
+    entries = [(each.name, each.error_code, len(each.partitions)) for each in told.topics]
+    assert entries == [("orders", 0, 2)] + ([(STATE_TOPIC, 29, 0)] if asked else [])

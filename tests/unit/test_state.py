@@ -1,0 +1,247 @@
+"""The state topic's records, and the view that they add up to."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fencepost_policies.append import Check
+from fencepost_proxy.topics.state import (
+    StampBase,
+    StateError,
+    StateRecord,
+    StateView,
+    TopicConfigChange,
+    encode_producer_id,
+    encode_stamp_base,
+    encode_topic_config,
+    encode_topic_config_tombstone,
+)
+from fencepost_proxy.topics.virtual_configs import UNGUARDED, TopicPolicy
+from fencepost_proxy.types import LogEndOffset, Offset, ProducerEpoch, ProducerId
+
+A, B, C = UUID(int=1), UUID(int=2), UUID(int=3)
+ORDERS, ORDERS_ANEW = UUID(int=100), UUID(int=101)
+CHECKED = {"check.expected.offsets": "true"}
+REQUIRED = {"check.expected.offsets": "required"}
+
+
+def view_of(*records: StateRecord, cluster: str = "cluster-1") -> StateView:
+    view = StateView(cluster)
+    for offset, record in enumerate(records):
+        assert view.apply(Offset(offset), *record) is None
+    return view
+
+
+def no_file(_topic: str) -> dict[str, str]:
+    return {}
+
+
+def producer(proposal: UUID, producer_id: int, cluster: str = "cluster-1") -> StateRecord:
+    return encode_producer_id(proposal, cluster, ProducerId(producer_id))
+
+
+def base(proposal: UUID, epoch: int, offset: int, topic: UUID = ORDERS, partition: int = 0) -> StateRecord:
+    return encode_stamp_base(topic, partition, ProducerEpoch(epoch), proposal, LogEndOffset(offset))
+
+
+def test_records_have_the_documented_form() -> None:
+    assert producer(A, 4000) == (
+        b"producer-id/00000000-0000-0000-0000-000000000001",
+        b'{"cluster_id":"cluster-1","producer_id":4000}',
+    )
+    assert base(A, 5, 77, partition=3) == (
+        b"stamp-base/00000000-0000-0000-0000-000000000064/3/5/00000000-0000-0000-0000-000000000001",
+        b'{"base":77}',
+    )
+    assert encode_topic_config("orders", ORDERS, CHECKED) == (
+        b"topic-config/orders",
+        b'{"configs":{"check.expected.offsets":"true"},"topic_id":"00000000-0000-0000-0000-000000000064"}',
+    )
+    assert encode_topic_config_tombstone("orders") == (b"topic-config/orders", None)
+
+
+# --- the shared producer id -------------------------------------------------------------------------------------------
+
+
+def test_the_first_proposal_of_a_producer_id_wins() -> None:
+    assert view_of().producer_id is None
+    assert view_of(producer(A, 10), producer(B, 20), producer(A, 30)).producer_id == 10
+
+
+def test_another_clusters_state_is_not_served() -> None:
+    with pytest.raises(StateError, match="belongs to cluster cluster-2, but this is cluster cluster-1"):
+        view_of(producer(A, 10, cluster="cluster-2"))
+
+
+def test_a_deleted_producer_id_is_not_served() -> None:
+    with pytest.raises(StateError, match="was deleted"):
+        view_of(producer(A, 10), StateRecord(producer(A, 10).key, None))
+
+
+# --- stamp bases ------------------------------------------------------------------------------------------------------
+
+
+def test_a_base_is_of_one_partition_of_one_incarnation_of_a_topic() -> None:
+    view = view_of(base(A, 5, 77))
+
+    assert view.stamp_base(ORDERS, 0) == StampBase(ProducerEpoch(5), LogEndOffset(77)) == (5, 77)
+    assert view.stamp_base(ORDERS, 1) is None
+    assert view.stamp_base(ORDERS_ANEW, 0) is None
+
+
+def test_the_highest_epoch_holds_and_in_it_the_first_proposal() -> None:
+    view = view_of(base(A, 5, 50), base(B, 6, 60), base(C, 6, 66), base(B, 5, 55), base(A, 10, 100), base(C, 9, 90))
+
+    assert view.stamp_base(ORDERS, 0) == (10, 100)
+    assert view_of(base(A, 5, 50), base(B, 6, 60), base(C, 6, 66)).stamp_base(ORDERS, 0) == (6, 60)
+
+
+def test_what_a_deleted_topic_had_can_be_cleared() -> None:
+    winner, loser = base(A, 5, 50), base(B, 5, 55)
+
+    assert view_of(winner, loser, StateRecord(loser.key, None)).stamp_base(ORDERS, 0) == (5, 50)
+    assert view_of(winner, StateRecord(winner.key, None)).stamp_base(ORDERS, 0) is None
+
+
+# --- topic configs ----------------------------------------------------------------------------------------------------
+
+
+def test_the_last_record_of_a_topics_configs_holds() -> None:
+    set_, changed = encode_topic_config("orders", ORDERS, CHECKED), encode_topic_config("orders", ORDERS, REQUIRED)
+
+    assert view_of(set_, changed).configs_set_on("orders", ORDERS) == REQUIRED
+    assert view_of(changed, set_).configs_set_on("orders", ORDERS) == CHECKED
+    assert view_of(set_, encode_topic_config_tombstone("orders")).configs_set_on("orders", ORDERS) == {}
+    assert view_of(set_).configs_set_on("other", ORDERS) == {}
+
+
+def test_a_topic_created_anew_does_not_inherit() -> None:
+    view = view_of(encode_topic_config("orders", ORDERS, REQUIRED))
+
+    assert view.topic_policy("orders", ORDERS, no_file).guarded
+    assert view.topic_policy("orders", ORDERS_ANEW, no_file) == UNGUARDED
+    assert view.topic_policy("orders", None, no_file).guarded, "an unknown id must not open a guarded topic"
+
+
+def test_the_topic_wins_over_the_file_and_the_file_over_the_default() -> None:
+    def file(topic: str) -> dict[str, str]:
+        return {"check.expected.offsets": "Required", "expected.offsets.carrier": "base"} if topic == "orders" else {}
+
+    view = view_of(encode_topic_config("orders", ORDERS, {"check.expected.offsets": "false"}))
+
+    assert view.topic_policy("orders", ORDERS, file) == TopicPolicy(Check.OFF, carrier_base=True)
+    assert view.topic_policy("orders", ORDERS_ANEW, file) == TopicPolicy(Check.REQUIRED, carrier_base=True)
+    assert view.topic_policy("other", A, file) == UNGUARDED
+
+
+def test_a_config_of_a_newer_version_is_kept_and_a_value_of_one_is_refused() -> None:
+    later = {"check.expected.offsets": "true", "check.partition.count": "true"}
+    assert view_of(encode_topic_config("orders", ORDERS, later)).configs_set_on("orders", ORDERS) == later
+
+    with pytest.raises(StateError, match=r"topic orders: .*'strictly'.* newer version"):
+        view_of(encode_topic_config("orders", ORDERS, {"check.expected.offsets": "strictly"}))
+
+
+# --- records that are none --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        (None, b"{}", "unknown kind"),
+        (b"expansion/orders", b"{}", "unknown kind: 'expansion/orders'"),
+        (b"\xff", b"{}", "cannot be read"),
+        (b"topic-config/orders", b"{not json", "cannot be read"),
+        (b"topic-config/orders", b"[]", "not a JSON object"),
+        (b"topic-config/orders", b'{"topic_id":"x","configs":{}}', "cannot be read"),
+        (b"topic-config/orders", b'{"topic_id":"00000000-0000-0000-0000-000000000064"}', "cannot be read"),
+        (b"topic-config/orders", b'{"topic_id":"00000000-0000-0000-0000-000000000064","configs":[]}', "cannot be read"),
+        (b"producer-id/x", b'{"cluster_id":"cluster-1"}', "cannot be read"),
+        (b"producer-id/x", b'{"cluster_id":"cluster-1","producer_id":Infinity}', "producer_id is not int"),
+        (b"stamp-base/x", b'{"base":1}', "cannot be read"),
+        (b"stamp-base/00000000-0000-0000-0000-000000000064/0/0/x", b"\xff\xfe", "cannot be read"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_named_and_left_out(key: bytes | None, value: bytes, reason: str) -> None:
+    view = view_of(encode_topic_config("orders", ORDERS, CHECKED))
+
+    said = view.apply(Offset(9), key, value)
+
+    assert said is not None
+    assert reason in said
+    assert "record 9" in said
+    assert view.configs_set_on("orders", ORDERS) == CHECKED
+    assert view.next_offset == 10
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40) | st.none())
+def test_nothing_that_is_in_the_topic_crashes_the_view(key: bytes, value: bytes | None) -> None:
+    for prefix in (b"", b"producer-id/", b"topic-config/", b"stamp-base/"):
+        try:
+            StateView("cluster-1").apply(Offset(0), prefix + key, value)
+        except StateError:
+            assert prefix == b"producer-id/"
+            assert value is None
+
+
+def test_records_are_applied_in_their_order() -> None:
+    view = view_of(producer(A, 10))
+    with pytest.raises(ValueError, match="record 0 of the state topic comes after record 0"):
+        view.apply(Offset(0), *producer(B, 20))
+
+
+# --- changes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "records"),
+    [
+        (TopicConfigChange("new", A, REQUIRED), [encode_topic_config("new", A, REQUIRED)]),
+        (
+            TopicConfigChange("orders", ORDERS, {"expected.offsets.carrier": "base"}),
+            [encode_topic_config("orders", ORDERS, {**CHECKED, "expected.offsets.carrier": "base"})],
+        ),
+        (
+            TopicConfigChange("orders", ORDERS, {"expected.offsets.carrier": "base"}, replace=True),
+            [encode_topic_config("orders", ORDERS, {"expected.offsets.carrier": "base"})],
+        ),
+        (TopicConfigChange("orders", ORDERS, CHECKED), []),
+        (
+            TopicConfigChange("orders", ORDERS, unset=frozenset(CHECKED)),
+            [encode_topic_config_tombstone("orders")],
+        ),
+        (TopicConfigChange("orders", ORDERS, unset=frozenset({"expected.offsets.carrier"})), []),
+        (TopicConfigChange("orders", ORDERS, replace=True), [encode_topic_config_tombstone("orders")]),
+        (
+            TopicConfigChange("orders", ORDERS_ANEW, {"expected.offsets.carrier": "base"}),
+            [encode_topic_config("orders", ORDERS_ANEW, {"expected.offsets.carrier": "base"})],
+        ),
+        (
+            TopicConfigChange("orders", ORDERS, deleted=True),
+            [encode_topic_config_tombstone("orders"), StateRecord(base(A, 5, 50).key, None)],
+        ),
+        (
+            TopicConfigChange(None, ORDERS, deleted=True),
+            [encode_topic_config_tombstone("orders"), StateRecord(base(A, 5, 50).key, None)],
+        ),
+        (TopicConfigChange("orders", ORDERS_ANEW, deleted=True), []),
+        (TopicConfigChange("orders", None, deleted=True), []),
+    ],
+)
+def test_what_is_stored_for_a_change(change: TopicConfigChange, records: list[StateRecord]) -> None:
+    view = view_of(
+        encode_topic_config("orders", ORDERS, CHECKED), base(A, 5, 50), base(A, 5, 50, topic=ORDERS_ANEW, partition=1)
+    )
+    if change.topic_id == ORDERS_ANEW and change.deleted:
+        records = [StateRecord(base(A, 5, 50, topic=ORDERS_ANEW, partition=1).key, None)]
+
+    assert view.records_of([change]) == records
+
+
+def test_a_change_of_a_topic_without_an_id_is_a_mistake_of_ours() -> None:
+    with pytest.raises(ValueError, match="id of topic orders must be known"):
+        view_of().records_of([TopicConfigChange("orders", None, CHECKED)])

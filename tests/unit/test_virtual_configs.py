@@ -1,0 +1,114 @@
+"""The table of virtual topic configs: what may be set, what it comes to, what an admin is warned of."""
+
+from __future__ import annotations
+
+import pytest
+
+from fencepost_policies.append import Check
+from fencepost_proxy.config import load
+from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.topics.virtual_configs import (
+    UNGUARDED,
+    VIRTUAL_CONFIGS,
+    InvalidConfigValue,
+    TopicPolicy,
+    check_topic_config,
+    durability_warnings,
+    parse_value,
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "value"),
+    [
+        ("check.expected.offsets", "false", "false"),
+        ("check.expected.offsets", "TRUE", "true"),
+        ("check.expected.offsets", " Required ", "required"),
+        ("expected.offsets.carrier", "header", "header"),
+        ("expected.offsets.carrier", "Base", "base"),
+    ],
+)
+def test_values_are_read_in_any_case_and_kept_in_one(name: str, written: str, value: str) -> None:
+    assert parse_value(name, written) == value
+    assert check_topic_config(name, written) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "written", "allowed"),
+    [
+        ("check.expected.offsets", "yes", "must be false, true or required"),
+        ("check.expected.offsets", "", "must be false, true or required"),
+        ("check.expected.offsets", None, "must be false, true or required"),
+        ("expected.offsets.carrier", "footer", "must be header or base"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_the_right_ones(name: str, written: str | None, allowed: str) -> None:
+    with pytest.raises(InvalidConfigValue, match=f"{written!r} for configuration {name}: it {allowed}"):
+        parse_value(name, written)
+
+
+@pytest.mark.parametrize("name", ["check.partition.count", "partitioner", "idempotence.level", "cleanup.policy"])
+def test_what_does_nothing_yet_cannot_be_set(name: str) -> None:
+    assert name not in VIRTUAL_CONFIGS
+    assert "there is no such topic config" in (check_topic_config(name, "true") or "")
+
+
+def test_defaults_are_values() -> None:
+    for config in VIRTUAL_CONFIGS.values():
+        assert config.parse(config.default) == config.default
+        assert config.documentation
+
+
+@pytest.mark.parametrize(
+    ("configs", "policy"),
+    [
+        ({}, TopicPolicy(Check.OFF, carrier_base=False)),
+        ({"check.expected.offsets": "true"}, TopicPolicy(Check.ON, carrier_base=False)),
+        ({"check.expected.offsets": "REQUIRED"}, TopicPolicy(Check.REQUIRED, carrier_base=False)),
+        ({"expected.offsets.carrier": "base"}, TopicPolicy(Check.OFF, carrier_base=True)),
+        ({"check.expected.offsets": "false", "some.later": "x"}, TopicPolicy(Check.OFF, carrier_base=False)),
+    ],
+)
+def test_what_configs_come_to(configs: dict[str, str], policy: TopicPolicy) -> None:
+    assert TopicPolicy.of(configs) == policy
+    assert policy.guarded is (policy.check is not Check.OFF)
+
+
+def test_a_topic_is_not_guarded_by_itself() -> None:
+    assert TopicPolicy.of({}) == UNGUARDED
+    assert not UNGUARDED.guarded
+
+
+def test_the_config_file_is_held_to_the_same_table() -> None:
+    upstream = {"upstream": ["localhost:9092"]}
+    good = {**upstream, "topics": {"orders-*": {"check.expected.offsets": "required"}}}
+    bad = {**upstream, "topics": {"orders-*": {"check.expected.offsets": "maybe"}}}
+
+    assert load(overrides=good, check_topic_config=check_topic_config).configs_for("orders-eu") == {
+        "check.expected.offsets": "required"
+    }
+    with pytest.raises(ConfigError, match="must be false, true or required"):
+        load(overrides=bad, check_topic_config=check_topic_config)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "in_sync", "unclean", "told"),
+    [
+        (3, 2, False, []),
+        (2, 2, False, ["2 replica"]),
+        (3, 1, False, ["min.insync.replicas=1"]),
+        (3, 2, True, ["unclean.leader.election"]),
+        (1, 1, True, ["1 replica", "min.insync.replicas=1", "unclean.leader.election"]),
+    ],
+)
+def test_an_admin_is_warned_where_kafka_itself_may_lose_a_winner(
+    replicas: int, in_sync: int, unclean: bool, told: list[str]
+) -> None:
+    warnings = durability_warnings(
+        "orders", replication_factor=replicas, min_insync_replicas=in_sync, unclean_leader_election=unclean
+    )
+
+    assert len(warnings) == len(told)
+    for warning, part in zip(warnings, told, strict=True):
+        assert part in warning
+        assert "orders" in warning
