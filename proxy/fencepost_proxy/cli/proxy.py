@@ -106,11 +106,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"fencepost proxy: {e}", file=sys.stderr)
         return 2
     logs.setup(config.log.level, config.log.format)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_serve(config))
 
 
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop  # noqa: PLC0415 - it does not exist on every platform
     except ImportError:

@@ -32,8 +32,11 @@ from fencepost_proxy.types import Address
 
 HOST = "127.0.0.1"
 START_TIMEOUT_SECONDS = 120.0
-#: How long brokers with data to keep may take to shut down before they are killed (Kafka recovers from that).
-STOP_TIMEOUT_SECONDS = 20.0
+#: How long one broker may take to shut down before it is killed.
+SHUT_DOWN_TIMEOUT_SECONDS = 20.0
+#: The same for a whole cluster with data to keep. In one of several nodes the last ones find no controller any more to
+#: sign off at, and would wait for minutes; Kafka recovers from being killed.
+STOP_TIMEOUT_SECONDS = 6.0
 POLL_SECONDS = 0.1
 #: Below every ephemeral range (Linux: from 32768), so that no outgoing connection takes the port of a broker that is
 #: down for a restart.
@@ -81,6 +84,7 @@ class KafkaCluster:
         self._brokers = brokers
         self._given_ports = tuple(ports) if ports is not None else None
         self._given_data = data
+        self._temporary = data is None
         self._extra_properties = dict(properties or {})
         self._extra_listeners = dict(listeners or {})
         self._heap = heap
@@ -163,19 +167,19 @@ class KafkaCluster:
             except PortTakenError:
                 self._kill_all()
                 if attempt == PORT_ATTEMPTS or (self._given_ports is not None and not _all_free(self._given_ports)):
+                    self.stop()
                     raise
-            except BaseException:
-                # The data stays, temporary or not: the error names a log file in it.
-                self._kill_all()
-                atexit.unregister(self.stop)
+            except BaseException as error:
+                if isinstance(error, ClusterError):
+                    self.keep_data()
+                self.stop()
                 raise
         self._progress(f"Kafka {self.version} is up at {self.bootstrap} ({time.monotonic() - started:.1f} s)")
 
     def stop(self) -> None:
         """Ends all brokers. Temporary data is removed, so those are simply killed; others may shut down cleanly."""
         atexit.unregister(self.stop)
-        temporary = self._given_data is None
-        if not temporary:
+        if not self._temporary:
             for node_id in self._processes:
                 self.resume(node_id)
             for process in self._processes.values():
@@ -184,8 +188,12 @@ class KafkaCluster:
             for process in self._processes.values():
                 process.wait(max(0.0, deadline - time.monotonic()))
         self._kill_all()
-        if temporary and self._data != Path():
+        if self._temporary and self._data != Path():
             shutil.rmtree(self._data, ignore_errors=True)
+
+    def keep_data(self) -> None:
+        """Temporary data stays after `stop`: for an error that names a log file in it."""
+        self._temporary = False
 
     def add_broker(self, properties: Mapping[str, str] | None = None) -> int:
         """Starts one more broker (not a controller) in the running cluster. Returns its node id."""
@@ -372,15 +380,15 @@ class KafkaCluster:
         if node_id in self._paused:
             # SIGTERM is not delivered to a stopped process; SIGKILL is.
             self.resume(node_id)
-        if not process.wait(STOP_TIMEOUT_SECONDS):
+        if not process.wait(SHUT_DOWN_TIMEOUT_SECONDS):
             process.signal(signal.SIGKILL)
-            process.wait(STOP_TIMEOUT_SECONDS)
+            process.wait(SHUT_DOWN_TIMEOUT_SECONDS)
 
     def _kill_all(self) -> None:
         for process in self._processes.values():
             process.signal(signal.SIGKILL)
         for process in self._processes.values():
-            process.wait(STOP_TIMEOUT_SECONDS)
+            process.wait(SHUT_DOWN_TIMEOUT_SECONDS)
         self._processes.clear()
         self._paused.clear()
 
