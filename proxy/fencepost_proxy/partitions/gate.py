@@ -17,11 +17,11 @@ wrong place or called a lost one safe:
    while **warm**: after an acknowledged stamped append of this process, for half of `producer.id.expiration.ms`. Cold:
    read the log end and the producer's state first, and send one append, alone, soon after the read.
 2. *Doubt.* An error or an acknowledgement says something only about a batch that was sent once and answered on that
-   connection. A lost connection, 7, 20, or any error beside a base offset leaves the batch **in doubt**: nothing but the
-   log decides, read at the expected offset. What cannot be proved to be the client's own is never called success.
-3. *Another's success.* For Kafka an equal sequence range is a duplicate whatever its content: the loser of a race may be
-   told 0 with the winner's offset. Such an answer carries a log append time on a CreateTime topic; on a LogAppendTime
-   topic nothing tells it apart, so there every 0 is read back.
+   connection. A lost connection, 7, 20, or any error beside a base offset leaves the batch **in doubt**: nothing but
+   the log decides, read at the expected offset. What cannot be proved to be the client's own is never called success.
+3. *Another's success.* For Kafka an equal sequence range is a duplicate whatever its content: the loser of a race may
+   be told 0 with the winner's offset. Such an answer carries a log append time on a CreateTime topic; on a
+   LogAppendTime topic nothing tells it apart, so there every 0 is read back.
 
 What an append is here (`Kind`)
 -------------------------------
@@ -36,7 +36,7 @@ COLD        nothing known. A ticket that needs the log end starts READING.
 READING     log end and producer state were asked for. They came: OPEN, or PUBLISHING; could not be read: COLD.
 PUBLISHING  `required` only: the log moved without the stamp, so a new base is being agreed on. Stored: COLD.
 OPEN        log end, shift and epoch known. A doubt leads to SETTLING once nothing is in flight; a surprise to COLD.
-SETTLING    in-doubt appends are looked up in the log, in order. All settled: COLD (OPEN if they only had to be confirmed).
+SETTLING    in-doubt appends are looked up in the log, in order. All settled: COLD; OPEN if it only confirmed them.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ _ABOUT_THE_STAMP = frozenset(
         90,  # PRODUCER_FENCED
     }
 )
+_REMEMBERED_PER_PRODUCER = 5
 _POLICY = ConditionalPublish()
 _NAMES = HeaderNames()
 
@@ -228,6 +229,8 @@ class Gate:
     def _offered(self, ticket: Ticket, now: float) -> None:
         ticket.kind = self._kind_of(ticket)
         self._check = ticket.check
+        if ticket.kind.stamped and ticket.append.producer_id >= 0:
+            self._retries_of(ticket)
         refusal = _POLICY.check(ticket.append, Facts(check_expected_offsets=ticket.check))
         if refusal is None and ticket.append.transactional and ticket.check is Check.REQUIRED:
             refusal = self._no_transactions(ticket)
@@ -250,8 +253,9 @@ class Gate:
         if conditional:
             return Kind.CONDITIONAL
         if append.producer_id < 0 or ticket.producer in self._retries:
-            # A producer that was stamped here has sequences that the broker never saw: its unconditional batches
-            # would meet a gap (45), so the gate goes on stamping them and does Kafka's deduplication itself.
+            # The sequences of its conditional batches never reached the broker, appended or refused: behind them its
+            # unconditional ones would meet a gap (45). So the gate goes on stamping them, and does Kafka's
+            # deduplication itself.
             return Kind.PLAIN
         return Kind.OWN
 
@@ -511,6 +515,8 @@ class Gate:
             if self._doubts or not self._fits_beside_in_flight(self._queue[0], now):
                 return
             ticket = self._queue[0]
+            if self._predecessor_is_looked_at(ticket):
+                return
             if ticket.behind is not None:
                 self._queue.popleft()
                 self._answer(ticket, ticket.behind, "behind_refused")
@@ -518,6 +524,15 @@ class Gate:
                 self._grant(ticket)
             elif not self._decide(ticket, now):
                 return
+
+    def _predecessor_is_looked_at(self, ticket: Ticket) -> bool:
+        """The batch ahead of it in its chain failed, and only the log can tell how; until then it must not land."""
+        return any(
+            other.attempts
+            and other.connection == ticket.connection
+            and other.append.producer_id == ticket.append.producer_id
+            for other in self._looking
+        )
 
     def _fits_beside_in_flight(self, ticket: Ticket, now: float) -> bool:
         if not self._in_flight:
@@ -700,13 +715,14 @@ class Gate:
     def _settled_by_look(self, ticket: Ticket, result: LookResult, now: float) -> None:
         """One row per thing that can lie at the offset where the in-doubt batch should be.
 
-        | the log has there                  | then                                                              |
-        |------------------------------------|-------------------------------------------------------------------|
-        | our stamp, our records             | success if Kafka said 0, or the write-id says so, or nothing was expected; else 7, "may be yours" |
-        | anything else                      | it can never land: its sequence is taken. Decide anew (mismatch)  |
-        | something not replicated yet       | look again until `settle_seconds`, then 7                         |
-        | nothing                            | 7: should the send still sit in a queue, Kafka compares it later  |
-        | no longer readable                 | 7                                                                 |
+        | the log has there          | then                                                                      |
+        |----------------------------|---------------------------------------------------------------------------|
+        | our stamp, our records     | success if Kafka said 0, the write-id says so or nothing was expected;    |
+        |                            | else 7, "may be yours"                                                    |
+        | anything else              | it can never land: its sequence is taken. Decide anew, as a mismatch      |
+        | a batch not replicated yet | look again until `settle_seconds`, then 7                                 |
+        | nothing                    | 7: should the send still sit in a queue, Kafka compares it when it comes  |
+        | what cannot be read now    | 7                                                                         |
         """
         assert ticket.at is not None
         match result:
@@ -779,12 +795,16 @@ class Gate:
         while len(self._landed) > self._limits.remembered_batches_max:
             self._landed.popitem(last=False)
         if append.producer_id >= 0:
-            recent = self._retries.setdefault(ticket.producer, deque(maxlen=5))  # as many as Kafka remembers
-            recent.append((append.base_sequence, landed))
-            self._retries.move_to_end(ticket.producer)
-            while len(self._retries) > self._limits.remembered_producers_max:
-                self._retries.popitem(last=False)
+            self._retries_of(ticket).append((append.base_sequence, landed))
         return landed
+
+    def _retries_of(self, ticket: Ticket) -> deque[tuple[int, _Landed]]:
+        """The last batches of the ticket's producer, as many as Kafka would remember."""
+        recent = self._retries.setdefault(ticket.producer, deque(maxlen=_REMEMBERED_PER_PRODUCER))
+        self._retries.move_to_end(ticket.producer)
+        while len(self._retries) > self._limits.remembered_producers_max:
+            self._retries.popitem(last=False)
+        return recent
 
     def _log_start(self) -> int:
         return -1 if self._tail is None else self._tail.log_start_offset

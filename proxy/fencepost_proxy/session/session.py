@@ -532,11 +532,23 @@ class Session:
 
     def _turn_granted(self, ticket: Ticket, now: float) -> None:
         turn = self._turn
-        if turn is None or ticket is not turn.waiting_for:
-            self._commands.append(ToGate(ticket, Withdrawn(ticket)))  # the client left meanwhile
+        if turn is not None and ticket is turn.waiting_for:
+            turn.granted.append(ticket)
+            self._next_turn(now)
             return
-        turn.granted.append(ticket)
-        self._next_turn(now)
+        slot, sent = self._sent_turn_of(ticket)
+        if slot is None or sent is None or self.client_gone or self.upstream_gone:
+            self._commands.append(ToGate(ticket, Withdrawn(ticket)))
+            return
+        # Kafka refused its stamp, the gate has looked at the log, and its expectation holds after all: once more.
+        self._forward(slot, sent, sent.request_for(ticket))
+        self._commands.append(ToGate(ticket, Sent(ticket)))
+
+    def _sent_turn_of(self, ticket: Ticket) -> tuple[Slot, Turn] | tuple[None, None]:
+        for slot, turn in self._turns.items():
+            if turn.tickets.get(ticket.partition) is ticket:
+                return slot, turn
+        return None, None
 
     def _turn_ended(self, ticket: Ticket, result: PartitionResult, reason: str | None, now: float) -> None:
         if reason is not None:
@@ -546,15 +558,14 @@ class Session:
             turn.results[ticket.partition] = result
             self._next_turn(now)
             return
-        for slot, sent in self._turns.items():
-            if sent.tickets.get(ticket.partition) is ticket:
-                sent.results.setdefault(ticket.partition, result)
-                if result.error_code and not slot.done:
-                    chain = (ticket.partition, ticket.append.producer_id)
-                    self._failed_chains[chain] = result
-                    slot.chains.append(chain)
-                self._finish_turn(slot, sent)
-                return
+        slot, sent = self._sent_turn_of(ticket)
+        if slot is not None and sent is not None:
+            sent.results.setdefault(ticket.partition, result)
+            if result.error_code and not slot.done:
+                chain = (ticket.partition, ticket.append.producer_id)
+                self._failed_chains[chain] = result
+                slot.chains.append(chain)
+            self._finish_turn(slot, sent)
 
     def _send_turn(self, turn: Turn, now: float) -> None:
         """All verdicts are there: forward what passed, answer what did not."""
@@ -577,24 +588,26 @@ class Session:
         if request is None:
             self._finish_turn(slot, turn)
             return
-        request = self._by_topic_id(request)
         turn.sent = True
-        turn.forwarded = frozenset(
-            TopicPartition(topic.name, data.partition) for topic in request.topics for data in topic.partitions
-        )
         for ticket in turn.granted:
             self._commands.append(ToGate(ticket, Sent(ticket)))
-        upstream = Slot(PRODUCE, request.api_version, request.correlation_id, _Answer.MADE_FROM_RESPONSE)
+        self._forward(slot, turn, request)
+        if not turn.silent:
+            self._answer_by[slot] = now + _ANSWER_BY * max(turn.request.timeout_ms, 100) / 1000
+
+    def _forward(self, slot: Slot, turn: Turn, request: ProduceRequest) -> None:
+        """Sends (a part of) a turn upstream; `slot` is where its client waits."""
+        request = self._by_topic_id(request)
         version, names = request.api_version, {topic.topic_id: topic.name for topic in request.topics}
+        asked = {TopicPartition(topic.name, data.partition) for topic in request.topics for data in topic.partitions}
+        upstream = Slot(PRODUCE, version, request.correlation_id, _Answer.MADE_FROM_RESPONSE)
 
         def on_response(frame: memoryview) -> None:
-            self._turn_answered(slot, turn, parse_produce_response(frame, version), names)
+            self._turn_answered(slot, turn, parse_produce_response(frame, version), names, asked)
 
         upstream.on_response = on_response
         self._from_upstream.append(upstream)
         self._upstream_out += encode_produce_request(request)
-        if not turn.silent:
-            self._answer_by[slot] = now + _ANSWER_BY * max(turn.request.timeout_ms, 100) / 1000
 
     def _refuse_the_rest(self, turn: Turn) -> None:
         """`refusal_scope = "request"`, KIP-27's literal reading: one mismatch refuses the whole request."""
@@ -624,19 +637,24 @@ class Session:
             topics.append(replace(topic, topic_id=topic_id))
         return replace(request, api_version=_PRODUCE_BY_ID, topics=tuple(topics))
 
-    def _turn_answered(self, slot: Slot, turn: Turn, response: ProduceResponse, names: dict[UUID | None, str]) -> None:
+    def _turn_answered(
+        self,
+        slot: Slot,
+        turn: Turn,
+        response: ProduceResponse,
+        names: dict[UUID | None, str],
+        asked: set[TopicPartition],
+    ) -> None:
         turn.throttle_time_ms = response.throttle_time_ms
-        answered = set()
-        for topic in response.topics:
-            name = topic.name or names.get(topic.topic_id, "")
-            for result in topic.partitions:
-                key = TopicPartition(name, result.partition)
-                if key not in turn.forwarded:
-                    raise UpstreamProtocolError(f"the broker answered for {key}, which it was not asked about")
-                answered.add(key)
-                self._partition_answered(turn, key, _for_names(result))
-        if answered != turn.forwarded:
-            raise UpstreamProtocolError(f"the broker did not answer for {sorted(turn.forwarded - answered)}")
+        answers = {
+            TopicPartition(topic.name or names.get(topic.topic_id, ""), result.partition): result
+            for topic in response.topics
+            for result in topic.partitions
+        }
+        if answers.keys() != asked:
+            raise UpstreamProtocolError(f"the broker answered for {sorted(answers)}, asked were {sorted(asked)}")
+        for key, result in answers.items():
+            self._partition_answered(turn, key, _for_names(result))
         self._finish_turn(slot, turn)
 
     def _partition_answered(self, turn: Turn, key: TopicPartition, result: PartitionResult) -> None:

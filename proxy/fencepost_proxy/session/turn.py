@@ -51,7 +51,6 @@ class Turn:
     waiting_for: Ticket | None = None
     granted: list[Ticket] = field(default_factory=list)
     sent: bool = False
-    forwarded: frozenset[TopicPartition] = frozenset()
     refused_reasons: list[str] = field(default_factory=list)
     throttle_time_ms: int = 0
 
@@ -91,6 +90,16 @@ class Turn:
         guarded = any(ticket in self.granted for ticket in self.tickets.values())
         acks = ACKS_ALL if guarded or self.request.acks == 0 else self.request.acks
         return replace(self.request, topics=tuple(topics), acks=acks)
+
+    def request_for(self, ticket: Ticket) -> ProduceRequest:
+        """One append of it alone, with its new stamp."""
+        topics = tuple(
+            replace(topic, partitions=(self._upstream_data(topic, data),))
+            for topic in self.request.topics
+            for data in topic.partitions
+            if TopicPartition(topic.name, data.partition) == ticket.partition
+        )
+        return replace(self.request, topics=topics, acks=ACKS_ALL)
 
     def _upstream_data(self, topic: TopicData, data: PartitionData) -> PartitionData:
         ticket = self.tickets.get(TopicPartition(topic.name, data.partition))
