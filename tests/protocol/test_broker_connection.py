@@ -1,0 +1,281 @@
+"""Our own connections to brokers, against a scripted broker: what a failure means to the one who asked."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from fencepost_proxy.config import Limits
+from fencepost_proxy.net.broker import (
+    BrokerConnection,
+    BrokerLink,
+    Call,
+    OutcomeUnknown,
+    UpstreamUnavailable,
+    deadline_in,
+)
+from fencepost_proxy.types import Address
+from fencepost_proxy.wire import control as wire
+from fencepost_proxy.wire.apis import API_VERSIONS, INIT_PRODUCER_ID
+from fencepost_proxy.wire.schema import Message
+
+LIMITS = replace(Limits(), connect_timeout_seconds=2.0, request_timeout_seconds=0.3, control_in_flight_max=4)
+ASK = Call(INIT_PRODUCER_ID, 4, Message(transactional_id=None, transaction_timeout_ms=0))
+
+Script = Callable[["Peer"], Awaitable[None]]
+
+
+class Peer:
+    """The broker's end of one connection, after ApiVersions was answered."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self.writer = writer
+
+    async def read(self) -> int:
+        """The correlation id of the next request."""
+        (size,) = struct.unpack(">i", await self._reader.readexactly(4))
+        return wire.parse_request_header(await self._reader.readexactly(size)).correlation_id
+
+    def answer(self, correlation_id: int, producer_id: int = 7) -> None:
+        message = Message(error_code=0, producer_id=producer_id, producer_epoch=0)
+        self.writer.write(wire.encode_response_frame(INIT_PRODUCER_ID, 4, correlation_id, message))
+
+    def hello(self, correlation_id: int) -> None:
+        keys = [Message(api_key=INIT_PRODUCER_ID, min_version=0, max_version=4)]
+        message = Message(error_code=0, api_keys=keys)
+        self.writer.write(wire.encode_response_frame(API_VERSIONS, 3, correlation_id, message))
+
+
+@asynccontextmanager
+async def broker(script: Script) -> AsyncIterator[Address]:
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        peer = Peer(reader, writer)
+        try:
+            peer.hello(await peer.read())
+            await script(peer)
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield Address(*server.sockets[0].getsockname()[:2])
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
+@asynccontextmanager
+async def connected(script: Script, limits: Limits = LIMITS) -> AsyncIterator[BrokerConnection]:
+    async with broker(script) as address:
+        connection = await BrokerConnection.open(address, limits=limits, client_id="test")
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+
+async def echo(peer: Peer) -> None:
+    while True:
+        correlation_id = await peer.read()
+        peer.answer(correlation_id, producer_id=correlation_id)
+
+
+async def silence(peer: Peer) -> None:
+    while True:
+        await peer.read()
+
+
+async def ask(connection: BrokerConnection, seconds: float = 1.0) -> Message:
+    return await connection.request(*ASK, deadline=deadline_in(seconds))
+
+
+def test_answers_come_back_to_who_asked_in_the_order_of_asking() -> None:
+    async def story() -> None:
+        async with connected(echo) as connection:
+            answers = await asyncio.gather(*(ask(connection) for _ in range(20)))
+            ids = [each.producer_id for each in answers]
+            assert ids == sorted(set(ids))
+            pair = await connection.pipeline([ASK, ASK], deadline=deadline_in(1))
+            assert pair[1].producer_id == pair[0].producer_id + 1
+
+    asyncio.run(story())
+
+
+def test_a_request_without_an_answer_has_an_unknown_outcome() -> None:
+    async def story() -> None:
+        async with connected(silence) as connection:
+            with pytest.raises(OutcomeUnknown, match="no answer to InitProducerId in time"):
+                await ask(connection, 0.05)
+
+    asyncio.run(story())
+
+
+def test_a_connection_that_breaks_leaves_what_was_sent_in_doubt_and_the_next_not_sent() -> None:
+    async def hang_up(peer: Peer) -> None:
+        await peer.read()
+
+    async def story() -> None:
+        async with connected(hang_up) as connection:
+            with pytest.raises(OutcomeUnknown, match="closed by the broker"):
+                await ask(connection)
+            with pytest.raises(UpstreamUnavailable) as caught:
+                await ask(connection)
+            assert not isinstance(caught.value, OutcomeUnknown)
+
+    asyncio.run(story())
+
+
+def test_a_late_answer_is_dropped_and_the_connection_serves_on() -> None:
+    async def slow_once(peer: Peer) -> None:
+        first = await peer.read()
+        await asyncio.sleep(0.15)
+        peer.answer(first, producer_id=111)
+        await echo(peer)
+
+    async def story() -> None:
+        async with connected(slow_once) as connection:
+            with pytest.raises(OutcomeUnknown):
+                await ask(connection, 0.05)
+            assert (await ask(connection)).producer_id != 111
+            assert not connection.closed
+
+    asyncio.run(story())
+
+
+def test_a_connection_that_stays_silent_is_given_up_and_frees_everybody() -> None:
+    async def story() -> None:
+        async with connected(silence) as connection:
+            waiting = asyncio.create_task(ask(connection, 30))
+            await asyncio.sleep(LIMITS.request_timeout_seconds + 0.05)
+            with pytest.raises(OutcomeUnknown):
+                await ask(connection, 0.05)
+            with pytest.raises(OutcomeUnknown, match=r"limits\.request_timeout_seconds"):
+                await waiting
+            assert connection.closed
+
+    asyncio.run(story())
+
+
+def test_no_more_than_the_limit_is_ever_unanswered() -> None:
+    seen = 0
+
+    async def count(peer: Peer) -> None:
+        nonlocal seen
+        while True:
+            await peer.read()
+            seen += 1
+
+    async def story() -> None:
+        async with connected(count, replace(LIMITS, request_timeout_seconds=30)) as connection:
+            results = await asyncio.gather(*(ask(connection, 0.2) for _ in range(10)), return_exceptions=True)
+            assert seen == LIMITS.control_in_flight_max
+            sent = [each for each in results if isinstance(each, OutcomeUnknown)]
+            assert len(sent) == LIMITS.control_in_flight_max
+            assert all("limits.control_in_flight_max" in str(each) for each in results if each not in sent)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (struct.pack(">i", 2_000_000_000), "a response of 2000000000 bytes"),
+        (struct.pack(">i", -1), "a response of -1 bytes"),
+        (struct.pack(">iib", 5, 99_999, 0), "response 99999 where"),
+        (struct.pack(">iib", 5, 2, 0), "cannot be read"),
+    ],
+)
+def test_a_stranger_at_the_brokers_address_costs_that_connection_alone(frame: bytes, reason: str) -> None:
+    async def nonsense(peer: Peer) -> None:
+        await peer.read()
+        peer.writer.write(frame)
+        await asyncio.sleep(5)
+
+    async def story() -> None:
+        async with connected(nonsense) as connection:
+            with pytest.raises(OutcomeUnknown, match="is not talking Kafka's protocol") as caught:
+                await ask(connection)
+            assert reason in str(caught.value)
+
+    asyncio.run(story())
+
+
+def test_a_version_that_the_broker_lacks_is_said_so() -> None:
+    async def story() -> None:
+        async with connected(echo) as connection:
+            assert connection.version(INIT_PRODUCER_ID, at_most=9) == 4
+            with pytest.raises(UpstreamUnavailable, match="too old or too new") as caught:
+                connection.version(INIT_PRODUCER_ID, at_least=5, at_most=9)
+            assert caught.value.error_code == 35
+
+    asyncio.run(story())
+
+
+def test_one_attempt_serves_all_who_wait_and_a_short_deadline_spoils_none() -> None:
+    attempts = 0
+
+    async def story() -> None:
+        nonlocal attempts
+
+        async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal attempts
+            attempts += 1
+            await asyncio.sleep(0.15)
+            peer = Peer(reader, writer)
+            peer.hello(await peer.read())
+            await reader.read()
+            writer.transport.abort()
+
+        server = await asyncio.start_server(late, "127.0.0.1", 0)
+        link = BrokerLink(Address(*server.sockets[0].getsockname()[:2]), limits=LIMITS, client_id="test")
+        hurried, *patient = await asyncio.gather(
+            link.connected(deadline_in(0.02)),
+            link.connected(deadline_in(2)),
+            link.connected(deadline_in(2)),
+            return_exceptions=True,
+        )
+        assert isinstance(hurried, UpstreamUnavailable)
+        assert patient[0] is patient[1] is link.connection
+        assert attempts == 1
+        await link.close()
+        server.close()
+
+    asyncio.run(story())
+
+
+def test_a_broker_that_refuses_is_tried_again_ever_more_slowly() -> None:
+    async def story() -> None:
+        server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        address = Address(*server.sockets[0].getsockname()[:2])
+        server.close()
+        await server.wait_closed()
+        limits = replace(LIMITS, reconnect_backoff_min_seconds=0.02, reconnect_backoff_max_seconds=0.1)
+        link = BrokerLink(address, limits=limits, client_id="test")
+        took = []
+        for _ in range(6):
+            before = time.monotonic()
+            with pytest.raises(UpstreamUnavailable, match="cannot connect"):
+                await link.connected(deadline_in(2))
+            took.append(time.monotonic() - before)
+        assert took[0] < 0.02
+        assert 0.05 <= took[-1] < 0.5
+        await link.close()
+
+    asyncio.run(story())

@@ -1,0 +1,77 @@
+"""Which of two Metadata answers is believed."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from fencepost_proxy.net.cluster import EMPTY, ClusterMetadata, Leader, PartitionInfo, TopicInfo, from_response, merged
+from fencepost_proxy.types import Address, LeaderEpoch, NodeId
+from fencepost_proxy.wire.schema import Message
+
+FIRST, SECOND = UUID(int=1), UUID(int=2)
+
+
+def topic(topic_id: UUID, *leaders: tuple[int, int]) -> TopicInfo:
+    """Leaders as (node id, leader epoch), from partition 0 on."""
+    partitions = {
+        index: PartitionInfo(Leader(NodeId(node), LeaderEpoch(epoch)), (NodeId(1), NodeId(2)), (NodeId(1),))
+        for index, (node, epoch) in enumerate(leaders)
+    }
+    return TopicInfo("t", topic_id, partitions)
+
+
+def answer(*topics: TopicInfo, missing: tuple[str, ...] = ()) -> ClusterMetadata:
+    brokers = {NodeId(1): Address("kafka-1", 9092)}
+    return ClusterMetadata("cluster", brokers, {each.name: each for each in topics}, dict.fromkeys(missing, 3))
+
+
+def leader_of(metadata: ClusterMetadata, partition: int = 0) -> Leader:
+    return metadata.topics["t"].partitions[partition].leader
+
+
+def test_a_lagging_broker_does_not_bring_back_an_old_leader() -> None:
+    known = merged(EMPTY, answer(topic(FIRST, (1, 5))), all_topics=False)
+
+    assert leader_of(merged(known, answer(topic(FIRST, (2, 4))), all_topics=False)) == (1, 5)
+    assert leader_of(merged(known, answer(topic(FIRST, (2, 6))), all_topics=False)) == (2, 6)
+
+
+def test_a_partition_without_a_leader_is_news_too() -> None:
+    known = merged(EMPTY, answer(topic(FIRST, (1, 5))), all_topics=False)
+
+    assert leader_of(merged(known, answer(topic(FIRST, (-1, 5))), all_topics=False)) == (-1, 5)
+
+
+def test_a_topic_that_was_created_again_starts_anew() -> None:
+    known = merged(EMPTY, answer(topic(FIRST, (1, 5), (1, 5))), all_topics=False)
+
+    again = merged(known, answer(topic(SECOND, (2, 0))), all_topics=False)
+
+    assert leader_of(again) == (2, 0)
+    assert again.topics["t"].partition_count == 1
+
+
+def test_partitions_are_never_taken_away_by_a_lagging_answer() -> None:
+    known = merged(EMPTY, answer(topic(FIRST, (1, 5), (1, 5))), all_topics=False)
+
+    assert merged(known, answer(topic(FIRST, (1, 5))), all_topics=False).topics["t"].partition_count == 2
+
+
+def test_a_topic_goes_when_it_is_told_missing_or_not_listed_among_all() -> None:
+    known = merged(EMPTY, answer(topic(FIRST, (1, 5))), all_topics=False)
+
+    assert "t" in merged(known, answer(), all_topics=False).topics
+    assert "t" not in merged(known, answer(missing=("t",)), all_topics=False).topics
+    assert "t" not in merged(known, answer(), all_topics=True).topics
+
+
+def test_a_topic_with_a_passing_error_is_neither_there_nor_missing() -> None:
+    def named(name: str, error_code: int) -> Message:
+        return Message(name=name, error_code=error_code, topic_id=FIRST, partitions=[], is_internal=False)
+
+    read = from_response(
+        Message(brokers=[], cluster_id="c", topics=[named("gone", 3), named("new", 5), named("hidden", 29)])
+    )
+
+    assert read.missing == {"gone": 3, "hidden": 29}
+    assert read.topics == {}

@@ -1,0 +1,180 @@
+"""What an operator writes, and what it becomes, or the sentence that says what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fencepost_proxy.config import Limits, ProxyConfig, limit_docs, load
+from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.topics.virtual_configs import check_topic_config
+from fencepost_proxy.types import Address, NodeId
+
+Write = Callable[[str], Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(text: str) -> Path:
+        path = tmp_path / "fencepost.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_every_key_of_a_file_arrives(write: Write) -> None:
+    config = load(
+        write(
+            """
+            upstream = ["kafka-1:9092", "[::1]:9093"]
+            listen = "0.0.0.0:19092"
+            advertised_host = "kafka.example.com"
+            refusal_scope = "request"
+            config_lease_seconds = 2
+            status = "127.0.0.1:8080"
+            broker_ports = { 1 = 20001, 2 = 20002 }
+            [headers]
+            expected_offset = "x-offset"
+            [log]
+            format = "json"
+            [limits]
+            connections_max = 7
+            drain_seconds = 1
+            [topics."orders-*"]
+            "check.expected.offsets" = "required"
+            [unlisted_topics]
+            "check.expected.offsets" = true
+            """
+        ),
+        check_topic_config=check_topic_config,
+    )
+
+    assert config.upstream == (Address("kafka-1", 9092), Address("::1", 9093))
+    assert config.listen == Address("0.0.0.0", 19092)
+    assert config.advertised_host == "kafka.example.com"
+    assert config.refusal_scope == "request"
+    assert config.config_lease_seconds == 2.0
+    assert config.status == Address("127.0.0.1", 8080)
+    assert config.broker_ports == {NodeId(1): 20001, NodeId(2): 20002}
+    assert config.headers.expected_offset == "x-offset"
+    assert config.headers.write_id == "write-id"
+    assert (config.log.format, config.log.level) == ("json", "info")
+    assert (config.limits.connections_max, config.limits.drain_seconds) == (7, 1.0)
+    assert config.limits.frame_bytes_max == 104_857_600
+    assert dict(config.configs_for("orders-eu")) == {"check.expected.offsets": "required"}
+    assert dict(config.configs_for("payments")) == {"check.expected.offsets": "true"}
+    assert not config.unsafe_disable_stamping
+
+
+def test_the_command_line_wins_key_by_key(write: Write) -> None:
+    file = write('upstream = "a:1"\nlisten = "b:2"\n[log]\nlevel = "debug"\n')
+
+    config = load(file, {"listen": "c:3", "log": {"format": "json"}})
+
+    assert config.upstream == (Address("a", 1),)
+    assert config.listen == Address("c", 3)
+    assert (config.log.level, config.log.format) == ("debug", "json")
+
+
+def test_the_first_glob_that_matches_decides_alone(write: Write) -> None:
+    config = load(
+        write(
+            """
+            upstream = "a:1"
+            [topics."orders-test-*"]
+            "check.expected.offsets" = "false"
+            [topics."orders-*"]
+            "check.expected.offsets" = "required"
+            "expected.offsets.carrier" = "base"
+            """
+        )
+    )
+
+    assert dict(config.configs_for("orders-test-1")) == {"check.expected.offsets": "false"}
+    assert config.configs_for("orders-1")["expected.offsets.carrier"] == "base"
+    assert config.configs_for("Orders-1") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('listne = "a:1"', "listne: unknown key; did you mean 'listen'?"),
+        ("[limits]\nconnection_max = 1", "limits.connection_max: unknown key; did you mean 'connections_max'?"),
+        ("[limits]\nconnections_max = 1.5", "limits.connections_max: must be a whole number, not 1.5"),
+        ("[limits]\nconnections_max = true", "limits.connections_max: must be a whole number, not True"),
+        ("[limits]\nconnections_max = 0", "limits.connections_max must be above 0, not 0"),
+        ("[limits]\ndrain_seconds = nan", "limits.drain_seconds must be above 0"),
+        ("[limits]\nframe_bytes_max = 999999999", "limits.buffered_bytes_max (268435456) must not be below"),
+        ("[limits]\nsettle_backoff_min_seconds = 9", "settle_backoff_min_seconds must not be above"),
+        ("limits = 3", "limits: must be a table ([limits]), not 3"),
+        ('listen = "nowhere"', "listen: 'nowhere' is not HOST:PORT"),
+        ('listen = "a:70000"', "listen: 'a:70000' has no usable port"),
+        ("upstream = []", "upstream: must be"),
+        ('upstream = "a:0"', "upstream: a broker's port cannot be 0"),
+        ('refusal_scope = "batch"', "refusal_scope: must be one of 'partition', 'request', not 'batch'"),
+        ('[log]\nlevel = "loud"', "log.level: must be one of"),
+        ('[headers]\nwrite_id = "expected-offset"', "headers.*: the header names must differ"),
+        ("[broker_ports]\none = 1", "broker_ports.one: the key must be a broker id"),
+        ("[broker_ports]\n1 = 5\n2 = 5", "broker_ports: two brokers share a port"),
+        ("config_lease_seconds = 0", "config_lease_seconds must be above 0"),
+        ('[topics."a"]\ncheck.expected.offsets = "true"', "a config name with dots needs quotes"),
+        ('[topics."a"]\n"check.expected.offsets" = "maybe"', "it must be false, true or required"),
+        ('[topics."a"]\n"check.expected.offset" = "true"', "there is no such topic config"),
+        ("listen = ", "is not TOML: "),
+    ],
+)
+def test_a_slip_is_told_with_file_key_and_remedy(write: Write, text: str, complaint: str) -> None:
+    file = write(text if "upstream" in text else f'upstream = "a:1"\n{text}')
+
+    with pytest.raises(ConfigError) as caught:
+        load(file, check_topic_config=check_topic_config)
+
+    assert str(caught.value).startswith(f"{file}: ")
+    assert complaint in str(caught.value)
+
+
+def test_a_syntax_error_names_its_line(write: Write) -> None:
+    with pytest.raises(ConfigError, match="line 2"):
+        load(write('upstream = "a:1"\nlisten = "a:1\n'))
+
+
+def test_a_slip_on_the_command_line_does_not_blame_the_file(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"^command line: listen: 'x' is not HOST:PORT"):
+        load(write('upstream = "a:1"'), {"listen": "x"})
+
+
+def test_without_kafka_it_says_how_to_name_one() -> None:
+    with pytest.raises(ConfigError, match="give --upstream HOST:PORT"):
+        load(None, {})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.toml: cannot be read: No such file"):
+        load(tmp_path / "absent.toml")
+
+
+def test_the_switch_for_tests_is_not_offered_to_anyone(write: Write) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(write('upstream = "a:1"\nzzz = 1'))
+
+    assert "allowed here" in str(caught.value)
+    assert "unsafe" not in str(caught.value)
+    assert load(write('upstream = "a:1"\nunsafe_disable_stamping = true')).unsafe_disable_stamping
+
+
+def test_every_limit_is_explained_and_names_its_unit() -> None:
+    docs = limit_docs()
+    units = ("_bytes_max", "connections_max", "requests_max", "queue_max", "in_flight_max", "_seconds")
+
+    assert all(len(doc) > 10 for doc in docs.values())
+    assert [name for name in docs if not name.endswith(units)] == []
+
+
+def test_two_configurations_share_no_state() -> None:
+    one = ProxyConfig(upstream=(Address("a", 1),))
+
+    assert one == ProxyConfig(upstream=(Address("a", 1),))
+    assert one.limits == Limits()
