@@ -91,8 +91,8 @@ class TopicChecks:
 class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
     """AIOKafkaProducer whose `send` and `send_and_wait` take `expected_offset`. Everything else is the library's own.
 
-    `enable_idempotence` is off, as in the library: an idempotent producer of aiokafka is refused everything on a
-    partition (error 45) after its first refusal there. `acks=0` is not possible: a refusal could not be told.
+    `acks="all"` by default, which the proxy makes of every conditional append anyway; `acks=0` is not possible, since a
+    refusal could not be told.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ except ModuleNotFoundError as error:
 from fencepost._appending import Append, Appended, Doubtful, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
-from fencepost._refusals import refusal, verify
+from fencepost._refusals import POLICY_VIOLATION, refusal, verify
 from fencepost.errors import FencepostError, OffsetMismatch, PartitionRequired
 from fencepost.records import HeaderNames, LogRecord, conditional_headers, new_write_id
 from fencepost.retries import RetryPolicy
@@ -94,11 +94,46 @@ class TopicChecks:
         return {name: entry.value for name, entry in entries.items()}
 
 
+class LogEnds:
+    """Which log end a refusal tells.
+
+    librdkafka counts on through a failed batch as it does through a successful one: for the record `i` of a batch that
+    was refused at the log end 57 it shows the offset 57 + i. A refusal that counts on from the one before it is of the
+    same batch, unless its record was handed over only after the other refusal was known.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._last: dict[tuple[str, int], tuple[int, int, int, int]] = {}
+
+    @property
+    def count(self) -> int:
+        """Refusals so far; to be noted when a record is handed over."""
+        return self._count
+
+    def of_refusal(self, topic: str, partition: int, expected: int, offset: int, produced_at: int) -> int:
+        """`offset` is what librdkafka shows, `produced_at` the `count` when the record was handed over."""
+        self._count += 1
+        number, last_expected, last_offset, end = self._last.get((topic, partition), (0, -1, -1, -1))
+        counts_on = expected == last_expected + 1 and offset == last_offset + 1
+        if not (counts_on and number > produced_at):
+            end = offset
+        self._last[topic, partition] = (self._count, expected, offset, end)
+        return end
+
+
 class ConditionalProducer(Producer):
     """Producer whose `produce` takes `expected_offset`. Everything else is the library's own.
 
-    Default that differs: `max.in.flight.requests.per.connection=1`, since otherwise a batch that has to be sent again
-    is overtaken by the next ones, which are then refused. `acks=0` is not possible: a refusal could not be told.
+    Defaults that differ:
+
+    - `enable.idempotence=true`: otherwise librdkafka puts a record that it sends again into a batch with later ones.
+      If the first send had landed after all, that batch is refused, and with it the record that is in the log. An
+      idempotent producer of librdkafka sends the same batch again, and goes on after a refusal. Needs `acks=all`;
+    - `max.in.flight.requests.per.connection=1`: otherwise a batch that has to be sent again is overtaken by the next
+      ones, which are then refused.
+
+    `acks=0` is not possible: a refusal could not be told.
     """
 
     def __init__(
@@ -112,8 +147,10 @@ class ConditionalProducer(Producer):
     ) -> None:
         if str(config.get("acks", config.get("request.required.acks", "all"))) == "0":
             raise ValueError("acks=0 cannot be used with expected offsets: nobody would hear of a refusal")
-        super().__init__({"max.in.flight.requests.per.connection": 1, **config}, **kwargs)
+        defaults = {"enable.idempotence": True, "max.in.flight.requests.per.connection": 1}
+        super().__init__({**defaults, **config}, **kwargs)
         self._header_names = header_names
+        self._log_ends = LogEnds()
         self._default_delivery: OnDelivery | None = config.get("on_delivery")
         self._checks = TopicChecks(check_ttl_seconds, config, check_timeout_seconds)
 
@@ -153,29 +190,32 @@ class ConditionalProducer(Producer):
         self._checks.require(topic)
         deliver = deliver or self._default_delivery
         where = (topic, partition, expected_offset)
+        produced_at = self._log_ends.count
 
         def delivered(err: KafkaError | None, msg: Message) -> None:
-            outcome = _outcome(where, err, msg)
+            outcome = self._outcome(where, err, msg.offset(), produced_at)
             if deliver is not None:
                 deliver(outcome, msg)
 
         super().produce(topic, value, key, headers=headers, on_delivery=delivered, **options)
 
-
-def _outcome(where: tuple[str, int, int], err: KafkaError | None, msg: Message) -> FencepostError | KafkaError | None:
-    offset = msg.offset()
-    if err is None:
-        try:
-            verify(*where, -1 if offset is None else offset)
-        except FencepostError as violation:
-            return violation
-        return None
-    # librdkafka drops the server's message, and shows the base offset beside the error: the log end.
-    end = offset if offset is not None and offset >= 0 else None
-    ours = refusal(*where, code=err.code(), message=None, log_end=end)
-    if ours is not None:
-        ours.__cause__ = KafkaException(err)
-    return ours or err
+    def _outcome(
+        self, where: tuple[str, int, int], err: KafkaError | None, offset: int | None, produced_at: int
+    ) -> FencepostError | KafkaError | None:
+        if err is None:
+            try:
+                verify(*where, -1 if offset is None else offset)
+            except FencepostError as violation:
+                return violation
+            return None
+        # librdkafka drops the server's message, but shows the base offset beside the error.
+        end = None
+        if err.code() == POLICY_VIOLATION and offset is not None and offset >= 0:
+            end = self._log_ends.of_refusal(*where, offset, produced_at)
+        ours = refusal(*where, code=err.code(), message=None, log_end=end)
+        if ours is not None:
+            ours.__cause__ = KafkaException(err)
+        return ours or err
 
 
 class LogWriter(BlockingLogWriter):
