@@ -1,0 +1,54 @@
+"""Record batches for tests, made by kafka-python's builder: not by the code under test."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Sequence
+
+from kafka.record.default_records import DefaultRecordBatchBuilder
+
+Header = tuple[str, bytes]
+#: offset and length before what the CRC covers, in a v2 batch
+_CRC_AT = 17
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+def batch(
+    *values: bytes,
+    headers: Sequence[Sequence[Header]] = (),
+    timestamp_ms: int | None = None,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    transactional: bool = False,
+    compression: int = 0,
+    base_offset: int = 0,
+) -> memoryview:
+    """A v2 batch with one record per value; `headers` are per record, `producer` is (id, epoch, first sequence)."""
+    producer_id, producer_epoch, base_sequence = producer
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=compression,
+        is_transactional=transactional,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        batch_size=1 << 24,
+    )
+    at = now_ms() if timestamp_ms is None else timestamp_ms
+    for delta, value in enumerate(values):
+        own = list(headers[delta]) if delta < len(headers) else []
+        builder.append(delta, at, None, value, own)
+    built = bytearray(builder.build())
+    struct.pack_into(">q", built, 0, base_offset)
+    return memoryview(bytes(built))
+
+
+def expecting(offset: int, *values: bytes, write_id: bytes | None = None, **more: object) -> memoryview:
+    """A batch whose first record carries its expectation, and a write-id where one is given."""
+    own: list[Header] = [("expected-offset", b"%d" % offset)]
+    if write_id is not None:
+        own.append(("write-id", write_id))
+    return batch(*values, headers=[own], **more)  # type: ignore[arg-type]

@@ -1,0 +1,805 @@
+"""Dialogues with one gate: what it is told, what it asks for. The rules that these pin are those of its docstring."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import pytest
+
+from fencepost_policies.append import Append, Check
+from fencepost_proxy.partitions import events as g
+from fencepost_proxy.partitions.gate import Gate, Phase
+from fencepost_proxy.session.turn import Bid, make_ticket
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.batch import HeaderNames, stamp_batch
+from fencepost_proxy.wire.produce import PartitionData, PartitionResult
+from tests.support.batches import batch, expecting, now_ms
+
+TP = TopicPartition("orders", 3)
+SHARED = 7000
+LIMITS = g.GateLimits()
+E = TypeVar("E")
+
+NOT_LEADER, TIMED_OUT, TOO_LARGE, AFTER_APPEND = 6, 7, 10, 20
+OLD_TIMESTAMP, POLICY_VIOLATION, OUT_OF_ORDER, WRONG_EPOCH = 32, 44, 45, 47
+
+
+@dataclass
+class Talk:
+    """One gate and a clock. `effects` are those that no assertion has consumed yet."""
+
+    check: Check = Check.REQUIRED
+    gate: Gate = field(default_factory=lambda: Gate(TP, LIMITS))
+    now: float = 1000.0
+    effects: list[g.Effect] = field(default_factory=list)
+
+    def tell(self, event: g.Event) -> None:
+        self.effects += self.gate.handle(event, self.now)
+
+    def offer(self, records: memoryview, *, connection: int = 1, wait: float = 5.0) -> g.Ticket:
+        bid = Bid(
+            connection=connection,
+            policy=TopicPolicy(self.check),
+            names=HeaderNames(),
+            decompressed_bytes_max=1 << 20,
+            shared_producer_id=SHARED,
+            now=self.now,
+            deadline=self.now + wait,
+        )
+        ticket = make_ticket(bid, TP, PartitionData(TP.partition, records, b""))
+        assert isinstance(ticket, g.Ticket), ticket
+        self.tell(g.Offered(ticket))
+        return ticket
+
+    def next(self, kind: type[E]) -> E:
+        assert self.effects, f"nothing was asked for, expected {kind.__name__}"
+        effect = self.effects.pop(0)
+        assert isinstance(effect, kind), f"expected {kind.__name__}, got {effect}"
+        return effect
+
+    def silent(self) -> None:
+        assert not self.effects, self.effects
+
+    def tail(self, end: int, *, next_sequence: int | None = None, **more: Any) -> None:
+        """Answers the read of the tail that the gate has asked for."""
+        self.next(g.ReadTail)
+        state = None if next_sequence is None else g.ProducerState(more.pop("epoch", 0), next_sequence)
+        facts: dict[str, Any] = {
+            "requested_at": self.now,
+            "log_end_offset": end,
+            "log_start_offset": 0,
+            "producer_id": SHARED,
+            "producer_state": state,
+            "stamp_base": (0, 0),
+            "open_transactions": frozenset(),
+            "log_append_time": False,
+            "expiration_seconds": 86_400.0,
+            "wall_minus_monotonic_seconds": time.time() - self.now,
+        }
+        self.tell(g.TailRead(g.Tail(**(facts | more))))
+
+    def granted(self, ticket: g.Ticket) -> g.Stamp | None:
+        assert self.next(g.Grant).ticket is ticket
+        self.tell(g.Sent(ticket))
+        return ticket.stamp
+
+    def kafka(self, ticket: g.Ticket, error: int = 0, base_offset: int = -1, log_append_time_ms: int = -1) -> None:
+        self.tell(g.Answered(ticket, PartitionResult(TP.partition, error, base_offset, log_append_time_ms)))
+
+    def answered(self, ticket: g.Ticket) -> PartitionResult:
+        answer = self.next(g.Answer)
+        assert answer.ticket is ticket
+        return answer.result
+
+    def accepted(self, ticket: g.Ticket, at: int) -> None:
+        result = self.answered(ticket)
+        assert (result.error_code, result.base_offset) == (0, at), result
+
+    def mismatch(self, ticket: g.Ticket, *, expected: int, actual: int) -> str:
+        result = self.answered(ticket)
+        assert (result.error_code, result.base_offset) == (POLICY_VIOLATION, actual), result
+        assert result.error_message is not None
+        assert f"OFFSET_MISMATCH topic=orders partition=3 expected={expected} actual={actual}" in result.error_message
+        assert result.record_errors == ()
+        return result.error_message
+
+    def append(self, at: int, *values: bytes, timestamp_ms: int | None = None, connection: int = 1) -> g.Ticket:
+        """A conditional append that goes well on a warm gate."""
+        ticket = self.offer(expecting(at, *values, timestamp_ms=timestamp_ms), connection=connection)
+        assert self.granted(ticket) == g.Stamp(SHARED, 0, at)
+        self.kafka(ticket, base_offset=at)
+        self.accepted(ticket, at)
+        return ticket
+
+
+def warm(at: int = 10, check: Check = Check.REQUIRED) -> Talk:
+    """A gate after one good append of one record; the log ends at `at`."""
+    talk = Talk(check)
+    ticket = talk.offer(expecting(at - 1, b"first"))
+    talk.tail(at - 1)
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=at - 1)
+    talk.accepted(ticket, at - 1)
+    talk.silent()
+    talk.now += 1
+    return talk
+
+
+def in_log(records: memoryview, at: int, stamp: g.Stamp | None = None) -> g.Found:
+    """The records as a broker would hand them out, at their offset."""
+    stamp = stamp or g.Stamp(SHARED, 0, at)
+    stored = stamp_batch(
+        records,
+        producer_id=stamp.producer_id,
+        producer_epoch=stamp.producer_epoch,
+        base_sequence=stamp.base_sequence,
+    )
+    stored[:8] = at.to_bytes(8, "big")
+    return g.Found(memoryview(bytes(stored)))
+
+
+# ---------------------------------------------------------------------------------------------------- the happy path
+
+
+def test_a_cold_gate_reads_the_tail_and_stamps_with_the_expected_offset() -> None:
+    talk = Talk()
+    ticket = talk.offer(expecting(41, b"a", b"b"))
+    talk.tail(41)
+    assert talk.granted(ticket) == g.Stamp(SHARED, 0, 41)
+    talk.kafka(ticket, base_offset=41)
+    talk.accepted(ticket, 41)
+    assert talk.gate.log_end_offset == 43
+
+
+def test_a_warm_gate_asks_nothing() -> None:
+    talk = warm(10)
+    talk.append(10, b"a", b"b")
+    talk.append(12, b"c", connection=2)
+    talk.silent()
+
+
+def test_sequences_wrap_where_kafkas_do() -> None:
+    talk = Talk()
+    end = (1 << 31) + 5
+    ticket = talk.offer(expecting(end, b"a"))
+    talk.tail(end, next_sequence=5)
+    assert talk.granted(ticket) == g.Stamp(SHARED, 0, 5)
+
+
+def test_on_a_true_topic_the_shift_is_counted_from_unstamped_appends() -> None:
+    talk = warm(10, Check.ON)
+    own = talk.offer(batch(b"x", b"y", producer=(5, 0, 0)))
+    assert talk.granted(own) is None
+    talk.kafka(own, base_offset=10)
+    talk.accepted(own, 10)
+    ticket = talk.offer(expecting(12, b"z"))
+    assert talk.granted(ticket) == g.Stamp(SHARED, 0, 10)
+
+
+def test_a_batch_without_a_producer_is_stamped_with_wherever_the_log_ends() -> None:
+    talk = warm(10, Check.ON)
+    ticket = talk.offer(batch(b"x"))
+    assert talk.granted(ticket) == g.Stamp(SHARED, 0, 10)
+
+
+# ------------------------------------------------------------------------------------------------------------ refusals
+
+
+def test_a_mismatch_tells_where_the_log_ended_during_the_call() -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(12, b"a"))
+    talk.tail(11, next_sequence=11)  # another process has appended meanwhile
+    talk.mismatch(ticket, expected=12, actual=11)
+
+
+def test_the_end_that_was_true_before_the_call_is_not_told_as_actual() -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(12, b"a"))
+    talk.next(g.ReadTail)
+    talk.silent()
+    assert ticket.sent_at is None
+
+
+def test_another_process_moved_the_log_and_the_client_knows() -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(15, b"a"))
+    talk.tail(15, next_sequence=15)
+    assert talk.granted(ticket) == g.Stamp(SHARED, 0, 15)
+
+
+def test_an_old_expectation_is_looked_up_before_it_is_refused() -> None:
+    talk = warm(10)
+    records = expecting(4, b"a")
+    ticket = talk.offer(records)
+    talk.tail(10, next_sequence=10)
+    assert talk.next(g.Look) == g.Look(ticket, 4)
+    talk.tell(g.Looked(ticket, in_log(expecting(4, b"somebody else's"), 4)))
+    assert "POSSIBLY_YOURS" not in talk.mismatch(ticket, expected=4, actual=10)
+
+
+def test_equal_records_without_a_write_id_are_possibly_yours_and_never_success() -> None:
+    talk = warm(10)
+    records = expecting(4, b"a")
+    ticket = talk.offer(records)
+    talk.tail(10, next_sequence=10)
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, in_log(records, 4)))
+    assert talk.mismatch(ticket, expected=4, actual=10).endswith("POSSIBLY_YOURS")
+
+
+def test_the_same_write_id_with_the_same_records_is_a_retry() -> None:
+    talk = warm(10)
+    records = expecting(4, b"a", write_id=b"w1")
+    ticket = talk.offer(records)
+    talk.tail(10, next_sequence=10)
+    talk.next(g.Look)
+    # Stamped by an earlier process, under another epoch: what names the write is in the records.
+    talk.tell(g.Looked(ticket, in_log(records, 4, g.Stamp(SHARED, 2, 0))))
+    talk.accepted(ticket, 4)
+
+
+def test_the_same_write_id_with_other_records_is_no_retry() -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(4, b"a", write_id=b"w1"))
+    talk.tail(10, next_sequence=10)
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, in_log(expecting(4, b"b", write_id=b"w1"), 4)))
+    talk.mismatch(ticket, expected=4, actual=10)
+
+
+def test_a_batch_in_the_middle_of_which_the_offset_lies_is_not_the_write() -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(4, b"a", write_id=b"w1"))
+    talk.tail(10, next_sequence=10)
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, in_log(expecting(3, b"x", b"a", write_id=b"w1"), 3)))
+    talk.mismatch(ticket, expected=4, actual=10)
+
+
+def test_what_lies_there_but_cannot_be_read_yet_is_waited_for_and_then_answered_retriably() -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(11, b"a"), wait=1.0)
+    talk.tail(12, next_sequence=12)
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, g.NotYet(12)))
+    talk.silent()
+    talk.now += 0.1
+    talk.tell(g.Tick())
+    talk.next(g.Look)
+    talk.now += 1.0
+    talk.tell(g.Tick())
+    assert talk.answered(ticket).error_code == NOT_LEADER
+
+
+def test_nothing_said_is_refused_where_it_is_required_and_appended_where_it_is_not() -> None:
+    talk = warm(10)
+    result = talk.answered(talk.offer(batch(b"x")))
+    assert result.error_code == POLICY_VIOLATION
+    assert (result.error_message or "").startswith("EXPECTATION_REQUIRED topic=orders partition=3")
+
+
+def test_an_expectation_that_contradicts_its_place_can_never_hold() -> None:
+    talk = warm(10)
+    contradicting = batch(b"a", b"b", headers=[[("expected-offset", b"10")], [("expected-offset", b"12")]])
+    ticket = talk.offer(contradicting)
+    talk.tail(10, next_sequence=10)
+    assert "expected=12 actual=11 record=1" in (talk.answered(ticket).error_message or "")
+
+
+# ------------------------------------------------------------------- rule 1: an answer speaks of a batch sent once
+
+
+def test_a_gap_in_the_sequence_means_not_appended_and_the_log_says_why() -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.kafka(ticket, OUT_OF_ORDER)
+    talk.tail(13, next_sequence=13)
+    assert talk.next(g.Look).offset == 10
+    talk.tell(g.Looked(ticket, in_log(expecting(10, b"theirs"), 10)))
+    talk.mismatch(ticket, expected=10, actual=13)
+
+
+def test_a_stamp_refused_for_its_epoch_is_made_anew_after_a_look_at_the_log() -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.kafka(ticket, WRONG_EPOCH)
+    talk.tail(10, next_sequence=0, epoch=3, stamp_base=(3, 10))
+    assert talk.granted(ticket) == g.Stamp(SHARED, 3, 0)
+    talk.kafka(ticket, base_offset=10)
+    talk.accepted(ticket, 10)
+
+
+def test_a_stamp_that_kafka_keeps_refusing_is_given_up_retriably() -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(10, b"a"))
+    for _ in range(LIMITS.attempts_max):
+        talk.granted(ticket)
+        talk.kafka(ticket, OUT_OF_ORDER)
+        if talk.effects and isinstance(talk.effects[0], g.ReadTail):
+            talk.tail(10)
+    assert talk.answered(ticket).error_code == NOT_LEADER
+
+
+@pytest.mark.parametrize(
+    ("error", "base_offset"), [(TIMED_OUT, -1), (AFTER_APPEND, -1), (NOT_LEADER, 10), (-1, -1), (56, -1)]
+)
+def test_errors_that_may_follow_a_local_append_leave_it_in_doubt(error: int, base_offset: int) -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(10, b"a", write_id=b"w"))
+    talk.granted(ticket)
+    talk.kafka(ticket, error, base_offset)
+    assert talk.next(g.Look) == g.Look(ticket, 10)
+    talk.tell(g.Looked(ticket, in_log(ticket.records, 10)))
+    talk.accepted(ticket, 10)
+    assert talk.gate.phase is Phase.COLD
+
+
+def test_not_leader_before_any_append_is_simply_passed_on() -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.kafka(ticket, NOT_LEADER)
+    assert talk.answered(ticket).error_code == NOT_LEADER
+    talk.silent()
+    talk.offer(expecting(10, b"a"))
+    talk.next(g.ReadTail)  # the new leader may not know the stamp
+
+
+def test_a_lost_acknowledgement_is_settled_by_the_log_alone() -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.tell(g.Lost(ticket))
+    assert talk.next(g.Look) == g.Look(ticket, 10)
+    talk.tell(g.Looked(ticket, in_log(expecting(10, b"theirs"), 10)))
+    talk.tail(11, next_sequence=11)  # it can never land: decide anew
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, in_log(expecting(10, b"theirs"), 10)))
+    talk.mismatch(ticket, expected=10, actual=11)
+
+
+def test_an_equal_batch_under_our_stamp_proves_nothing_without_a_write_id() -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.tell(g.Lost(ticket))
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, in_log(ticket.records, 10)))
+    result = talk.answered(ticket)
+    assert result.error_code == TIMED_OUT
+    assert "may be yours" in (result.error_message or "")
+
+
+def test_what_is_not_there_is_unknown_since_it_may_still_be_queued() -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.tell(g.Lost(ticket))
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, g.NotYet(10)))
+    assert talk.answered(ticket).error_code == TIMED_OUT
+
+
+def test_nobody_passes_while_a_doubt_is_being_settled() -> None:
+    talk = warm(10)
+    lost = talk.offer(expecting(10, b"a"))
+    talk.granted(lost)
+    talk.tell(g.Lost(lost))
+    talk.next(g.Look)
+    waiting = talk.offer(expecting(10, b"b"), connection=2)
+    talk.silent()
+    talk.tell(g.Looked(lost, g.NotYet(10)))
+    talk.answered(lost)
+    talk.tail(10, next_sequence=10)
+    assert talk.granted(waiting) == g.Stamp(SHARED, 0, 10)
+
+
+def test_a_client_that_vanishes_does_not_release_the_gate() -> None:
+    talk = warm(10)
+    sent = talk.offer(expecting(10, b"a"))
+    talk.granted(sent)
+    talk.tell(g.Withdrawn(sent))
+    talk.offer(expecting(10, b"b"), connection=2)
+    talk.silent()
+
+
+def test_an_answer_after_the_log_has_decided_changes_nothing() -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.tell(g.Lost(ticket))
+    talk.next(g.Look)
+    talk.kafka(ticket, OUT_OF_ORDER)
+    talk.silent()
+
+
+# ----------------------------------------------------------------------- rules 2 and 3: what makes Kafka forget
+
+
+@pytest.mark.parametrize("timestamp_ms", [-1, now_ms() - 13 * 3600 * 1000])
+def test_old_or_missing_timestamps_are_refused_where_stamps_are_due(timestamp_ms: int) -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(10, b"a", timestamp_ms=timestamp_ms))
+    result = talk.answered(ticket)
+    assert result.error_code == OLD_TIMESTAMP
+    assert "producer.id.expiration.ms" in (result.error_message or "")
+
+
+def test_the_limit_for_timestamps_moves_with_the_clock() -> None:
+    talk = warm(10)
+    stamp_ms = now_ms()
+    talk.now += 11 * 3600
+    talk.append(10, b"fresh enough: half a day is the limit")
+    talk.now += 2 * 3600
+    ticket = talk.offer(expecting(11, b"a", timestamp_ms=stamp_ms))
+    assert talk.answered(ticket).error_code == OLD_TIMESTAMP
+
+
+def test_on_a_true_topic_an_old_batch_goes_alone_and_without_a_stamp() -> None:
+    talk = warm(10, Check.ON)
+    old = talk.offer(expecting(10, b"a", timestamp_ms=0, producer=(5, 0, 0)))
+    assert talk.granted(old) == g.NO_PRODUCER
+    waiting = talk.offer(expecting(11, b"b"), connection=1)
+    talk.silent()
+    talk.kafka(old, base_offset=10)
+    talk.accepted(old, 10)
+    assert talk.granted(waiting) == g.Stamp(SHARED, 0, 10)
+
+
+def test_a_log_append_time_topic_is_free_of_timestamps_and_confirms_every_success() -> None:
+    talk = Talk()
+    ticket = talk.offer(expecting(10, b"a", timestamp_ms=0))
+    talk.tail(10, log_append_time=True)
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=10, log_append_time_ms=5)
+    assert talk.next(g.Look) == g.Look(ticket, 10)
+    talk.tell(g.Looked(ticket, in_log(ticket.records, 10)))
+    talk.accepted(ticket, 10)
+    talk.offer(expecting(11, b"b"))
+    talk.next(g.Grant)  # still warm: the doubt was only a confirmation
+
+
+def test_a_success_that_the_log_does_not_confirm_was_anothers() -> None:
+    talk = Talk()
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.tail(10, log_append_time=True)
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=10, log_append_time_ms=5)
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, in_log(expecting(10, b"theirs"), 10)))
+    talk.tail(11, next_sequence=11, log_append_time=True)
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, in_log(expecting(10, b"theirs"), 10)))
+    talk.mismatch(ticket, expected=10, actual=11)
+
+
+# ------------------------------------------------------------------------------ rule 5: Kafka's idea of a duplicate
+
+
+def test_a_first_send_answered_as_a_duplicate_is_anothers_batch() -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=10, log_append_time_ms=now_ms())
+    talk.tail(11, next_sequence=11)
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, in_log(expecting(10, b"theirs"), 10)))
+    talk.mismatch(ticket, expected=10, actual=11)
+
+
+# ------------------------------------------------------------------------------------------ rule 6: shifts and bases
+
+
+def test_on_a_required_topic_a_shift_is_agreed_on_before_it_is_used() -> None:
+    talk = Talk()
+    ticket = talk.offer(expecting(12, b"a"))
+    talk.tail(12, next_sequence=10)  # two records came around the proxy
+    publish = talk.next(g.PublishBase)
+    assert (publish.producer_epoch, publish.base) == (1, 12)
+    talk.silent()
+    talk.tell(g.BasePublished(True))
+    talk.tail(12, next_sequence=10, stamp_base=(1, 12))
+    assert talk.granted(ticket) == g.Stamp(SHARED, 1, 0)
+
+
+def test_whoever_loses_the_proposal_uses_the_winners_base() -> None:
+    talk = Talk()
+    ticket = talk.offer(expecting(13, b"a"))
+    talk.tail(12, next_sequence=10)
+    talk.next(g.PublishBase)
+    talk.tell(g.BasePublished(True))
+    talk.tail(13, epoch=1, next_sequence=2, stamp_base=(1, 11))  # another process proposed 11 first, and appended two
+    assert talk.granted(ticket) == g.Stamp(SHARED, 1, 2)
+
+
+def test_a_partition_that_does_not_know_the_stamp_needs_no_new_base() -> None:
+    talk = Talk()
+    ticket = talk.offer(expecting(500, b"a"))
+    talk.tail(500)
+    assert talk.granted(ticket) == g.Stamp(SHARED, 0, 500)
+
+
+def test_an_append_that_landed_elsewhere_is_reported_and_never_a_success() -> None:
+    talk = warm(10, Check.ON)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=11)
+    assert talk.next(g.Violation) == g.Violation(TP, 10, 11, SHARED)
+    result = talk.answered(ticket)
+    assert result.error_code == POLICY_VIOLATION
+    assert "OFFSET_VIOLATION topic=orders partition=3 expected=10 appended_at=11" in (result.error_message or "")
+    talk.offer(expecting(12, b"b"))
+    talk.next(g.ReadTail)
+
+
+# --------------------------------------------------------------------------------------------- rules 12, 13: cold
+
+
+def test_a_cold_gate_sends_one_append_alone() -> None:
+    talk = Talk()
+    first = talk.offer(expecting(10, b"a"))
+    talk.tail(10)
+    talk.granted(first)
+    second = talk.offer(expecting(11, b"b"))
+    talk.silent()
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    assert talk.granted(second) == g.Stamp(SHARED, 0, 11)
+
+
+def test_a_cold_grant_does_not_keep() -> None:
+    talk = Talk()
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.tail(10)
+    talk.next(g.Grant)
+    assert talk.gate.may_send(ticket, talk.now)
+    talk.now += LIMITS.cold_send_seconds + 0.1
+    assert not talk.gate.may_send(ticket, talk.now)
+
+
+def test_warmth_ends_before_kafka_can_forget() -> None:
+    talk = warm(10)
+    talk.now += 86_400 / 2 + 1
+    talk.offer(expecting(10, b"a"))
+    talk.next(g.ReadTail)
+
+
+def test_a_new_append_makes_it_warm_again() -> None:
+    talk = warm(10)
+    started_ms = now_ms()
+    for hours in (11, 22, 33):
+        talk.now += 11 * 3600
+        talk.append(talk.gate.log_end_offset or 0, b"a", timestamp_ms=started_ms + hours * 3_600_000)
+
+
+# ------------------------------------------------------------------------------------------------------- pipelining
+
+
+def test_a_chain_on_one_connection_is_sent_ahead_of_its_acknowledgements() -> None:
+    talk = warm(10)
+    chain = [talk.offer(expecting(10 + 2 * i, b"a", b"b")) for i in range(3)]
+    for i, ticket in enumerate(chain):
+        assert talk.granted(ticket) == g.Stamp(SHARED, 0, 10 + 2 * i)
+    for i, ticket in enumerate(chain):
+        talk.kafka(ticket, base_offset=10 + 2 * i)
+        talk.accepted(ticket, 10 + 2 * i)
+
+
+def test_another_connection_waits_for_the_chain() -> None:
+    talk = warm(10)
+    first = talk.offer(expecting(10, b"a"))
+    talk.granted(first)
+    other = talk.offer(expecting(11, b"b"), connection=2)
+    talk.silent()
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    assert talk.granted(other) == g.Stamp(SHARED, 0, 11)
+
+
+def test_the_rest_of_a_chain_falls_with_its_first_and_never_gets_a_bare_45() -> None:
+    talk = warm(10, Check.ON)
+    first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    second = talk.offer(batch(b"unconditional", producer=(5, 0, 1)))
+    third = talk.offer(expecting(12, b"c", producer=(5, 0, 2)))
+    for ticket in (first, second, third):
+        assert talk.granted(ticket)
+    for ticket in (first, second, third):
+        talk.kafka(ticket, OUT_OF_ORDER)
+    talk.tail(20, next_sequence=20)
+    talk.next(g.Look)
+    talk.tell(g.Looked(first, in_log(expecting(10, b"theirs"), 10)))
+    talk.mismatch(first, expected=10, actual=20)
+    for ticket in (second, third):
+        assert talk.answered(ticket).error_code == POLICY_VIOLATION
+    talk.silent()
+
+
+def test_a_producer_whose_conditional_batch_was_refused_goes_on_behind_it() -> None:
+    talk = warm(10, Check.ON)
+    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    assert talk.granted(own) is None
+    talk.kafka(own, base_offset=10)
+    talk.accepted(own, 10)
+    refused = talk.offer(expecting(99, b"a", producer=(5, 0, 1)))
+    talk.now += 1
+    talk.effects.clear()
+    talk.gate.handle(g.Tick(), talk.now)
+    talk.gate.handle(g.Withdrawn(refused), talk.now)
+    # Kafka knows sequence 0 of this producer and would find a gap before 2.
+    later = talk.offer(batch(b"y", producer=(5, 0, 2)))
+    assert later.kind is g.Kind.PLAIN
+
+
+# ----------------------------------------------------------------------------------------------------------- retries
+
+
+def test_a_retry_is_known_by_producer_epoch_and_sequence_before_anything_is_compared() -> None:
+    talk = warm(10)
+    records = expecting(10, b"a", producer=(5, 0, 0))
+    first = talk.offer(records)
+    talk.granted(first)
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    talk.append(11, b"another's", connection=3)
+    retry = talk.offer(records, connection=2)
+    talk.accepted(retry, 10)
+    talk.silent()
+
+
+def test_a_retry_while_the_first_try_is_under_way_waits_for_its_outcome() -> None:
+    talk = warm(10)
+    records = expecting(10, b"a", producer=(5, 0, 0))
+    first = talk.offer(records)
+    talk.granted(first)
+    retry = talk.offer(records, connection=2)
+    talk.silent()
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    talk.accepted(retry, 10)
+
+
+def test_a_sequence_used_again_for_other_records_is_no_retry() -> None:
+    talk = warm(10)
+    first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.granted(first)
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    other = talk.offer(expecting(11, b"b", producer=(5, 0, 0)))
+    assert talk.granted(other) == g.Stamp(SHARED, 0, 11)
+
+
+def test_what_was_truncated_is_not_remembered() -> None:
+    talk = warm(10)
+    records = expecting(10, b"a", producer=(5, 0, 0))
+    first = talk.offer(records)
+    talk.granted(first)
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    talk.now += 1
+    probe = talk.offer(expecting(50, b"x"))
+    talk.tail(10, next_sequence=10)  # the log goes back, and the sequence with it
+    talk.mismatch(probe, expected=50, actual=10)
+    retry = talk.offer(records, connection=2)
+    if isinstance(talk.effects[0], g.ReadTail):
+        talk.tail(10, next_sequence=10)
+    assert talk.granted(retry) == g.Stamp(SHARED, 0, 10)
+
+
+# ------------------------------------------------------------------------------------------------------ transactions
+
+
+def test_a_conditional_append_beside_an_open_transaction_gets_a_retriable_answer() -> None:
+    talk = Talk(Check.ON)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.tail(10, open_transactions=frozenset({5}))
+    assert talk.answered(ticket).error_code == NOT_LEADER
+
+
+def test_after_a_transactional_append_the_end_is_read_anew_since_a_marker_comes() -> None:
+    talk = warm(10, Check.ON)
+    ticket = talk.offer(batch(b"t", producer=(5, 0, 0), transactional=True))
+    assert talk.granted(ticket) is None
+    talk.kafka(ticket, base_offset=10)
+    talk.accepted(ticket, 10)
+    talk.offer(expecting(11, b"a"))
+    talk.next(g.ReadTail)
+
+
+def test_transactions_are_refused_where_expectations_are_required() -> None:
+    talk = warm(10)
+    result = talk.answered(talk.offer(expecting(10, b"t", producer=(5, 0, 0), transactional=True)))
+    assert result.error_code == POLICY_VIOLATION
+    assert "TRANSACTIONS_NOT_GUARDED" in (result.error_message or "")
+
+
+# ----------------------------------------------------------------------------------------------------- time and bounds
+
+
+def test_a_tail_that_cannot_be_read_is_asked_for_again_until_the_wait_is_over() -> None:
+    talk = Talk()
+    ticket = talk.offer(expecting(10, b"a"), wait=1.0)
+    for _ in range(3):
+        talk.next(g.ReadTail)
+        talk.tell(g.TailUnknown("the leader is moving"))
+        talk.silent()
+        talk.now += 0.2
+        talk.tell(g.Tick())
+    talk.now += 1.0
+    talk.effects.clear()
+    talk.tell(g.Tick())
+    assert talk.answered(ticket).error_code == NOT_LEADER
+
+
+def test_the_queue_is_bounded() -> None:
+    talk = Talk(gate=Gate(TP, g.GateLimits(queue_max=2)))
+    for _ in range(2):
+        talk.offer(expecting(10, b"a"))
+    talk.next(g.ReadTail)
+    result = talk.answered(talk.offer(expecting(10, b"a")))
+    assert result.error_code == NOT_LEADER
+    assert "queue is full" in (result.error_message or "")
+
+
+def test_turns_come_in_the_order_of_the_offers() -> None:
+    talk = warm(10)
+    first = talk.offer(expecting(10, b"a"), connection=1)
+    talk.granted(first)
+    waiting = [talk.offer(expecting(11 + i, b"x"), connection=2 + i) for i in range(3)]
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    for i, ticket in enumerate(waiting):
+        talk.granted(ticket)
+        talk.silent()
+        talk.kafka(ticket, base_offset=11 + i)
+        talk.accepted(ticket, 11 + i)
+
+
+def test_idempotent_unconditional_appends_share_the_turn_and_keep_their_own_producer() -> None:
+    talk = warm(10, Check.ON)
+    tickets = [talk.offer(batch(b"x", producer=(5 + i, 0, 0)), connection=i) for i in range(3)]
+    for ticket in tickets:
+        assert talk.granted(ticket) is None
+    conditional = talk.offer(expecting(13, b"a"), connection=9)
+    talk.silent()
+    for i in (1, 0, 2):  # answered in another order than sent
+        talk.kafka(tickets[i], base_offset=10 + i)
+        talk.accepted(tickets[i], 10 + i)
+    assert talk.granted(conditional) == g.Stamp(SHARED, 0, 10)
+
+
+def test_a_lost_idempotent_append_is_sent_again_as_it_is_before_anybody_else_passes() -> None:
+    talk = warm(10, Check.ON)
+    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    talk.granted(own)
+    talk.tell(g.Lost(own))
+    assert talk.next(g.Resend).ticket is own
+    conditional = talk.offer(expecting(11, b"a"), connection=2)
+    talk.silent()
+    talk.tell(g.Resent(own, None))
+    talk.now += 0.1
+    talk.tell(g.Tick())
+    assert talk.next(g.Resend).ticket is own
+    talk.tell(g.Resent(own, PartitionResult(3, 0, 10)))
+    talk.accepted(own, 10)
+    talk.tail(11, next_sequence=10)
+    assert talk.granted(conditional) == g.Stamp(SHARED, 0, 10)
+
+
+def test_forgetting_drops_what_was_believed_and_a_read_that_was_under_way() -> None:
+    talk = Talk()
+    ticket = talk.offer(expecting(10, b"a"))
+    assert isinstance(talk.effects[0], g.ReadTail)
+    talk.tell(g.Forget())
+    talk.tail(7)  # asked before the topic was created anew
+    talk.tail(0)
+    talk.mismatch(ticket, expected=10, actual=0)
+
+
+def test_an_append_needs_no_gate_to_be_described() -> None:
+    """`Append` has sensible defaults: a policy can be tried in a line."""
+    assert Append("t", 0, 1, None).producer_id == -1
