@@ -429,7 +429,9 @@ def read_rows(spark: SparkSession, args: argparse.Namespace, partition_count: in
     What decides a row's place must not depend on how Spark happens to split the files today: so the order is that of
     file name and position, and a row without a key goes where the hash of its content says.
     """
-    if args.format == "jsonl":
+    suffix = posixpath.splitext(args.input.rstrip("/").removesuffix(".gz"))[1].removeprefix(".")
+    kind = args.format or (suffix if suffix in ("jsonl", "parquet") else "csv")
+    if kind == "jsonl":
         source = spark.read.text(args.input).where("trim(value) <> ''")
         value: Column = sf.col("value")
 
@@ -438,7 +440,7 @@ def read_rows(spark: SparkSession, args: argparse.Namespace, partition_count: in
 
     else:
         reader = spark.read.schema(args.schema) if args.schema else spark.read
-        if args.format == "csv":
+        if kind == "csv":
             source = reader.csv(args.input, header=True, mode="FAILFAST", multiLine=args.multiline)
         else:
             source = reader.parquet(args.input)
@@ -542,21 +544,17 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def run(args: argparse.Namespace) -> int:
+def settings_of(args: argparse.Namespace) -> Settings:
+    """Raises LoadError where the topic cannot be loaded into."""
     client: dict[str, Any] = {}
     if args.client_config:
         with open(args.client_config, encoding="utf-8") as file:
             client = json.load(file)
-    name = posixpath.basename(args.input.rstrip("/"))
-    if args.format is None:
-        stem = name.removesuffix(".gz")
-        args.format = next((kind for kind in ("jsonl", "parquet") if stem.endswith(f".{kind}")), "csv")
-    partition_count = asyncio.run(partition_count_of(args.bootstrap, args.topic, client))
-    settings = Settings(
+    return Settings(
         bootstrap=args.bootstrap,
         topic=args.topic,
-        load=args.load or name,
-        partition_count=partition_count,
+        load=args.load or posixpath.basename(args.input.rstrip("/")),
+        partition_count=asyncio.run(partition_count_of(args.bootstrap, args.topic, client)),
         batch_records_max=args.batch_records,
         compression=None if args.compression == "none" else args.compression,
         patience_seconds=args.patience,
@@ -564,15 +562,15 @@ def run(args: argparse.Namespace) -> int:
         after_others=args.after_others,
         client=client,
     )
+
+
+def load(spark: SparkSession, args: argparse.Namespace, settings: Settings) -> list[Outcome]:
+    """Loads, and says what became of each partition that has rows."""
     # Time zone: it is in the text of timestamps, so in the content that a resumed load compares.
-    spark = SparkSession.builder.appName(f"bulk_load {settings.load}").getOrCreate()
     spark.conf.set("spark.sql.session.timeZone", "UTC")
-    try:
-        rows = read_rows(spark, args, partition_count)
-        outcomes = rows.rdd.mapPartitions(lambda of_task: load_partitions(settings, of_task)).collect()
-    finally:
-        spark.stop()
-    return report(settings, [Outcome(*outcome) for outcome in sorted(outcomes)])
+    rows = read_rows(spark, args, settings.partition_count)
+    outcomes = rows.rdd.mapPartitions(lambda of_task: load_partitions(settings, of_task)).collect()
+    return [Outcome(*outcome) for outcome in sorted(outcomes)]
 
 
 def report(settings: Settings, outcomes: list[Outcome]) -> int:
@@ -593,10 +591,16 @@ def report(settings: Settings, outcomes: list[Outcome]) -> int:
 def main() -> int:
     args = arguments().parse_args()
     try:
-        return run(args)
+        settings = settings_of(args)
     except LoadError as error:
         print(f"bulk_load: {error}", file=sys.stderr)
         return 1
+    spark = SparkSession.builder.appName(f"bulk_load {settings.load}").getOrCreate()
+    try:
+        outcomes = load(spark, args, settings)
+    finally:
+        spark.stop()
+    return report(settings, outcomes)
 
 
 if __name__ == "__main__":
