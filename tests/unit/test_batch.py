@@ -620,6 +620,14 @@ def test_timestamps_count_unless_they_are_ignored(other: Built) -> None:
     assert _digest(one) != _digest(one, ignore_timestamps=True)
 
 
+def test_record_attributes_count() -> None:
+    """Kafka assigns them no meaning yet; what it assigns later must not be ignored."""
+    body = _record(0)[1:]
+    one, two = (_batch([_varint(len(body)) + attributes + body[1:]]) for attributes in (b"\0", b"\1"))
+    assert _digest(one) != _digest(two)
+    assert _digest(one, ignore_timestamps=True) != _digest(two, ignore_timestamps=True)
+
+
 def test_a_base_timestamp_of_the_producers_choice_makes_no_difference() -> None:
     """A broker that repacks a batch measures from its first record; the absolute timestamps stay."""
     deltas = [0, 64, -3, 9000]
@@ -718,6 +726,7 @@ def test_a_batch_that_compaction_emptied_can_still_be_digested() -> None:
         pytest.param(_batch([_record(0)], magic=3), id="magic-3"),
         pytest.param(bytes(8) + b"\xff\xff\xff\xff" + bytes(ONE)[12:], id="negative-length"),
         pytest.param(bytes(12) + bytes(ONE)[12:], id="zero-length"),
+        pytest.param(bytes(8) + struct.pack(">i", -12) + bytes(60), id="a-length-that-would-go-in-circles"),
         pytest.param(bytes(8) + b"\0\0\0\x30" + bytes(ONE)[12:], id="shorter-than-a-header"),
         pytest.param(bytes(16) + b"\xff" + bytes(60), id="negative-magic"),
     ],
