@@ -294,7 +294,7 @@ def _scan_records(payload: bytes, count: int, said: _Said) -> tuple[int, int]:
     at = index = 0
     span = _INT64_MAX, -_INT64_MAX - 1
     try:
-        while True:
+        while index < count:
             hit = said.next_hit(payload, at)
             at, index, span = _walk(payload, at, range(index, count), hit, span)
             if index == count:

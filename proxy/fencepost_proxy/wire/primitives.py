@@ -141,14 +141,22 @@ def read_string(data: Bytes, at: int) -> tuple[str, int]:
 
 
 def read_compact_nullable_string(data: Bytes, at: int) -> tuple[str | None, int]:
-    length, at = read_uvarint(data, at)
+    length = data[at]
+    if length < 0x80:
+        at += 1
+    else:
+        length, at = read_uvarint(data, at)
     if length == 0:
         return None, at
     return _text(data, at, length - 1)
 
 
 def read_compact_string(data: Bytes, at: int) -> tuple[str, int]:
-    length, at = read_uvarint(data, at)
+    length = data[at]
+    if length < 0x80:
+        at += 1
+    else:
+        length, at = read_uvarint(data, at)
     if length == 0:
         raise Malformed("a string that may not be null is null")
     return _text(data, at, length - 1)
