@@ -1,0 +1,546 @@
+"""A raw Kafka client: blocking sockets, one request as one frame, nothing retried, nothing hidden.
+
+Judges what the proxy did, so it shares no code with it: messages are kafka-python's, record batches aiokafka's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import struct
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import crc32c
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from kafka.protocol.admin import (
+    AlterConfigsRequest,
+    AlterConfigsResponse,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DescribeConfigsRequest,
+    DescribeConfigsResponse,
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
+from kafka.protocol.consumer import (
+    FetchRequest,
+    FetchResponse,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+)
+from kafka.protocol.metadata import (
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    FindCoordinatorRequest,
+    FindCoordinatorResponse,
+    MetadataRequest,
+    MetadataResponse,
+)
+from kafka.protocol.producer import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnResponse,
+    EndTxnRequest,
+    EndTxnResponse,
+    InitProducerIdRequest,
+    InitProducerIdResponse,
+    ProduceRequest,
+    ProduceResponse,
+)
+
+GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
+CODECS = {"none": 0, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
+
+_RESPONSES: Mapping[Any, Any] = {
+    AddPartitionsToTxnRequest: AddPartitionsToTxnResponse,
+    AlterConfigsRequest: AlterConfigsResponse,
+    ApiVersionsRequest: ApiVersionsResponse,
+    CreateTopicsRequest: CreateTopicsResponse,
+    DeleteRecordsRequest: DeleteRecordsResponse,
+    DeleteTopicsRequest: DeleteTopicsResponse,
+    DescribeConfigsRequest: DescribeConfigsResponse,
+    EndTxnRequest: EndTxnResponse,
+    FetchRequest: FetchResponse,
+    FindCoordinatorRequest: FindCoordinatorResponse,
+    IncrementalAlterConfigsRequest: IncrementalAlterConfigsResponse,
+    InitProducerIdRequest: InitProducerIdResponse,
+    MetadataRequest: MetadataResponse,
+    OffsetForLeaderEpochRequest: OffsetForLeaderEpochResponse,
+    ProduceRequest: ProduceResponse,
+}
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_Headers = Sequence[tuple[str, bytes | None]]
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
+
+
+class Producer(NamedTuple):
+    """What an idempotent producer writes into a batch."""
+
+    id: int
+    epoch: int = 0
+    sequence: int = 0
+
+
+@dataclass(frozen=True)
+class Record:
+    value: bytes
+    expected: int | bytes | None = None  # an int is written as ASCII decimal
+    headers: _Headers = ()
+    key: bytes | None = None
+    timestamp_ms: int | None = None  # None: now
+
+    @property
+    def all_headers(self) -> list[tuple[str, bytes | None]]:
+        if self.expected is None:
+            return list(self.headers)
+        said = b"%d" % self.expected if isinstance(self.expected, int) else self.expected
+        return [("expected-offset", said), *self.headers]
+
+
+def batch(
+    *records: Record | bytes,
+    expected: int | None = None,
+    producer: Producer | None = None,
+    base_offset: int = 0,
+    codec: int = 0,
+    transactional: bool = False,
+    attributes: int = 0,
+    write_id: bytes | None = None,
+) -> bytes:
+    """One v2 record batch. `expected` and `write_id` become headers of the first record; `attributes` are or-ed in."""
+    who = producer or Producer(-1, -1, -1)
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=codec,
+        is_transactional=transactional,
+        producer_id=who.id,
+        producer_epoch=who.epoch,
+        base_sequence=who.sequence,
+        batch_size=1 << 30,
+    )
+    now_ms = int(time.time() * 1000)
+    for index, each in enumerate(records):
+        record = each if isinstance(each, Record) else Record(each)
+        headers = record.all_headers
+        if index == 0 and expected is not None:
+            headers.insert(0, ("expected-offset", b"%d" % expected))
+        if index == 0 and write_id is not None:
+            headers.append(("write-id", write_id))
+        timestamp_ms = now_ms if record.timestamp_ms is None else record.timestamp_ms
+        builder.append(index, timestamp=timestamp_ms, key=record.key, value=record.value, headers=headers)
+    out = bytearray(builder.build())
+    struct.pack_into(">q", out, 0, base_offset)
+    if attributes:
+        struct.pack_into(">h", out, 21, struct.unpack_from(">h", out, 21)[0] | attributes)
+        sign(out)
+    return bytes(out)
+
+
+def sign(records: bytearray) -> None:
+    """Puts the right CRC into a batch that was changed."""
+    struct.pack_into(">I", records, 17, crc32c.crc32c(bytes(records[21:])))
+
+
+class Logged(NamedTuple):
+    """One batch as Kafka's log has it."""
+
+    base_offset: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    is_control: bool
+    is_transactional: bool
+    codec: int
+    values: tuple[bytes | None, ...]
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + len(self.values)
+
+
+def read_batches(data: bytes) -> Iterator[Logged]:
+    """The complete batches of a Fetch answer. A control batch counts as one record without a value."""
+    at = 0
+    while len(data) - at >= _HEADER.size:
+        base, length, _, _, _, attributes, _, _, _, producer_id, epoch, sequence, count = _HEADER.unpack_from(data, at)
+        end = at + 12 + length
+        if end > len(data):
+            return
+        is_control = bool(attributes & 0x20)
+        values: tuple[bytes | None, ...] = (None,) * count
+        if not is_control:
+            values = tuple(record.value for record in DefaultRecordBatch(bytes(data[at:end])))
+        yield Logged(base, producer_id, epoch, sequence, is_control, bool(attributes & 0x10), attributes & 7, values)
+        at = end
+
+
+# --- one connection ---------------------------------------------------------------------------------------------------
+
+
+class Closed(Exception):
+    """The peer closed the connection."""
+
+
+class Answer(NamedTuple):
+    """What a Produce response says of one partition. Fields that its version has not are None."""
+
+    error_code: int
+    base_offset: int
+    log_append_time_ms: int
+    log_start_offset: int | None
+    message: str | None
+    record_errors: tuple[object, ...]
+
+
+#: topic -> partition -> batch
+Batches = Mapping[str, Mapping[int, bytes]]
+
+
+class Connection:
+    """To one address. `send…` and `receive…` may be mixed freely: answers come in the order of requests."""
+
+    def __init__(self, address: str, *, timeout_seconds: float = 20.0) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout_seconds)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._correlation_ids = itertools.count(1)
+        self._buffer = b""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def reset(self) -> None:
+        """RST: what was sent and not read yet by the peer may be lost, as when a client dies."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+    def frame(self, request: Any, version: int) -> tuple[int, bytes]:
+        correlation_id = next(self._correlation_ids)
+        request.API_VERSION = version
+        request.with_header(correlation_id=correlation_id, client_id="raw")
+        return correlation_id, bytes(request.encode(version=version, header=True, framed=True))
+
+    def send(self, request: Any, version: int) -> int:
+        """Gives back the correlation id."""
+        correlation_id, data = self.frame(request, version)
+        self.socket.sendall(data)
+        return correlation_id
+
+    def receive_frame(self) -> bytes:
+        """Without its length. Raises Closed, or TimeoutError."""
+        (length,) = struct.unpack(">i", self._exactly(4))
+        return self._exactly(length)
+
+    def _exactly(self, count: int) -> bytes:
+        while len(self._buffer) < count:
+            try:
+                data = self.socket.recv(1 << 18)
+            except ConnectionError as error:
+                raise Closed(str(error)) from error
+            if not data:
+                raise Closed(f"closed by {self.socket.getpeername()}" if not self._buffer else "closed within a frame")
+            self._buffer += data
+        data, self._buffer = self._buffer[:count], self._buffer[count:]
+        return data
+
+    def receive(self, request_class: Any, version: int) -> tuple[int, Any]:
+        """The next answer, and its correlation id."""
+        frame = self.receive_frame()
+        (correlation_id,) = struct.unpack_from(">i", frame)
+        # ApiVersions answers with the oldest header, whatever its own version.
+        return correlation_id, _RESPONSES[request_class].decode(frame, version=version, header=True)
+
+    def ask(self, request: Any, version: int) -> Any:
+        sent = self.send(request, version)
+        correlation_id, response = self.receive(type(request), version)
+        assert correlation_id == sent, f"answer {correlation_id} to request {sent}"
+        return response
+
+    def is_closed(self, within_seconds: float = 5.0) -> bool:
+        """Whether the peer closes the connection in that time without sending anything."""
+        self.socket.settimeout(within_seconds)
+        try:
+            return not self._buffer and self.socket.recv(1) == b""
+        except TimeoutError:
+            return False
+        except ConnectionError:
+            return True
+
+    # ---- Produce
+
+    def send_produce(
+        self,
+        batches: Batches,
+        *,
+        acks: int = -1,
+        version: int = 9,
+        timeout_ms: int = 10_000,
+        transactional_id: str | None = None,
+        topic_ids: Mapping[str, uuid.UUID] | None = None,
+    ) -> int:
+        return self.send(produce_request(batches, acks, timeout_ms, transactional_id, topic_ids), version)
+
+    def receive_produce(self, version: int = 9) -> tuple[int, dict[tuple[str, int], Answer]]:
+        correlation_id, response = self.receive(ProduceRequest, version)
+        return correlation_id, {
+            (topic.name or str(topic.topic_id), result.index): Answer(
+                result.error_code,
+                result.base_offset,
+                result.log_append_time_ms,
+                result.log_start_offset if version >= 5 else None,
+                result.error_message if version >= 8 else None,
+                tuple(result.record_errors or ()) if version >= 8 else (),
+            )
+            for topic in response.responses
+            for result in topic.partition_responses
+        }
+
+    def produce(self, batches: Batches, *, version: int = 9, **settings: Any) -> dict[tuple[str, int], Answer]:
+        sent = self.send_produce(batches, version=version, **settings)
+        correlation_id, answers = self.receive_produce(version)
+        assert correlation_id == sent, f"answer {correlation_id} to request {sent}"
+        return answers
+
+    def append(self, topic: str, records: bytes, *, partition: int = 0, **settings: Any) -> Answer:
+        """Produce of one batch to one partition."""
+        return self.produce({topic: {partition: records}}, **settings)[topic, partition]
+
+    # ---- what else tests ask
+
+    def api_versions(self, version: int = 3) -> dict[int, tuple[int, int]]:
+        request = ApiVersionsRequest(client_software_name="raw", client_software_version="1")
+        return {each.api_key: (each.min_version, each.max_version) for each in self.ask(request, version).api_keys}
+
+    def metadata(self, *topics: str) -> Any:
+        """Of all topics where none is named."""
+        named = [MetadataRequest.MetadataRequestTopic(topic_id=uuid.UUID(int=0), name=name) for name in topics]
+        request = MetadataRequest(
+            topics=named if topics else None,
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+        return self.ask(request, 12)
+
+    def init_producer_id(self, transactional_id: str | None = None, timeout_ms: int = 60_000) -> Producer:
+        request = InitProducerIdRequest(
+            transactional_id=transactional_id, transaction_timeout_ms=timeout_ms, producer_id=-1, producer_epoch=-1
+        )
+        answer = self.ask(request, 4)
+        assert answer.error_code == 0, f"InitProducerId answered {answer.error_code}"
+        return Producer(answer.producer_id, answer.producer_epoch, 0)
+
+    def create_topic(
+        self, name: str, *, partitions: int = 1, replicas: int = 1, configs: Mapping[str, str] | None = None
+    ) -> tuple[int, str | None]:
+        """(error code, message)"""
+        topic = CreateTopicsRequest.CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=replicas,
+            assignments=[],
+            configs=[
+                CreateTopicsRequest.CreatableTopic.CreatableTopicConfig(name=key, value=value)
+                for key, value in (configs or {}).items()
+            ],
+        )
+        answer = self.ask(CreateTopicsRequest(topics=[topic], timeout_ms=10_000, validate_only=False), 5)
+        return answer.topics[0].error_code, answer.topics[0].error_message
+
+    def delete_topic(self, name: str) -> int:
+        return int(self.ask(DeleteTopicsRequest(topic_names=[name], timeout_ms=10_000), 4).responses[0].error_code)
+
+    def alter_topic(
+        self,
+        name: str,
+        configs: Mapping[str, str | None],
+        *,
+        incremental: bool = True,
+        validate_only: bool = False,
+    ) -> tuple[int, str | None]:
+        """(error code, message). A value of None deletes the config (incremental only)."""
+        if incremental:
+            resource = IncrementalAlterConfigsRequest.AlterConfigsResource
+            entries = [
+                resource.AlterableConfig(name=key, config_operation=int(value is None), value=value)
+                for key, value in configs.items()
+            ]
+            topic = resource(resource_type=2, resource_name=name, configs=entries)
+            request = IncrementalAlterConfigsRequest(resources=[topic], validate_only=validate_only)
+            answer = self.ask(request, 1).responses[0]
+        else:
+            plain = AlterConfigsRequest.AlterConfigsResource
+            entries = [plain.AlterableConfig(name=key, value=value) for key, value in configs.items()]
+            topic = plain(resource_type=2, resource_name=name, configs=entries)
+            answer = self.ask(AlterConfigsRequest(resources=[topic], validate_only=validate_only), 2).responses[0]
+        return answer.error_code, answer.error_message
+
+    def describe_topic(self, name: str, *, keys: Sequence[str] | None = None) -> dict[str, str]:
+        resource = DescribeConfigsRequest.DescribeConfigsResource
+        request = DescribeConfigsRequest(
+            resources=[
+                resource(resource_type=2, resource_name=name, configuration_keys=None if keys is None else list(keys))
+            ],
+            include_synonyms=False,
+            include_documentation=False,
+        )
+        result = self.ask(request, 4).results[0]
+        assert result.error_code == 0, f"DescribeConfigs of {name}: {result.error_code} {result.error_message}"
+        return {config.name: config.value for config in result.configs}
+
+
+def produce_request(
+    batches: Batches,
+    acks: int = -1,
+    timeout_ms: int = 10_000,
+    transactional_id: str | None = None,
+    topic_ids: Mapping[str, uuid.UUID] | None = None,
+) -> Any:
+    """`topic_ids` are needed from v13 on, which names topics by them alone."""
+    topic_data = ProduceRequest.TopicProduceData
+    topics = [
+        topic_data(
+            name=topic,
+            topic_id=(topic_ids or {}).get(topic, uuid.UUID(int=0)),
+            partition_data=[
+                topic_data.PartitionProduceData(index=partition, records=records)
+                for partition, records in partitions.items()
+            ],
+        )
+        for topic, partitions in batches.items()
+    ]
+    return ProduceRequest(transactional_id=transactional_id, acks=acks, timeout_ms=timeout_ms, topic_data=topics)
+
+
+# --- the truth: Kafka's own log, asked without any proxy --------------------------------------------------------------
+
+
+class Log:
+    """Reads partitions directly from the brokers. `bootstrap` is Kafka's own address."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap.split(",")
+
+    def leader(self, topic: str, partition: int = 0) -> str:
+        """Its leader's own address. Waits for one."""
+        return until(lambda: self._leader(topic, partition), f"{topic}-{partition} to have a leader")
+
+    def _leader(self, topic: str, partition: int) -> str | None:
+        for address in self._bootstrap:
+            try:
+                with Connection(address) as connection:
+                    metadata = connection.metadata(topic)
+            except (OSError, Closed):
+                continue
+            brokers = {each.node_id: f"{each.host}:{each.port}" for each in metadata.brokers}
+            for each in metadata.topics[0].partitions:
+                if each.partition_index == partition and not each.error_code:
+                    return brokers.get(each.leader_id)
+        return None
+
+    def connect(self, topic: str, partition: int = 0) -> Connection:
+        return Connection(self.leader(topic, partition))
+
+    def end(self, topic: str, partition: int = 0) -> int:
+        """The log end offset (not the high watermark)."""
+        return until(lambda: self._end(topic, partition), f"the log end of {topic}-{partition}", is_there=_not_none)
+
+    def _end(self, topic: str, partition: int) -> int | None:
+        request_topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+        with self.connect(topic, partition) as connection:
+            metadata = connection.metadata(topic).topics[0]
+            epoch = next(each.leader_epoch for each in metadata.partitions if each.partition_index == partition)
+            asked = request_topic.OffsetForLeaderPartition(
+                partition=partition, current_leader_epoch=epoch, leader_epoch=epoch
+            )
+            request = OffsetForLeaderEpochRequest(
+                replica_id=-1, topics=[request_topic(topic=topic, partitions=[asked])]
+            )
+            answer = connection.ask(request, 4).topics[0].partitions[0]
+        return int(answer.end_offset) if not answer.error_code and answer.leader_epoch == epoch else None
+
+    def batches(self, topic: str, partition: int = 0, start: int = 0) -> list[Logged]:
+        """Everything from `start` on to the log end of this moment, read uncommitted."""
+        end = self.end(topic, partition)
+        found: list[Logged] = []
+        at = start
+        deadline = time.monotonic() + 20
+        with self.connect(topic, partition) as connection:
+            while at < end and time.monotonic() < deadline:
+                fetch_topic = FetchRequest.FetchTopic
+                asked = fetch_topic.FetchPartition(
+                    partition=partition,
+                    current_leader_epoch=-1,
+                    fetch_offset=at,
+                    last_fetched_epoch=-1,
+                    log_start_offset=-1,
+                    partition_max_bytes=1 << 24,
+                )
+                request = FetchRequest(
+                    replica_id=-1,
+                    max_wait_ms=200,
+                    min_bytes=1,
+                    max_bytes=1 << 26,
+                    isolation_level=0,
+                    session_id=0,
+                    session_epoch=-1,
+                    topics=[fetch_topic(topic=topic, partitions=[asked])],
+                    forgotten_topics_data=[],
+                    rack_id="",
+                )
+                answer = connection.ask(request, 12).responses[0].partitions[0]
+                assert answer.error_code == 0, f"Fetch of {topic}-{partition} at {at}: {answer.error_code}"
+                news = [each for each in read_batches(bytes(answer.records or b"")) if each.base_offset >= at]
+                found += news
+                if news:
+                    at = news[-1].next_offset
+        assert at >= end, f"{topic}-{partition} could be read up to {at} only, its end is {end}"
+        return found
+
+    def values(self, topic: str, partition: int = 0) -> list[bytes | None]:
+        """The value of every record, by offset; markers left out."""
+        return [value for each in self.batches(topic, partition) if not each.is_control for value in each.values]
+
+
+def _not_none(value: object) -> bool:
+    return value is not None
+
+
+def until(
+    look: Callable[[], Any],
+    what: str,
+    *,
+    within_seconds: float = 15.0,
+    is_there: Callable[[Any], bool] = bool,
+    pause_seconds: float = 0.05,
+) -> Any:
+    """Looks again and again; gives back what was found."""
+    deadline = time.monotonic() + within_seconds
+    while True:
+        found = None
+        with contextlib.suppress(OSError, Closed):
+            found = look()
+        if is_there(found):
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {within_seconds:g} s for {what}; last seen: {found!r}")
+        time.sleep(pause_seconds)
