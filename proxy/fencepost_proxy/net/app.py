@@ -21,8 +21,10 @@ from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError, FencepostError
 from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
+from fencepost_proxy.net.http import BrokerStatus, GuardedTopicStatus, StatusServer, StatusSnapshot
 from fencepost_proxy.net.link import RECEIVE_BUFFER_BYTES, ClientSide, Link, Paused, UpstreamSide
 from fencepost_proxy.net.listeners import accept, bind
+from fencepost_proxy.net.metrics import Metrics, fencepost_version
 from fencepost_proxy.net.reads import FACTS_SECONDS, GateReads
 from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.partitions.events import GateLimits, Ticket
@@ -32,7 +34,7 @@ from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Re
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.state import StateRecord, TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
-from fencepost_proxy.types import Address, NodeId, ProducerId
+from fencepost_proxy.types import Address, Monotonic, NodeId, ProducerId
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint
@@ -103,8 +105,11 @@ class Proxy:
         self._ticker: asyncio.TimerHandle | None = None
         self._draining = False
         self._accepting = False
-        self.refusals: dict[str, int] = {}
-        self.violations = 0
+        self._started_at = time.monotonic()
+        self._bootstrap: Address | None = None
+        self._violations = 0
+        self._metrics = Metrics(lambda: self._state.fresh_until if self._state else Monotonic(float("-inf")))
+        self._status = StatusServer(self._snapshot, self._metrics)
 
     # ---- life
 
@@ -112,6 +117,7 @@ class Proxy:
         config = self.config
         sock = self._listening[None] = bind(config.listen, "clients")
         host, port = sock.getsockname()[:2]
+        await self._start_status()
         await self._control.start()
         self._state = StateTopic(
             self._control,
@@ -131,9 +137,19 @@ class Proxy:
         for node_id in list(self._listening):
             self._servers[node_id] = await accept(self._listening[node_id], self._client_side(node_id))
         self._spawn(self._housekeeping(), "housekeeping")
-        address = Address(config.advertised_host or host, port)
+        address = self._bootstrap = Address(config.advertised_host or host, port)
         _log.info("serving", bootstrap=address, brokers=len(self._book.nodes), guarded=self._guards_anything)
         return address
+
+    async def _start_status(self) -> None:
+        """First of all: who waits for Kafka should be able to see that it does."""
+        address = self.config.status
+        if address is None:
+            return
+        try:
+            await self._status.start(address)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {address} for the status page: {error.strerror or error}") from error
 
     async def drain(self) -> None:
         """Accepts nobody and reads no further request; waits for the answers under way, then closes every link."""
@@ -143,7 +159,7 @@ class Proxy:
         for link in list(self.links.values()):
             link.client.pause(Paused.DRAINING)
         deadline = time.monotonic() + self.config.limits.drain_seconds
-        while time.monotonic() < deadline and not all(s.drained for s in self.switch.sessions.values()):
+        while time.monotonic() < deadline and not all(s.drained for s in self.switch.sessions.values()):  # noqa: ASYNC110
             await asyncio.sleep(_DRAIN_LOOK_SECONDS)
         left = sum(not session.drained for session in self.switch.sessions.values())
         _log.info("drained", connections=len(self.links), unanswered=left)
@@ -163,6 +179,7 @@ class Proxy:
             link.client.abort()
             if link.upstream is not None:
                 link.upstream.abort()
+        await self._status.close()
         if self._state is not None:
             await self._state.close()
         await self._control.close()
@@ -330,8 +347,10 @@ class Proxy:
         if len(self.links) >= self.config.limits.connections_max or self._draining:
             _limited_log.warning("connections", "connection refused: connections_max is reached", peer=peer)
             return None
-        link = Link(next(self._numbers), side, peer, sockname[0], self)
+        link = Link(next(self._numbers), side, self, peer=peer, local_host=sockname[0], node_id=node_id)
         self.links[link.connection] = link
+        self._metrics.connections.inc()
+        self._metrics.connections_accepted.inc()
         self._spawn(self._connect(link, node_id), f"connect {link.connection}")
         return link
 
@@ -361,7 +380,8 @@ class Proxy:
         self.switch.open(link.connection, link.local_host)
 
     def link_closed(self, link: Link) -> None:
-        self.links.pop(link.connection, None)
+        if self.links.pop(link.connection, None) is not None:
+            self._metrics.connections.dec()
 
     def now(self) -> float:
         return time.monotonic()
@@ -381,21 +401,30 @@ class Proxy:
             self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
 
     def _for_connection(self, connection: int, command: sessions.Command) -> None:
+        link = self.links.get(connection)
         match command:
             case sessions.Count(what, label):
                 if what == "refusal":
-                    self.refusals[label] = self.refusals.get(label, 0) + 1
+                    self._metrics.refused(label)
+                return
             case sessions.Store():
                 self._spawn(self._store(connection, command), "store configs")
-            case _:
-                link = self.links.get(connection)
-                if link is None:
-                    return
-                if isinstance(command, sessions.CloseClient) and command.fault is not None:
-                    _limited_log.warning(
-                        command.fault.__name__, "connection closed", peer=link.peer, reason=command.reason
-                    )
-                link.perform(command)
+                return
+            case sessions.ToClient(chunks):
+                self._metrics.traffic.bytes_to_clients += sum(map(len, chunks))
+            case sessions.ToUpstream(chunks):
+                self._metrics.traffic.bytes_to_kafka += sum(map(len, chunks))
+            case sessions.CloseClient() if link is not None:
+                self._closing(link, command)
+        if link is not None:
+            link.perform(command)
+
+    def _closing(self, link: Link, command: sessions.CloseClient) -> None:
+        if command.fault is None:
+            self._metrics.closed("upstream_closed")
+            return
+        self._metrics.closed(command.fault.__name__)
+        _limited_log.warning(command.fault.__name__, "connection closed", peer=link.peer, reason=command.reason)
 
     def _tick(self) -> None:
         self._ticker = None
@@ -408,7 +437,8 @@ class Proxy:
 
     def _report(self, report: Report) -> None:
         violation = report.violation
-        self.violations += 1
+        self._violations += 1
+        self._metrics.violations.inc()
         _log.error(
             "OFFSET_VIOLATION: an append landed elsewhere, somebody writes around the proxy",
             partition=violation.partition,
@@ -450,6 +480,7 @@ class Proxy:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
             self._close_stalled()
+            self._metrics.traffic.requests_in_flight = self._in_flight()
             if time.monotonic() - looked_at >= FACTS_SECONDS:
                 looked_at = time.monotonic()
                 await self._look_after_topics()
@@ -471,6 +502,7 @@ class Proxy:
             else:
                 continue
             _limited_log.info("stalled", "connection closed", peer=link.peer, reason=reason)
+            self._metrics.closed("stalled")
             link.client.close()
 
     @staticmethod
@@ -502,6 +534,79 @@ class Proxy:
     def _topic_replaced(self, topic: str) -> None:
         self._policies.pop(topic, None)
         self._perform(self.switch.forget_topic(topic, time.monotonic()))
+
+    # ---- for people and machines that watch
+
+    def count_request(self, api_key: int) -> None:
+        self._metrics.traffic.requests[api_key] += 1
+
+    def gate_waited(self, seconds: float) -> None:
+        self._metrics.gate_wait_seconds.observe(seconds)
+
+    def _in_flight(self) -> int:
+        return sum(session.in_flight for session in self.switch.sessions.values())
+
+    def _snapshot(self) -> StatusSnapshot:
+        now = time.monotonic()
+        state = self._state
+        traffic = self._metrics.traffic
+        return StatusSnapshot(
+            version=fencepost_version(),
+            uptime_seconds=now - self._started_at,
+            cluster_id=self._control.cluster_id,
+            bootstrap=self._bootstrap,
+            not_ready=tuple(self._not_ready(now)),
+            connections=len(self.links),
+            requests_in_flight=self._in_flight(),
+            buffered_bytes=self.config.limits.buffered_bytes_max - self._free_bytes,
+            bytes_to_kafka=traffic.bytes_to_kafka,
+            bytes_to_clients=traffic.bytes_to_clients,
+            violations=self._violations,
+            state_lease_seconds=None if state is None else state.fresh_until - now,
+            refusals=dict(self._metrics.refusals),
+            brokers=tuple(self._broker_status()),
+            guarded_topics=tuple(self._guarded_status()),
+        )
+
+    def _broker_status(self) -> list[BrokerStatus]:
+        connections: dict[NodeId, int] = {}
+        for link in self.links.values():
+            if link.node_id is not None:
+                connections[link.node_id] = connections.get(link.node_id, 0) + 1
+        host = self.config.advertised_host or self.config.listen.host
+        return [
+            BrokerStatus(
+                node_id=node_id,
+                kafka=kafka,
+                listener=self._book.advertised(node_id, host) if node_id in self._listening else None,
+                connections=connections.get(node_id, 0),
+            )
+            for node_id, kafka in sorted(self._book.nodes.items())
+        ]
+
+    def _guarded_status(self) -> list[GuardedTopicStatus]:
+        if self._state is None:
+            return []
+        waiting = dict.fromkeys(self._state.view.topic_configs, 0)
+        for partition, gate in self.switch.gates.items():
+            waiting[partition.topic] = waiting.get(partition.topic, 0) + gate.waiting
+        guarded = []
+        for topic, count in sorted(waiting.items()):
+            policy, info = self.policy(topic), self._control.topic(topic)
+            if policy is not None and info is not None:
+                guarded.append(GuardedTopicStatus(topic, policy.check.value, info.partition_count, count))
+        return guarded
+
+    def _not_ready(self, now: float) -> list[str]:
+        if self._draining:
+            return ["it is shutting down"]
+        if self._control.cluster_id is None:
+            return [f"waiting for Kafka at {', '.join(map(str, self.config.upstream))}"]
+        if self._bootstrap is None:
+            return ["reading the state topic"]
+        if self._state is not None and self._state.failure is not None:
+            return [self._state.failure]
+        return [] if self.fresh(now) else ["the state topic was not read recently enough: appends are not let through"]
 
 
 def _names(config: ProxyConfig) -> tuple[str, str, str]:

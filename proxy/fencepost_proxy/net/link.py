@@ -16,7 +16,7 @@ from enum import Flag
 from typing import Protocol, cast
 
 from fencepost_proxy.session import messages
-from fencepost_proxy.types import Address
+from fencepost_proxy.types import Address, NodeId
 
 RECEIVE_BUFFER_BYTES = 256 * 1024
 #: Written and not yet taken by the peer's socket, per direction; above it the other side is not read.
@@ -90,11 +90,10 @@ class Side(asyncio.BufferedProtocol):
         self.paused |= reason
 
     def resume(self, reason: Paused) -> None:
-        before = self.paused
         self.paused &= ~reason
-        if before and not self.paused and self.transport is not None and not self.transport.is_closing():
-            if not self.transport.is_reading():
-                self.transport.resume_reading()
+        transport = self.transport
+        if not self.paused and transport is not None and not transport.is_closing() and not transport.is_reading():
+            transport.resume_reading()
 
     def write(self, chunks: list[bytes | memoryview]) -> None:
         if self.transport is not None and not self.transport.is_closing():
@@ -166,14 +165,27 @@ class ClientSide(Side):
 
 
 class Link:
-    """A client connection and its own upstream connection. `peer` is the client's address, for the log."""
+    """A client connection and its own upstream connection.
 
-    def __init__(self, connection: int, client: ClientSide, peer: Address, local_host: str, driver: Driver) -> None:
+    `peer` is the client's address, for the log; `node_id` is the broker whose listener it came to, None for bootstrap.
+    """
+
+    def __init__(
+        self,
+        connection: int,
+        client: ClientSide,
+        driver: Driver,
+        *,
+        peer: Address,
+        local_host: str,
+        node_id: NodeId | None,
+    ) -> None:
         self.connection = connection
         self.client = client
         self.upstream: UpstreamSide | None = None
         self.peer = peer
         self.local_host = local_host
+        self.node_id = node_id
         self.driver = driver
         self.opened_at = driver.now()
         self.close_reason: str | None = None

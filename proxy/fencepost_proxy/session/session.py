@@ -123,6 +123,12 @@ class Surroundings(Protocol):
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         """The same broker at the address by which clients reach it."""
 
+    def count_request(self, api_key: int) -> None:
+        """For the metrics; the key is one of the table's."""
+
+    def gate_waited(self, seconds: float) -> None:
+        """For the metrics: from an append's offer to its turn."""
+
     def reserve(self, byte_count: int) -> bool:
         """Takes from the memory that all connections share; False if there is not enough now."""
 
@@ -318,6 +324,7 @@ class Session:
                 head = cutter.head()
                 if head is None or not self._start_request(head[0], head[1], now):
                     break
+                self._around.count_request(int.from_bytes(head[1][:2], "big"))
         cutter.save()
 
     def _pause_client(self) -> None:
@@ -534,6 +541,7 @@ class Session:
         turn = self._turn
         if turn is not None and ticket is turn.waiting_for:
             turn.granted.append(ticket)
+            self._around.gate_waited(now - ticket.offered_at)
             self._next_turn(now)
             return
         slot, sent = self._sent_turn_of(ticket)
