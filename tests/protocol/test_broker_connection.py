@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -226,6 +227,16 @@ def test_a_version_that_the_broker_lacks_is_said_so() -> None:
             assert caught.value.error_code == 35
 
     asyncio.run(story())
+
+
+def test_a_greeting_without_an_answer_leaves_nothing_in_doubt() -> None:
+    async def story(address: Address) -> None:
+        with pytest.raises(UpstreamUnavailable, match="no answer to ApiVersions") as caught:
+            await BrokerConnection.open(address, limits=replace(LIMITS, connect_timeout_seconds=0.1), client_id="test")
+        assert not isinstance(caught.value, OutcomeUnknown)
+
+    with socket.create_server(("127.0.0.1", 0)) as never_accepts:
+        asyncio.run(story(Address(*never_accepts.getsockname())))
 
 
 def test_one_attempt_serves_all_who_wait_and_a_short_deadline_spoils_none() -> None:

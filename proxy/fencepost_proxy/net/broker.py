@@ -119,6 +119,10 @@ class BrokerConnection:
                 raise UpstreamUnavailable(
                     f"{address}: answered ApiVersions with error {answer.error_code}; Kafka 2.4 or later is needed"
                 )
+        except OutcomeUnknown as e:
+            # Of a greeting, not of what the caller is about to ask: that was never sent.
+            await connection.close()
+            raise UpstreamUnavailable(str(e)) from e
         except BaseException:
             await connection.close()
             raise

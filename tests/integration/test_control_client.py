@@ -1,0 +1,459 @@
+"""The control client against real Kafka: exact where it answers, bounded where it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka import TopicPartition as ConfluentPartition
+from confluent_kafka.admin import AdminClient
+from tests.support.waiting import until
+
+from fencepost_proxy.config import Limits
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.net.cluster import Leader
+from fencepost_proxy.net.control import (
+    ControlClient,
+    Found,
+    NotYet,
+    OutcomeUnknown,
+    OutOfRange,
+    UpstreamUnavailable,
+)
+from fencepost_proxy.types import Address, LeaderEpoch, NodeId, Offset, ProducerId, TopicPartition
+from fencepost_proxy.wire.batch import parse_batch_header, stamp_batch
+from fencepost_proxy.wire.plain_batch import encode_plain_batch, read_plain_records
+
+pytestmark = pytest.mark.kafka
+
+Story = Callable[[ControlClient], Awaitable[None]]
+LIMITS = replace(Limits(), request_timeout_seconds=10.0, connect_timeout_seconds=2.0)
+
+
+@asynccontextmanager
+async def started(kafka: KafkaCluster, limits: Limits = LIMITS) -> AsyncIterator[ControlClient]:
+    client = ControlClient(kafka.addresses, limits)
+    try:
+        await client.start(timeout_seconds=30)
+        yield client
+    finally:
+        await client.close()
+
+
+def with_client(kafka: KafkaCluster, story: Story) -> None:
+    async def run() -> None:
+        async with started(kafka) as client:
+            await story(client)
+
+    asyncio.run(run())
+
+
+@contextmanager
+def paused(kafka: KafkaCluster, *nodes: int) -> Iterator[None]:
+    try:
+        for node in nodes:
+            kafka.pause(node)
+        yield
+    finally:
+        for node in nodes:
+            kafka.resume(node)
+
+
+async def new_topic(client: ControlClient, *, replicas: int = 1, **configs: str) -> TopicPartition:
+    name = f"control-{uuid4().hex[:8]}"
+    settings = {key.replace("_", "."): value for key, value in configs.items()}
+    assert await client.create_topic(name, partitions=1, replication_factor=replicas, configs=settings)
+    tp = TopicPartition(name, 0)
+    # Every broker has heard of it, and one leads it.
+    await client.log_end(tp)
+    return tp
+
+
+def batch(*values: bytes) -> bytes:
+    return encode_plain_batch([(None, value) for value in values], int(time.time() * 1000))
+
+
+def values_of(found: object) -> list[bytes | None]:
+    assert isinstance(found, Found), found
+    view = memoryview(found.batch)
+    return [record.value for record in read_plain_records(parse_batch_header(view), view)]
+
+
+# --- offsets ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_log_end_is_right_on_an_empty_log_and_after_each_append(kafka: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        tp = await new_topic(client)
+        assert (await client.log_end(tp)).offset == 0
+
+        for expected in (0, 3):
+            result = await client.produce(tp, batch(b"a", b"b", b"c"), timeout_ms=5_000)
+            assert (result.error_code, result.base_offset) == (0, expected)
+
+        end = await client.log_end(tp)
+        assert end.offset == 6
+        assert Leader(end.node_id, end.leader_epoch) == client.leader(tp)
+        assert await client.high_watermark(tp) == 6
+        assert await client.log_start(tp) == 0
+
+    with_client(kafka, story)
+
+
+def believe(client: ControlClient, tp: TopicPartition, leader: Leader) -> None:
+    """Makes the client believe in another leader, as if its metadata were old (or from a broker that is ahead)."""
+    info = client.topic(tp.topic)
+    assert info is not None
+    partition = replace(info.partitions[tp.partition], leader=leader)
+    topics = {**client._metadata.topics, tp.topic: replace(info, partitions={tp.partition: partition})}
+    client._metadata = replace(client._metadata, topics=topics)
+
+
+def test_after_a_leader_move_every_question_finds_the_new_leader_and_its_epoch(kafka3: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        tp = await new_topic(client, replicas=3, min_insync_replicas="2")
+        assert (await client.produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
+        before = await client.log_end(tp)
+
+        await asyncio.to_thread(kafka3.shut_down, before.node_id)
+        try:
+            # The client is not told: it still believes in the old leader and its epoch.
+            believe(client, tp, Leader(before.node_id, before.leader_epoch))
+            after = await client.log_end(tp)
+            assert after.offset == before.offset == 1
+            assert after.node_id != before.node_id
+            assert after.leader_epoch > before.leader_epoch
+
+            believe(client, tp, Leader(after.node_id, before.leader_epoch))  # right broker, old epoch: fenced
+            assert await client.log_end(tp) == after
+
+            believe(client, tp, Leader(before.node_id, before.leader_epoch))
+            assert values_of(await client.read_batch(tp, Offset(0))) == [b"a"]
+            believe(client, tp, Leader(before.node_id, before.leader_epoch))
+            assert (await client.read_partition(tp)).log_end == after
+        finally:
+            await asyncio.to_thread(kafka3.restart, before.node_id)
+
+        assert (await client.produce(tp, batch(b"b"), timeout_ms=5_000)).error_code == 0
+        assert (await client.log_end(tp)).offset == 2
+
+    with_client(kafka3, story)
+
+
+def test_a_follower_is_never_taken_for_the_leader(kafka3: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        tp = await new_topic(client, replicas=3)
+        end = await client.log_end(tp)
+        follower = next(NodeId(node) for node in kafka3.node_ids if node != end.node_id)
+
+        # A follower answers DescribeProducers, and there is nothing in that request to fence it with.
+        believe(client, tp, Leader(follower, end.leader_epoch))
+        reading = await client.read_partition(tp)
+
+        assert reading.log_end.node_id == end.node_id
+
+    with_client(kafka3, story)
+
+
+def test_an_epoch_that_no_broker_has_yet_is_not_answered_but_waited_for(kafka: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        tp = await new_topic(client)
+        end = await client.log_end(tp)
+        # As if metadata of a broker that is ahead had named the next epoch: no older answer may replace it.
+        believe(client, tp, Leader(end.node_id, LeaderEpoch(end.leader_epoch + 1)))
+
+        started_at = time.monotonic()
+        with pytest.raises(UpstreamUnavailable, match="error 75"):
+            await client.log_end(tp, timeout_seconds=0.5)
+        assert time.monotonic() - started_at < 2
+
+    with_client(kafka, story)
+
+
+def test_a_topic_that_is_not_there_is_said_so_soon_and_is_not_created(kafka: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        started_at = time.monotonic()
+        with pytest.raises(UpstreamUnavailable, match="no such topic or partition") as caught:
+            await client.log_end(TopicPartition("nobody-made-this", 0))
+        assert caught.value.error_code == 3
+        assert time.monotonic() - started_at < 5
+        assert "nobody-made-this" not in (await client.refresh_metadata(None)).topics
+
+        tp = await new_topic(client)
+        with pytest.raises(UpstreamUnavailable, match="no such topic or partition"):
+            await client.log_end(TopicPartition(tp.topic, 9))
+
+    with_client(kafka, story)
+
+
+# --- producers and transactions ---------------------------------------------------------------------------------------
+
+
+def test_producer_state_before_and_after_a_stamped_append(kafka: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        tp = await new_topic(client)
+        producer_id, epoch = await client.init_producer_id()
+        assert await client.producer_state(tp, producer_id) is None
+
+        before_ms = int(time.time() * 1000)
+        stamped = stamp_batch(
+            memoryview(batch(b"a", b"b")), producer_id=producer_id, producer_epoch=epoch, base_sequence=41
+        )
+        assert (await client.produce(tp, bytes(stamped), timeout_ms=5_000)).error_code == 0
+
+        state = await client.producer_state(tp, producer_id)
+        assert state is not None
+        assert (state.epoch, state.last_sequence, state.current_txn_start_offset) == (epoch, 42, None)
+        assert before_ms <= state.last_timestamp_ms <= int(time.time() * 1000)
+        reading = await client.read_partition(tp)
+        assert reading.consistent
+        assert reading.log_end.offset == 2
+        assert set(reading.producers) == {producer_id}
+        assert await client.producer_state(tp, ProducerId(producer_id + 1_000_000)) is None
+
+    with_client(kafka, story)
+
+
+def test_two_producer_ids_are_never_the_same(kafka: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        ids = [(await client.init_producer_id())[0] for _ in range(5)]
+        assert len(set(ids)) == 5
+
+    with_client(kafka, story)
+
+
+def test_an_open_transaction_shows_until_its_marker_is_written(kafka: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        tp = await new_topic(client)
+        assert (await client.produce(tp, batch(b"plain"), timeout_ms=5_000)).error_code == 0
+        assert await client.open_transactions(tp) == {}
+        producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": tp.topic})
+
+        def begin() -> None:
+            producer.init_transactions(30)
+            producer.begin_transaction()
+            producer.produce(tp.topic, b"x", partition=0)
+            producer.flush(30)
+
+        await asyncio.to_thread(begin)
+        (open_one,) = (await client.open_transactions(tp)).values()
+        assert open_one.current_txn_start_offset == 1
+
+        await asyncio.to_thread(producer.commit_transaction, 30)
+
+        async def none_open() -> bool:
+            return not await client.open_transactions(tp)
+
+        await until(none_open)
+        # The marker took offset 2, and can be found like a batch.
+        assert (await client.log_end(tp)).offset == 3
+        marker = await client.read_batch(tp, Offset(2))
+        assert isinstance(marker, Found)
+        assert parse_batch_header(memoryview(marker.batch)).is_control
+
+    with_client(kafka, story)
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_is_found_whole_from_any_offset_within_it(kafka: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        tp = await new_topic(client)
+        for values in ((b"a",), (b"b", b"c", b"d"), (b"e" * 5_000,)):
+            assert (await client.produce(tp, batch(*values), timeout_ms=5_000)).error_code == 0
+
+        for offset in (1, 2, 3):
+            assert values_of(await client.read_batch(tp, Offset(offset))) == [b"b", b"c", b"d"]
+        assert values_of(await client.read_batch(tp, Offset(4), bytes_max=100)) == [b"e" * 5_000]
+        assert await client.read_batch(tp, Offset(5)) == NotYet(Offset(5))
+        assert await client.read_batch(tp, Offset(500)) == NotYet(Offset(5))
+
+    with_client(kafka, story)
+
+
+def test_below_the_log_start_an_offset_is_out_of_range(kafka: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        tp = await new_topic(client)
+        for value in (b"a", b"b", b"c"):
+            await client.produce(tp, batch(value), timeout_ms=5_000)
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+        await asyncio.to_thread(
+            lambda: [f.result(30) for f in admin.delete_records([ConfluentPartition(tp.topic, 0, 2)]).values()]
+        )
+
+        assert await client.read_batch(tp, Offset(1)) == OutOfRange(Offset(2))
+        assert values_of(await client.read_batch(tp, Offset(2))) == [b"c"]
+        assert await client.log_start(tp) == 2
+        assert (await client.read_partition(tp)).log_start_offset == 2
+
+    with_client(kafka, story)
+
+
+def test_what_is_not_replicated_yet_is_in_the_log_end_but_cannot_be_read(kafka3: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        tp = await new_topic(client, replicas=3)
+        assert (await client.produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
+        end = await client.log_end(tp)
+
+        with paused(kafka3, *(node for node in kafka3.node_ids if node != end.node_id)):
+            assert (await client.produce(tp, batch(b"b"), timeout_ms=5_000, acks=1)).base_offset == 1
+            assert (await client.log_end(tp)).offset == 2
+            assert await client.high_watermark(tp) == 1
+            assert await client.read_batch(tp, Offset(1)) == NotYet(Offset(1))
+
+        async def replicated() -> bool:
+            return await client.high_watermark(tp) == 2
+
+        await until(replicated, seconds=20)
+        assert values_of(await client.read_batch(tp, Offset(1))) == [b"b"]
+
+    with_client(kafka3, story)
+
+
+def test_an_append_meant_for_a_deleted_topic_does_not_land_in_its_namesake(kafka: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        tp = await new_topic(client)
+        await client.log_end(tp)
+        old = client.topic(tp.topic)
+        assert old is not None
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+        await asyncio.to_thread(lambda: [f.result(30) for f in admin.delete_topics([tp.topic]).values()])
+
+        async def gone() -> bool:
+            return tp.topic not in (await client.refresh_metadata([tp.topic])).topics
+
+        await until(gone)
+        await client.create_topic(tp.topic, partitions=1, replication_factor=1, configs={})
+        assert (await client.log_end(tp)).offset == 0
+
+        result = await client.produce(tp, batch(b"stale"), timeout_ms=5_000, topic_id=old.topic_id)
+
+        assert result.error_code == 100
+        assert (await client.log_end(tp)).offset == 0
+        new = client.topic(tp.topic)
+        assert new is not None
+        assert new.topic_id != old.topic_id
+
+    with_client(kafka, story)
+
+
+# --- the cluster ------------------------------------------------------------------------------------------------------
+
+
+def test_facts_of_topics_and_brokers(kafka: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        tp = await new_topic(
+            client, message_timestamp_type="LogAppendTime", max_message_bytes="4321", cleanup_policy="compact"
+        )
+        facts = await client.topic_facts(tp.topic)
+        assert (facts.assumed, facts.log_append_time, facts.max_message_bytes) == (False, True, 4321)
+        assert facts.cleanup_policy == {"compact"}
+        assert not (await client.topic_facts((await new_topic(client)).topic)).log_append_time
+        assert (await client.broker_facts()).producer_id_expiration_ms == 86_400_000
+
+    with_client(kafka, story)
+
+
+def test_the_cluster_as_it_is(kafka3: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        assert client.cluster_id == kafka3.cluster_id
+        assert dict(client.brokers) == {NodeId(node): kafka3.address(node) for node in kafka3.node_ids}
+        tp = await new_topic(client, replicas=3)
+        end = await client.log_end(tp)
+        info = client.topic(tp.topic)
+        assert info is not None
+        assert (info.partition_count, info.replication_factor) == (1, 3)
+        versions = client.api_versions(end.node_id)
+        assert versions is not None
+        assert versions[0][1] >= 12
+        assert client.api_versions(NodeId(99)) is None
+        assert not await client.create_topic(tp.topic, partitions=1, replication_factor=1, configs={})
+
+    with_client(kafka3, story)
+
+
+def test_many_who_ask_for_metadata_at_once_share_few_requests(
+    kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+
+    async def story(client: ControlClient) -> None:
+        nonlocal asked
+        adopt = client._adopt
+
+        def counting(*args: object, **kwargs: object) -> object:
+            nonlocal asked
+            asked += 1
+            return adopt(*args, **kwargs)  # type: ignore[arg-type]
+
+        tps = [await new_topic(client) for _ in range(3)]
+        monkeypatch.setattr(client, "_adopt", counting)
+        results = await asyncio.gather(*(client.refresh_metadata([tps[n % 3].topic]) for n in range(60)))
+        assert asked <= 2
+        assert all(tps[n % 3].topic in result.topics for n, result in enumerate(results))
+
+    with_client(kafka, story)
+
+
+# --- when Kafka does not answer ---------------------------------------------------------------------------------------
+
+
+def test_a_paused_broker_costs_each_question_its_own_time_limit_and_no_more(kafka: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        tp = await new_topic(client)
+        await client.log_end(tp)
+        assert (await client.produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
+
+        with paused(kafka, 1):
+            started_at = time.monotonic()
+            with pytest.raises(UpstreamUnavailable):
+                await client.log_end(tp, timeout_seconds=0.3)
+            with pytest.raises(OutcomeUnknown):
+                await client.produce(tp, batch(b"in doubt"), timeout_ms=100)
+            assert time.monotonic() - started_at < 3
+
+        # It was only in doubt: the broker appends it once it runs again.
+        async def appended() -> bool:
+            return (await client.log_end(tp)).offset == 2
+
+        await until(appended)
+        assert values_of(await client.read_batch(tp, Offset(1))) == [b"in doubt"]
+
+    with_client(kafka, story)
+
+
+def test_a_broker_that_dies_and_comes_back_is_found_again(kafka3: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        tp = await new_topic(client)
+        await client.produce(tp, batch(b"a"), timeout_ms=5_000)
+        node_id = (await client.log_end(tp)).node_id
+        await asyncio.to_thread(kafka3.kill, node_id)
+        try:
+            with pytest.raises(UpstreamUnavailable):
+                await client.log_end(tp, timeout_seconds=0.3)
+        finally:
+            await asyncio.to_thread(kafka3.restart, node_id)
+        assert (await client.log_end(tp, timeout_seconds=20)).offset == 1
+        assert (await client.produce(tp, batch(b"b"), timeout_ms=5_000)).base_offset == 1
+
+    with_client(kafka3, story)
+
+
+def test_start_says_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        client = ControlClient([Address("127.0.0.1", 1)], replace(LIMITS, reconnect_backoff_max_seconds=0.1))
+        with pytest.raises(UpstreamUnavailable, match="cannot connect"):
+            await client.start(timeout_seconds=0.3)
+        await client.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(run())
+    assert "waiting for Kafka" in caplog.text
