@@ -241,6 +241,30 @@ def test_the_same_write_id_with_the_same_records_is_a_retry() -> None:
     talk.accepted(ticket, 4)
 
 
+def test_a_named_write_made_again_with_the_time_of_day_is_a_retry() -> None:
+    """A restarted client has the records, their names and their place again, but not the clock of its first try."""
+    talk = warm(10)
+    first = expecting(4, b"a", write_id=b"w1", timestamp_ms=now_ms() - 60_000)
+    ticket = talk.offer(expecting(4, b"a", write_id=b"w1"))
+    talk.tail(10, next_sequence=10)
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, in_log(first, 4)))
+    talk.accepted(ticket, 4)
+
+
+def test_a_named_write_made_again_is_looked_for_where_this_process_remembers_it() -> None:
+    talk = warm(10)
+    first = expecting(10, b"a", write_id=b"w1", timestamp_ms=now_ms() - 60_000)
+    landed = talk.offer(first)
+    talk.granted(landed)
+    talk.kafka(landed, base_offset=10)
+    talk.accepted(landed, 10)
+    again = talk.offer(expecting(10, b"a", write_id=b"w1"), connection=2)
+    talk.next(g.Look)
+    talk.tell(g.Looked(again, in_log(first, 10)))
+    talk.accepted(again, 10)
+
+
 def test_the_same_write_id_with_other_records_is_no_retry() -> None:
     talk = warm(10)
     ticket = talk.offer(expecting(4, b"a", write_id=b"w1"))
@@ -416,6 +440,14 @@ def test_an_answer_after_the_log_has_decided_changes_nothing() -> None:
     talk.next(g.Look)
     talk.kafka(ticket, OUT_OF_ORDER)
     talk.silent()
+
+
+def test_a_connection_that_breaks_after_its_answer_puts_nothing_in_doubt() -> None:
+    talk = warm(10)
+    ticket = talk.append(10, b"a")
+    talk.tell(g.Lost(ticket))
+    talk.silent()
+    talk.append(11, b"b")
 
 
 # ----------------------------------------------------------------------- rules 2 and 3: what makes Kafka forget

@@ -318,11 +318,14 @@ class Session:
                     break
                 self._request(frame, now)
             else:
+                head = cutter.head()
+                if head is None:
+                    break
                 if self._client_is_blocked():
+                    # Only now, that there is something to keep it from: most clients wait for their answer anyway.
                     self._pause_client()
                     break
-                head = cutter.head()
-                if head is None or not self._start_request(head[0], head[1], now):
+                if not self._start_request(head[0], head[1], now):
                     break
                 self._around.count_request(int.from_bytes(head[1][:2], "big"))
         cutter.save()

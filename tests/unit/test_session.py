@@ -1,0 +1,643 @@
+"""Dialogues with one session: bytes and verdicts in, commands out. Frames are made and read by kafka-python's codec."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+from uuid import UUID
+
+import pytest
+from kafka.protocol.producer import ProduceRequest, ProduceResponse
+
+from fencepost_policies.append import Check
+from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
+from fencepost_proxy.partitions import events as g
+from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.exchange import Exchange
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.batch import HeaderNames, parse_batch_header
+from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult, parse_produce_request
+from tests.support.batches import batch, expecting
+
+C = TypeVar("C")
+T_ID = UUID(int=77)
+HEARTBEAT, METADATA = 12, 3
+MISMATCH = PartitionResult(0, 44, 57, -1, 3, error_message="OFFSET_MISMATCH …")
+NOT_AUTHORIZED, INVALID_RECORD, TIMED_OUT = 29, 87, 7
+
+
+@dataclass
+class Around:
+    """A process in which `guarded-*` topics are guarded and the gates' verdicts come from the test."""
+
+    frame_bytes_max: int = 1 << 20
+    in_flight_requests_max: int = 10
+    gate_wait_max_seconds: float = 5.0
+    request_timeout_seconds: float = 30.0
+    decompressed_bytes_max: int = 1 << 20
+    header_names: HeaderNames = field(default_factory=HeaderNames)
+    refuse_whole_requests: bool = False
+    shared_producer_id: int = 7000
+    is_fresh: bool = True
+    free_bytes: int = 1 << 20
+    newest_produce: int = 12
+    grants_hold: bool = True
+
+    def fresh(self, now: float) -> bool:
+        return self.is_fresh
+
+    def guards_anything(self) -> bool:
+        return True
+
+    def policy(self, topic: str) -> TopicPolicy | None:
+        return TopicPolicy(Check.ON) if topic.startswith("guarded") else None
+
+    def topic_id(self, topic: str) -> UUID | None:
+        return T_ID
+
+    def produce_version_max(self) -> int:
+        return self.newest_produce
+
+    def may_send(self, ticket: g.Ticket, now: float) -> bool:
+        return self.grants_hold
+
+    def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
+        return NodeEndpoint(endpoint.node_id, local_host, 19000 + endpoint.node_id, endpoint.rack)
+
+    def count_request(self, api_key: int) -> None: ...
+    def gate_waited(self, seconds: float) -> None: ...
+
+    def reserve(self, byte_count: int) -> bool:
+        if byte_count > self.free_bytes:
+            return False
+        self.free_bytes -= byte_count
+        return True
+
+    def release(self, byte_count: int) -> None:
+        self.free_bytes += byte_count
+
+
+class Unchanged:
+    """Exchanges that let everything pass as it is."""
+
+    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
+        return Exchange(struct.pack(">i", len(frame)) + bytes(frame))
+
+
+class Talk:
+    """One session; `commands` are those that no assertion has consumed yet."""
+
+    def __init__(self, **around: Any) -> None:
+        self.around = Around(**around)
+        self.session = Session(1, "proxy.local", self.around, Unchanged())  # type: ignore[arg-type]
+        self.commands: list[m.Command] = []
+        self.now = 100.0
+
+    def tell(self, event: m.Event) -> None:
+        self.commands += self.session.handle(event, self.now)
+
+    def client(self, data: bytes) -> None:
+        self.tell(m.ClientBytes(memoryview(data)))
+
+    def kafka(self, data: bytes) -> None:
+        self.tell(m.UpstreamBytes(memoryview(data)))
+
+    def next(self, kind: type[C]) -> C:
+        assert self.commands, f"nothing was asked for, expected {kind.__name__}"
+        command = self.commands.pop(0)
+        assert isinstance(command, kind), f"expected {kind.__name__}, got {command}"
+        return command
+
+    def silent(self) -> None:
+        assert not self.commands, self.commands
+
+    def upstream(self) -> bytes:
+        return b"".join(self.next(m.ToUpstream).chunks)
+
+    def answer(self) -> bytes:
+        return b"".join(self.next(m.ToClient).chunks)
+
+    def offered(self) -> g.Ticket:
+        event = self.next(m.ToGate).event
+        assert isinstance(event, g.Offered), event
+        return event.ticket
+
+    def grant(self, ticket: g.Ticket, sequence: int = 5) -> None:
+        ticket.stamp = g.Stamp(7000, 0, sequence)
+        self.tell(m.TurnGranted(ticket))
+
+    def refuse(self, ticket: g.Ticket) -> None:
+        self.tell(m.TurnEnded(ticket, replace(MISMATCH, partition=ticket.partition.partition), "offset_mismatch"))
+
+    def sent(self, *tickets: g.Ticket) -> None:
+        for ticket in tickets:
+            assert self.next(m.ToGate) == m.ToGate(ticket, g.Sent(ticket))
+
+    def counted(self) -> None:
+        self.next(m.Count)
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+def request(api_key: int, version: int, correlation: int, body: bytes = b"") -> bytes:
+    return frame(struct.pack(">hhih", api_key, version, correlation, -1) + body)
+
+
+def response(correlation: int, body: bytes = b"") -> bytes:
+    return frame(struct.pack(">i", correlation) + body)
+
+
+def produce(
+    *records: tuple[str, int, memoryview], correlation: int = 1, version: int = 9, acks: int = 1, timeout_ms: int = 3000
+) -> bytes:
+    topics: dict[str, list[Any]] = {}
+    for topic, partition, data in records:
+        topics.setdefault(topic, []).append((partition, bytes(data)))
+    message = ProduceRequest[version](
+        transactional_id=None,
+        acks=acks,
+        timeout_ms=timeout_ms,
+        topic_data=[
+            ProduceRequest.TopicProduceData(
+                version=version,
+                name=name,
+                partition_data=[
+                    ProduceRequest.TopicProduceData.PartitionProduceData(version=version, index=index, records=data)
+                    for index, data in parts
+                ],
+            )
+            for name, parts in topics.items()
+        ],
+    )
+    message.with_header(correlation_id=correlation, client_id="test")
+    return bytes(message.encode(header=True, framed=True))
+
+
+def produced(
+    *results: tuple[str, int, int, int], correlation: int = 1, version: int = 9, by_id: bool = False, **more: Any
+) -> bytes:
+    """Kafka's answer: (topic, partition, error, base offset)."""
+    Topic = ProduceResponse.TopicProduceResponse
+    message = ProduceResponse[version](
+        responses=[
+            Topic(
+                version=version,
+                **({"topic_id": T_ID} if by_id else {"name": topic}),
+                partition_responses=[
+                    Topic.PartitionProduceResponse(
+                        version=version,
+                        index=partition,
+                        error_code=error,
+                        base_offset=base,
+                        log_append_time_ms=-1,
+                        log_start_offset=0,
+                        record_errors=[],
+                        error_message=None,
+                    )
+                ],
+            )
+            for topic, partition, error, base in results
+        ],
+        throttle_time_ms=0,
+        **more,
+    )
+    message.with_header(correlation_id=correlation)
+    return bytes(message.encode(header=True, framed=True))
+
+
+def read(answer: bytes, version: int = 9) -> dict[tuple[str, int], tuple[int, int, str | None]]:
+    """A produce response as its client sees it: (topic, partition) -> (error, base offset, message)."""
+    message = ProduceResponse.decode(answer, version=version, header=True, framed=True)
+    return {
+        (topic.name, each.index): (each.error_code, each.base_offset, each.error_message)
+        for topic in message.responses
+        for each in topic.partition_responses
+    }
+
+
+# ------------------------------------------------------------------------------------------------------- cut through
+
+
+def test_a_frame_that_nobody_needs_is_streamed_as_it_comes_both_ways() -> None:
+    talk = Talk()
+    ask = request(HEARTBEAT, 4, 1, b"x" * 100)
+    talk.client(ask[:20])
+    assert talk.upstream() == ask[:20]
+    talk.client(ask[20:50])
+    assert talk.upstream() == ask[20:50]
+    talk.client(ask[50:])
+    assert talk.upstream() == ask[50:]
+    reply = response(1, b"y" * 100)
+    talk.kafka(reply[:9])
+    assert talk.answer() == reply[:9]
+    talk.kafka(reply[9:])
+    assert talk.answer() == reply[9:]
+    assert talk.session.drained
+
+
+def test_a_produce_of_one_unguarded_topic_is_streamed_once_its_topic_is_known() -> None:
+    talk = Talk()
+    ask = produce(("plain", 0, batch(b"v" * 1000)))
+    talk.client(ask[:60])
+    assert talk.upstream() == ask[:60]
+    talk.client(ask[60:])
+    assert talk.upstream() == ask[60:]
+    assert talk.around.free_bytes == 1 << 20
+
+
+def test_the_start_of_a_produce_is_kept_until_it_tells_its_topic() -> None:
+    talk = Talk()
+    ask = produce(("plain", 0, batch(b"v")))
+    for byte in range(30):
+        talk.client(ask[byte : byte + 1])
+    talk.client(ask[30:])
+    assert b"".join(b"".join(c.chunks) for c in talk.commands if isinstance(c, m.ToUpstream)) == ask
+
+
+def test_addresses_in_a_produce_answer_become_ours() -> None:
+    talk = Talk()
+    talk.client(produce(("plain", 0, batch(b"v")), version=10))
+    talk.upstream()
+    endpoint = ProduceResponse.NodeEndpoint(version=10, node_id=3, host="kafka-3.internal", port=9092, rack=None)
+    talk.kafka(produced(("plain", 0, 6, -1), version=10, node_endpoints=[endpoint]))
+    answer = talk.answer()
+    assert b"kafka-3.internal" not in answer
+    (got,) = ProduceResponse.decode(answer, version=10, header=True, framed=True).node_endpoints
+    assert (got.node_id, got.host, got.port) == (3, "proxy.local", 19003)
+
+
+def test_acks_0_has_no_answer_to_wait_for() -> None:
+    talk = Talk()
+    talk.client(produce(("plain", 0, batch(b"v")), acks=0) + request(HEARTBEAT, 4, 2))
+    talk.upstream()
+    reply = response(2)
+    talk.kafka(reply)
+    assert talk.answer() == reply
+
+
+# ------------------------------------------------------------------------------------------------------ guarded Produce
+
+
+def guarded(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -> list[g.Ticket]:
+    """Sends a Produce to `guarded-a` 0 (and more) and lets every gate grant it; what was sent upstream is left."""
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), *more, **options))
+    tickets = []
+    while talk.commands and isinstance(talk.commands[0], m.ToGate) and isinstance(talk.commands[0].event, g.Offered):
+        tickets.append(talk.offered())
+        talk.grant(tickets[-1])
+    talk.sent(*tickets)
+    return tickets
+
+
+def test_a_guarded_batch_is_stamped_and_goes_as_acks_all() -> None:
+    talk = Talk()
+    (ticket,) = guarded(talk, acks=1)
+    sent = parse_produce_request(memoryview(talk.upstream())[4:])
+    assert sent.acks == -1
+    (data,) = sent.topics[0].partitions
+    assert data.records is not None
+    header = parse_batch_header(data.records)
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == (7000, 0, 5)
+    talk.kafka(produced(("guarded-a", 0, 0, 5)))
+    assert talk.next(m.ToGate).event == g.Answered(ticket, PartitionResult(0, 0, 5, -1, 0))
+    talk.silent()  # the gate has the last word
+    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5, -1, 0), None))
+    assert read(talk.answer()) == {("guarded-a", 0): (0, 5, None)}
+    assert talk.around.free_bytes == 1 << 20
+
+
+def test_a_broker_that_knows_topic_ids_is_asked_by_id_and_the_client_answered_by_name() -> None:
+    talk = Talk(newest_produce=13)
+    (ticket,) = guarded(talk)
+    sent = parse_produce_request(memoryview(talk.upstream())[4:])
+    assert (sent.api_version, sent.topics[0].topic_id) == (13, T_ID)
+    talk.kafka(produced(("", 0, 100, -1), version=13, by_id=True))
+    answered = talk.next(m.ToGate).event
+    assert isinstance(answered, g.Answered)
+    assert answered.result.error_code == 3  # a client that names topics knows no UNKNOWN_TOPIC_ID
+    talk.tell(m.TurnEnded(ticket, answered.result, None))
+    # The topic is unknown, so nobody can have proved WRITE for it; but Kafka itself has answered.
+    assert read(talk.answer())[("guarded-a", 0)][0] == 3
+
+
+def test_nothing_behind_a_waiting_turn_is_read() -> None:
+    talk = Talk()
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))) + request(HEARTBEAT, 4, 2))
+    ticket = talk.offered()
+    assert not talk.next(m.ReadClient).on
+    talk.silent()
+    talk.grant(ticket)
+    talk.sent(ticket)
+    assert talk.next(m.ReadClient).on
+    assert request(HEARTBEAT, 4, 2) in talk.upstream()
+
+
+def test_an_answer_that_comes_before_its_turn_stays_in_the_socket() -> None:
+    talk = Talk()
+    (ticket,) = guarded(talk)
+    talk.upstream()
+    talk.client(request(HEARTBEAT, 4, 2))
+    talk.upstream()
+    reply = response(2, b"y" * 50)
+    talk.kafka(produced(("guarded-a", 0, 45, -1)) + reply)
+    assert isinstance(talk.next(m.ToGate).event, g.Answered)
+    assert not talk.next(m.ReadUpstream).on
+    talk.silent()  # the gate looks into the log
+    talk.refuse(ticket)
+    talk.counted()
+    assert talk.next(m.ReadUpstream).on
+    answers = talk.answer()
+    assert answers.endswith(reply)
+    assert read(answers[: -len(reply)]) == {("guarded-a", 0): (44, 57, "OFFSET_MISMATCH …")}
+
+
+def test_an_append_whose_stamp_was_refused_is_sent_again_on_a_new_grant() -> None:
+    talk = Talk()
+    (ticket,) = guarded(talk)
+    talk.upstream()
+    talk.kafka(produced(("guarded-a", 0, 47, -1)))
+    talk.next(m.ToGate)
+    talk.grant(ticket, sequence=0)
+    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Sent(ticket))
+    again = parse_produce_request(memoryview(talk.upstream())[4:])
+    assert parse_batch_header(again.topics[0].partitions[0].records or memoryview(b"")).base_sequence == 0
+    talk.kafka(produced(("guarded-a", 0, 0, 5)))
+    talk.next(m.ToGate)
+    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5), None))
+    assert read(talk.answer())[("guarded-a", 0)][:2] == (0, 5)
+
+
+def test_what_was_refused_and_what_passed_are_one_answer() -> None:
+    talk = Talk()
+    talk.client(
+        produce(("guarded-b", 1, expecting(9, b"x")), ("guarded-a", 0, expecting(5, b"x")), ("plain", 2, batch(b"p")))
+    )
+    first = talk.offered()
+    assert first.partition == TopicPartition("guarded-a", 0)  # turns are taken in order, whatever the request's
+    talk.refuse(first)
+    talk.counted()
+    second = talk.offered()
+    talk.grant(second)
+    talk.sent(second)
+    sent = parse_produce_request(memoryview(talk.upstream())[4:])
+    assert {(t.name, p.partition) for t in sent.topics for p in t.partitions} == {("guarded-b", 1), ("plain", 2)}
+    talk.kafka(produced(("guarded-b", 1, 0, 9), ("plain", 2, 0, 100)))
+    talk.next(m.ToGate)
+    talk.tell(m.TurnEnded(second, PartitionResult(1, 0, 9), None))
+    probe = parse_produce_request(memoryview(talk.upstream())[4:])
+    assert [t.name for t in probe.topics] == ["guarded-a"]  # WRITE for guarded-b was proved by the append itself
+    talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
+    assert {key: value[:2] for key, value in read(talk.answer()).items()} == {
+        ("guarded-a", 0): (44, 57),
+        ("guarded-b", 1): (0, 9),
+        ("plain", 2): (0, 100),
+    }
+
+
+def test_one_mismatch_refuses_the_whole_request_where_that_is_configured() -> None:
+    talk = Talk(refuse_whole_requests=True)
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
+    first = talk.offered()
+    talk.grant(first)
+    second = talk.offered()
+    talk.refuse(second)
+    talk.counted()
+    assert talk.next(m.ToGate) == m.ToGate(first, g.Withdrawn(first))
+    probe = parse_produce_request(memoryview(talk.upstream())[4:])
+    assert all(p.records is not None and len(p.records) == 0 for t in probe.topics for p in t.partitions)
+    talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1), ("guarded-b", 1, INVALID_RECORD, -1)))
+    got = read(talk.answer())
+    assert {key: value[0] for key, value in got.items()} == {("guarded-a", 0): 44, ("guarded-b", 1): 44}
+    assert (got["guarded-a", 0][2] or "").startswith("WHOLE_REQUEST_REFUSED")
+
+
+def test_no_offset_is_told_to_who_may_not_write() -> None:
+    talk = Talk()
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
+    talk.refuse(talk.offered())
+    talk.counted()
+    probe = parse_produce_request(memoryview(talk.upstream())[4:])
+    assert [(p.partition, bytes(p.records or b"")) for p in probe.topics[0].partitions] == [(0, b"")]
+    talk.kafka(produced(("guarded-a", 0, NOT_AUTHORIZED, -1)))
+    assert read(talk.answer()) == {("guarded-a", 0): (NOT_AUTHORIZED, -1, None)}
+
+
+def test_write_is_proved_once_a_connection() -> None:
+    talk = Talk()
+    for correlation in (1, 2):
+        talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=correlation))
+        talk.refuse(talk.offered())
+        talk.counted()
+        if correlation == 1:
+            talk.upstream()
+            talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
+        assert read(talk.answer())[("guarded-a", 0)][:2] == (44, 57)
+
+
+def test_while_the_configs_are_not_known_nothing_is_let_through() -> None:
+    talk = Talk(is_fresh=False)
+    talk.client(produce(("plain", 0, batch(b"p")), ("guarded-a", 0, batch(b"x"))))
+    talk.counted()
+    assert {key: value[0] for key, value in read(talk.answer()).items()} == {("plain", 0): 6, ("guarded-a", 0): 6}
+
+
+def test_a_cold_grant_that_waited_too_long_is_given_back_and_asked_for_again() -> None:
+    talk = Talk(grants_hold=False)
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
+    ticket = talk.offered()
+    talk.grant(ticket)
+    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
+    assert talk.offered() is ticket
+    talk.silent()
+
+
+def test_a_batch_behind_one_whose_failure_the_client_cannot_have_read_falls_with_it() -> None:
+    talk = Talk()
+    (first,) = guarded(talk)
+    talk.upstream()
+    talk.client(request(HEARTBEAT, 4, 5))  # keeps nothing, but shows that the client goes on
+    talk.upstream()
+    talk.kafka(produced(("guarded-a", 0, 45, -1)))
+    talk.next(m.ToGate)
+    other = produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 0, expecting(1, b"y")), correlation=6)
+    talk.client(other)
+    tickets = [talk.offered()]
+    talk.grant(tickets[0])
+    tickets.append(talk.offered())
+    talk.refuse(first)  # …but its answer is not out: a proof of WRITE is known, the front of the queue is free
+    talk.counted()
+    assert read(talk.answer())[("guarded-a", 0)][0] == 44
+
+
+# ----------------------------------------------------------------------------------------------------------- acks=0
+
+
+def test_an_expectation_with_acks_0_closes_the_connection_before_anything_is_sent() -> None:
+    talk = Talk()
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), acks=0))
+    assert talk.next(m.CloseClient).fault is ClientProtocolError
+    talk.silent()
+
+
+def test_acks_0_on_a_guarded_topic_goes_as_acks_all_and_its_answer_is_swallowed() -> None:
+    talk = Talk()
+    talk.client(produce(("guarded-a", 0, batch(b"x")), acks=0))
+    ticket = talk.offered()
+    talk.grant(ticket)
+    talk.sent(ticket)
+    assert parse_produce_request(memoryview(talk.upstream())[4:]).acks == -1
+    talk.kafka(produced(("guarded-a", 0, 0, 5)))
+    talk.next(m.ToGate)
+    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5), None))
+    talk.silent()
+    assert talk.session.drained
+
+
+def test_acks_0_that_fails_closes_the_connection_as_kafka_does() -> None:
+    talk = Talk()
+    talk.client(produce(("guarded-a", 0, batch(b"x")), acks=0))
+    talk.refuse(talk.offered())
+    talk.counted()
+    assert "acks=0" in talk.next(m.CloseClient).reason
+
+
+# ------------------------------------------------------------------------------------------------------------- ends
+
+
+def test_a_client_that_vanishes_leaves_its_upstream_until_the_outcome_is_known() -> None:
+    talk = Talk()
+    (ticket,) = guarded(talk)
+    talk.upstream()
+    talk.tell(m.ClientLost())
+    talk.silent()
+    talk.kafka(produced(("guarded-a", 0, 0, 5)))
+    assert talk.next(m.ToGate).event == g.Answered(ticket, PartitionResult(0, 0, 5, -1, 0))
+    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5), None))
+    talk.next(m.CloseUpstream)
+    talk.silent()
+    assert talk.around.free_bytes == 1 << 20
+
+
+def test_an_upstream_that_never_answers_a_vanished_client_is_given_up() -> None:
+    talk = Talk()
+    (ticket,) = guarded(talk)
+    talk.upstream()
+    talk.tell(m.ClientLost())
+    talk.now += talk.around.request_timeout_seconds + 1
+    talk.tell(m.Tick())
+    talk.next(m.CloseUpstream)
+    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Lost(ticket))
+
+
+def test_a_client_that_vanishes_at_a_gate_gives_its_turns_back() -> None:
+    talk = Talk()
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 0, expecting(5, b"x"))))
+    first = talk.offered()
+    talk.grant(first)
+    second = talk.offered()
+    talk.tell(m.ClientLost())
+    assert talk.next(m.ToGate) == m.ToGate(first, g.Withdrawn(first))
+    assert talk.next(m.ToGate) == m.ToGate(second, g.Withdrawn(second))
+    talk.next(m.CloseUpstream)
+    assert talk.around.free_bytes == 1 << 20
+
+
+def test_a_grant_for_a_client_that_is_gone_is_given_back() -> None:
+    talk = Talk()
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
+    ticket = talk.offered()
+    talk.tell(m.ClientLost())
+    talk.commands.clear()
+    talk.grant(ticket)
+    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
+
+
+def test_what_was_sent_over_a_connection_that_broke_is_in_doubt() -> None:
+    talk = Talk()
+    (ticket,) = guarded(talk)
+    talk.upstream()
+    talk.tell(m.UpstreamLost("the broker closed the connection"))
+    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Lost(ticket))
+    assert talk.next(m.CloseClient).fault is None
+    talk.tell(m.ClientLost())
+    assert talk.session.finished
+    assert talk.around.free_bytes == 1 << 20
+
+
+def test_an_outcome_that_is_not_known_in_time_is_told_as_unknown() -> None:
+    talk = Talk()
+    (ticket,) = guarded(talk, timeout_ms=1000)
+    talk.upstream()
+    talk.now += 0.95
+    talk.tell(m.Tick())
+    talk.counted()
+    assert read(talk.answer())[("guarded-a", 0)][0] == TIMED_OUT
+    talk.kafka(produced(("guarded-a", 0, 0, 5)))
+    talk.next(m.ToGate)
+    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5), None))
+    talk.silent()  # told once
+    assert talk.session.drained
+
+
+# ----------------------------------------------------------------------------------------------------------- bad peers
+
+
+def test_an_answer_that_was_not_asked_for_ends_the_connection() -> None:
+    talk = Talk()
+    talk.kafka(response(9))
+    closed = talk.next(m.CloseClient)
+    assert closed.fault is UpstreamProtocolError
+    talk.next(m.CloseUpstream)
+
+
+def test_an_answer_out_of_order_ends_the_connection() -> None:
+    talk = Talk()
+    talk.client(request(HEARTBEAT, 4, 1) + request(HEARTBEAT, 4, 2))
+    talk.upstream()
+    talk.kafka(response(2))
+    assert "correlation id 2 where 1" in talk.next(m.CloseClient).reason
+
+
+@pytest.mark.parametrize(("api_key", "version"), [(4, 0), (999, 0), (-1, 0), (HEARTBEAT, 99), (0, 2)])
+def test_what_is_not_advertised_ends_the_connection(api_key: int, version: int) -> None:
+    talk = Talk()
+    talk.client(request(api_key, version, 1))
+    assert talk.next(m.CloseClient).fault is ClientProtocolError
+    talk.silent()
+
+
+def test_a_partition_named_twice_ends_the_connection() -> None:
+    talk = Talk()
+    twice = produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-a", 0, expecting(6, b"y")))
+    talk.client(twice)
+    assert "guarded-a-0 twice" in talk.next(m.CloseClient).reason
+
+
+def test_memory_that_is_not_there_is_waited_for() -> None:
+    talk = Talk(free_bytes=10)
+    ask = request(METADATA, 9, 1, b"z" * 100)
+    talk.client(ask)
+    assert not talk.next(m.ReadClient).on
+    talk.tell(m.Tick())
+    talk.commands.clear()
+    talk.around.free_bytes = 1000
+    talk.tell(m.Tick())
+    talk.next(m.ReadClient)
+    assert talk.upstream() == ask
+
+
+def test_too_many_unanswered_requests_are_not_read() -> None:
+    talk = Talk(in_flight_requests_max=2)
+    for correlation in (1, 2, 3):
+        talk.client(request(HEARTBEAT, 4, correlation))
+    assert talk.upstream() + talk.upstream() == request(HEARTBEAT, 4, 1) + request(HEARTBEAT, 4, 2)
+    assert not talk.next(m.ReadClient).on
+    talk.silent()
+    talk.kafka(response(1))
+    assert talk.next(m.ReadClient).on
+    assert talk.upstream() == request(HEARTBEAT, 4, 3)
