@@ -656,7 +656,7 @@ class Gate:
             return
         ticket.actual = end
         remembered = self._landed.get(expected)
-        if remembered is not None and remembered.digest != ticket.digest:
+        if remembered is not None and remembered.digest != ticket.digest and not self._names_itself(ticket, remembered):
             self._end_mismatch(ticket, None)
             return
         self._looking.append(ticket)
@@ -692,8 +692,10 @@ class Gate:
             limit = self._limits.decompressed_bytes_max
             scan = scan_batch(found.batch, self._names, carrier_base=False, decompressed_bytes_max=limit)
             digest = scan.digest
-            if header.is_log_append_time:
-                # The broker replaced the timestamps: compare the rest, and speak in the ticket's own digest.
+            named = scan.write_id is not None and scan.write_id == ticket.append.write_id
+            if header.is_log_append_time or named:
+                # The broker replaced the timestamps, or the writer did when it made its named write again (Spark does,
+                # after a restart): compare the rest, and speak in the ticket's own digest.
                 theirs = digest_batch(found.batch, decompressed_bytes_max=limit, ignore_timestamps=True)
                 ours = digest_batch(ticket.records, decompressed_bytes_max=limit, ignore_timestamps=True)
                 digest = ticket.digest if theirs == ours else theirs
