@@ -458,20 +458,26 @@ def test_a_cold_grant_that_waited_too_long_is_given_back_and_asked_for_again() -
 
 def test_a_batch_behind_one_whose_failure_the_client_cannot_have_read_falls_with_it() -> None:
     talk = Talk()
-    (first,) = guarded(talk)
+    first, slow = guarded(talk, ("guarded-b", 0, expecting(9, b"y")))
     talk.upstream()
-    talk.client(request(HEARTBEAT, 4, 5))  # keeps nothing, but shows that the client goes on
-    talk.upstream()
-    talk.kafka(produced(("guarded-a", 0, 45, -1)))
-    talk.next(m.ToGate)
-    other = produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 0, expecting(1, b"y")), correlation=6)
-    talk.client(other)
-    tickets = [talk.offered()]
-    talk.grant(tickets[0])
-    tickets.append(talk.offered())
-    talk.refuse(first)  # …but its answer is not out: a proof of WRITE is known, the front of the queue is free
+    talk.kafka(produced(("guarded-a", 0, 45, -1), ("guarded-b", 0, 45, -1)))
+    talk.commands.clear()
+    talk.refuse(first)  # the other partition is still being looked at, so the client has no answer yet
     talk.counted()
-    assert read(talk.answer())[("guarded-a", 0)][0] == 44
+    talk.client(produce(("guarded-a", 0, expecting(57, b"sent before the refusal was read")), correlation=2))
+    talk.counted()
+    talk.refuse(slow)
+    talk.counted()
+    both = talk.answer()
+    first_length = 4 + int.from_bytes(both[:4], "big")
+    assert read(both[:first_length]) == {
+        ("guarded-a", 0): (44, 57, MISMATCH.error_message),
+        ("guarded-b", 0): (44, 57, MISMATCH.error_message),
+    }
+    code, _, message = read(both[first_length:])["guarded-a", 0]
+    assert (code, (message or "").split()[0]) == (44, "SENT_BEHIND_A_FAILED_BATCH")
+    talk.client(produce(("guarded-a", 0, expecting(57, b"sent after it")), correlation=3))
+    talk.offered()
 
 
 # ----------------------------------------------------------------------------------------------------------- acks=0
