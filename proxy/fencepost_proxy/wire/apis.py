@@ -1,11 +1,12 @@
 """Every API of Kafka, and what this proxy does with it: the one table.
 
-The list is that of Kafka 4.3 (`common/message/*.json` in kafka-clients 4.3.1). An API or a version that is not in
+The list is that of Kafka 4.4 (`common/message/*.json` in kafka-clients 4.4.0). An API or a version that is not in
 it is withheld: a version added to Kafka later may carry a broker's address, and nobody has looked yet.
 
 What a client is told by ApiVersions is the intersection of this table with what its broker told
-(`wire/api_versions.py`). The reasons for each cap stand in the table itself; `tests/unit/test_apis.py` walks the
-response schemas and fails if an advertised version could name an address and is not rewritten.
+(`wire/api_versions.py`). The reasons for each cap stand in the table itself; `tests/unit/test_apis.py` and
+`tests/integration/test_control_messages.py` walk the response schemas, and fail if a served version could name an
+address and is not rewritten.
 
 Left alone on purpose, since it is not a broker's address: `ClientHost` of group members (the proxy's own address, as
 the broker sees it), `Host` of ACLs (data), `UserEndpoint` of Kafka Streams (the application's).
@@ -40,7 +41,7 @@ class Treatment(Flag):
 class Api:
     """One row. Versions are inclusive; `flexible_from` is the first with header v2 and tagged fields, None for none.
 
-    `reason` says why the API is withheld, looked into or capped below what Kafka 4.3 has; empty where it just passes.
+    `reason` says why the API is withheld, looked into or capped below what Kafka 4.4 has; empty where it just passes.
     """
 
     key: int
@@ -97,7 +98,7 @@ _TABLE: Final = (
     Api(15, "DescribeGroups", _RELAY, 0, 6, 5),
     Api(16, "ListGroups", _RELAY, 0, 5, 3),
     Api(17, "SaslHandshake", _RELAY, 1, 1, None, "after v0 bare SASL tokens follow, frames without a Kafka header"),
-    Api(18, "ApiVersions", Treatment.REWRITE_RESPONSE, 0, 4, 3, "told what this table and the broker have in common"),
+    Api(18, "ApiVersions", Treatment.REWRITE_RESPONSE, 0, 4, 3, "no schema of v5 yet"),
     Api(19, "CreateTopics", _PLAN, 2, 7, 5, _TOPIC_CONFIGS),
     Api(20, "DeleteTopics", _PLAN, 1, 6, 4, "a topic's virtual configs go with it"),
     Api(21, "DeleteRecords", _INSPECT, 0, 2, 2, _STATE_TOPIC),
@@ -107,7 +108,7 @@ _TABLE: Final = (
     Api(25, "AddOffsetsToTxn", _RELAY, 0, 4, 3),
     Api(26, "EndTxn", _RELAY, 0, 5, 3),
     Api(27, "WriteTxnMarkers", _RELAY, 0, 2, 1),
-    Api(28, "TxnOffsetCommit", _RELAY, 0, 5, 3),
+    Api(28, "TxnOffsetCommit", _RELAY, 0, 6, 3),
     Api(29, "DescribeAcls", _RELAY, 0, 3, 2),
     Api(30, "CreateAcls", _RELAY, 0, 3, 2),
     Api(31, "DeleteAcls", _RELAY, 0, 3, 2),
@@ -121,7 +122,7 @@ _TABLE: Final = (
     Api(39, "RenewDelegationToken", _RELAY, 0, 2, 2),
     Api(40, "ExpireDelegationToken", _RELAY, 0, 2, 2),
     Api(41, "DescribeDelegationToken", _RELAY, 0, 3, 2),
-    Api(42, "DeleteGroups", _RELAY, 0, 2, 2),
+    Api(42, "DeleteGroups", _RELAY, 0, 3, 2),
     Api(43, "ElectLeaders", _RELAY, 0, 2, 2),
     Api(44, "IncrementalAlterConfigs", _PLAN, 0, 1, 1, _TOPIC_CONFIGS),
     Api(45, "AlterPartitionReassignments", _RELAY, 0, 1, 0),
@@ -167,11 +168,13 @@ _TABLE: Final = (
     Api(85, "WriteShareGroupState", _WITHHELD, 0, 0, 0, _SHARE_STATE),
     Api(86, "DeleteShareGroupState", _WITHHELD, 0, 0, 0, _SHARE_STATE),
     Api(87, "ReadShareGroupStateSummary", _WITHHELD, 0, 0, 0, _SHARE_STATE),
-    Api(88, "StreamsGroupHeartbeat", _RELAY, 0, 0, 0),
-    Api(89, "StreamsGroupDescribe", _RELAY, 0, 0, 0),
+    Api(88, "StreamsGroupHeartbeat", _RELAY, 0, 1, 0),
+    Api(89, "StreamsGroupDescribe", _RELAY, 0, 1, 0),
     Api(90, "DescribeShareGroupOffsets", _RELAY, 0, 1, 0),
     Api(91, "AlterShareGroupOffsets", _RELAY, 0, 0, 0),
     Api(92, "DeleteShareGroupOffsets", _RELAY, 0, 0, 0),
+    Api(93, "StreamsGroupTopologyDescriptionUpdate", _RELAY, 0, 0, 0),
+    Api(94, "UnregisterController", _RELAY, 0, 0, 0),
 )  # fmt: skip
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({api.key: api for api in _TABLE})

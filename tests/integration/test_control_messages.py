@@ -1,0 +1,317 @@
+"""What control messages stand on in a real Kafka: we read all its answers, and its authorizer says what we rely on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import struct
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from tests.support.kafka import running_kafka
+
+from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.jars import DEFAULT_VERSION, classpath, release, say
+from fencepost_proxy.types import Address
+from fencepost_proxy.wire import apis
+from fencepost_proxy.wire.api_versions import restrict_api_versions
+from fencepost_proxy.wire.apis import APIS
+from fencepost_proxy.wire.control import (
+    codec_versions,
+    decode_response,
+    encode_request_frame,
+    encode_response,
+    parse_response_header,
+)
+from fencepost_proxy.wire.schema import Message
+
+pytestmark = pytest.mark.kafka
+
+TOPIC = 2
+SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
+PROPERTIES = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": "User:ANONYMOUS",
+    "sasl.enabled.mechanisms": "PLAIN",
+    "listener.name.sasl.plain.sasl.jaas.config": (
+        'org.apache.kafka.common.security.plain.PlainLoginModule required user_reader="secret";'
+    ),
+}
+
+
+class Connection:
+    """Asks a broker with our own codec, one request at a time."""
+
+    def __init__(self, address: Address) -> None:
+        self._socket = socket.create_connection(address, 30)
+        self._next = 0
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def ask_raw(self, api_key: int, version: int, request: Message) -> bytes:
+        """The body of the answer."""
+        self._next += 1
+        self._socket.sendall(encode_request_frame(api_key, version, self._next, "test", request))
+        (length,) = struct.unpack(">i", self._read(4))
+        frame = self._read(length)
+        header = parse_response_header(frame, api_key, version)
+        assert header.correlation_id == self._next
+        return frame[header.body_offset :]
+
+    def ask(self, api_key: int, version: int, request: Message) -> Message:
+        return decode_response(api_key, version, self.ask_raw(api_key, version, request))
+
+    def _read(self, count: int) -> bytes:
+        data = b""
+        while len(data) < count:
+            more = self._socket.recv(count - len(data))
+            if not more:
+                raise ConnectionError("the broker closed the connection")
+            data += more
+        return data
+
+
+@pytest.fixture(scope="module")
+def guarded_kafka() -> Iterator[KafkaCluster]:
+    with running_kafka(properties=PROPERTIES, listeners={"SASL": "SASL_PLAINTEXT"}) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def admin(guarded_kafka: KafkaCluster) -> Iterator[Connection]:
+    """May do everything."""
+    connection = Connection(guarded_kafka.address(1))
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def reader(guarded_kafka: KafkaCluster) -> Iterator[Connection]:
+    """May do nothing at all."""
+    connection = Connection(guarded_kafka.address(1, "SASL"))
+    connection.ask(SASL_HANDSHAKE, 1, Message(mechanism="PLAIN"))
+    assert connection.ask(SASL_AUTHENTICATE, 2, Message(auth_bytes=b"\0reader\0secret")).error_code == 0
+    yield connection
+    connection.close()
+
+
+@pytest.fixture
+def topic(admin: Connection) -> str:
+    wanted = Message(name="orders", num_partitions=1, replication_factor=1)
+    created = admin.ask(apis.CREATE_TOPICS, 7, Message(topics=[wanted]))
+    assert created.topics[0].error_code in (0, 36)
+    return "orders"
+
+
+def empty(topic: str) -> Message:
+    return Message(resource_type=TOPIC, resource_name=topic, configs=[])
+
+
+@pytest.mark.brokers
+@pytest.mark.parametrize("api_key", [apis.ALTER_CONFIGS, apis.INCREMENTAL_ALTER_CONFIGS])
+@pytest.mark.parametrize("validate_only", [False, True])
+def test_an_empty_list_of_configs_is_authorised_like_any_other(
+    admin: Connection, reader: Connection, topic: str, api_key: int, validate_only: bool
+) -> None:
+    request = Message(resources=[empty(topic), empty("no-such-topic")], validate_only=validate_only)
+
+    by_admin = {each.resource_name: each.error_code for each in admin.ask(api_key, 1, request).responses}
+    by_reader = {each.resource_name: each.error_code for each in reader.ask(api_key, 1, request).responses}
+
+    assert by_admin == {topic: 0, "no-such-topic": 3}
+    assert by_reader == {topic: 29, "no-such-topic": 29}
+
+
+def config_of(admin: Connection, topic: str, name: str) -> str:
+    wanted = Message(resource_type=TOPIC, resource_name=topic, configuration_keys=[name])
+    value: str = admin.ask(apis.DESCRIBE_CONFIGS, 4, Message(resources=[wanted])).results[0].configs[0].value
+    return value
+
+
+def set_config(admin: Connection, topic: str, name: str, value: str) -> None:
+    """Returns once the broker shows it: it learns of changes in their order, a moment after the controller."""
+    configs = [Message(name=name, value=value, config_operation=0)]
+    change = Message(resources=[Message(resource_type=TOPIC, resource_name=topic, configs=configs)])
+    assert admin.ask(apis.INCREMENTAL_ALTER_CONFIGS, 1, change).responses[0].error_code == 0
+    deadline = time.monotonic() + 10
+    while config_of(admin, topic, name) != value:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.brokers
+def test_an_empty_list_resets_kafkas_configs_in_the_legacy_call_alone(admin: Connection, topic: str) -> None:
+    set_config(admin, topic, "retention.ms", "123456")
+
+    admin.ask(apis.INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=[empty(topic)]))
+    set_config(admin, topic, "flush.messages", "1000")
+    assert config_of(admin, topic, "retention.ms") == "123456"
+
+    admin.ask(apis.ALTER_CONFIGS, 1, Message(resources=[empty(topic)]))
+    set_config(admin, topic, "flush.messages", "2000")
+    assert config_of(admin, topic, "retention.ms") == "604800000"
+
+
+@pytest.mark.brokers
+def test_names_that_kafka_does_not_know_bring_no_configs(admin: Connection, topic: str) -> None:
+    def shown(keys: list[str]) -> list[str]:
+        wanted = Message(resource_type=TOPIC, resource_name=topic, configuration_keys=keys)
+        result = admin.ask(apis.DESCRIBE_CONFIGS, 4, Message(resources=[wanted])).results[0]
+        assert result.error_code == 0
+        return [each.name for each in result.configs]
+
+    assert shown(["check.expected.offsets"]) == []
+    assert shown(["check.expected.offsets", "retention.ms"]) == ["retention.ms"]
+    assert len(shown([])) > 20
+
+
+#: Where an empty request gets no answer: brokers close the connection over an empty filter of ACLs (these are "any"),
+#: and older ones (3.9, 4.0) never answer an OffsetFetch for no group.
+ASKED = {
+    29: Message(resource_type_filter=1, pattern_type_filter=1, operation=1, permission_type=1),
+    9: Message(group_id="g", groups=[Message(group_id="g", topics=[])]),
+}
+
+
+@pytest.mark.brokers
+def test_every_answer_of_a_real_broker_is_read_and_written_again(admin: Connection) -> None:
+    offered = admin.ask(apis.API_VERSIONS, 3, Message(client_software_name="test", client_software_version="1"))
+    restrict_api_versions(offered)
+    read = []
+    for entry in offered.api_keys:
+        readable = codec_versions(entry.api_key)
+        if readable is None or entry.api_key == apis.PRODUCE:
+            continue
+        request = ASKED.get(entry.api_key, Message())
+        for version in range(max(entry.min_version, readable[0]), min(entry.max_version, readable[1]) + 1):
+            body = admin.ask_raw(entry.api_key, version, request)
+            message = decode_response(entry.api_key, version, body)
+            assert encode_response(entry.api_key, version, message) == body, (APIS[entry.api_key].name, version)
+            read.append((entry.api_key, version))
+
+    assert len(read) > 180
+
+
+@pytest.mark.brokers
+def test_no_answer_names_the_broker_once_it_is_rewritten(
+    guarded_kafka: KafkaCluster, admin: Connection, topic: str
+) -> None:
+    book = AddressBook(19092, advertised_host="proxy.example.com")
+    asked = [
+        *((apis.METADATA, v, Message(topics=None if v else [])) for v in range(14)),
+        *((apis.FIND_COORDINATOR, v, Message(key="g")) for v in range(4)),
+        *((apis.FIND_COORDINATOR, v, Message(coordinator_keys=["g", "h"])) for v in range(4, 7)),
+        *((apis.DESCRIBE_CLUSTER, v, Message()) for v in range(3)),
+    ]
+    offered = versions_in(
+        admin.ask(apis.API_VERSIONS, 3, Message(client_software_name="test", client_software_version="1"))
+    )
+    for api_key, version, request in asked:
+        if (api_key, version) not in offered:
+            continue
+        response = admin.ask(api_key, version, request)
+        assert guarded_kafka.address(1).host in repr(response), "or there is nothing to see"
+        learn_brokers(api_key, response, book)
+        rewrite_response(api_key, response, book, "127.0.0.2")
+
+        told = encode_response(api_key, version, response)
+
+        assert guarded_kafka.address(1).host.encode() not in told
+        assert b"proxy.example.com" in told
+    assert book.nodes == {1: guarded_kafka.address(1)}
+
+
+@pytest.mark.brokers
+def test_only_what_the_table_serves_is_advertised(admin: Connection) -> None:
+    offered = admin.ask(apis.API_VERSIONS, 3, Message(client_software_name="test", client_software_version="1"))
+    of_broker = versions_in(offered)
+    restrict_api_versions(offered)
+
+    assert versions_in(offered) == {each for each in of_broker if apis.serves(*each)}
+    assert of_broker - versions_in(offered) >= {(apis.FETCH, 16), (apis.FETCH, 17), (55, 2)}
+
+
+def versions_in(offered: Message) -> set[tuple[int, int]]:
+    return {(each.api_key, v) for each in offered.api_keys for v in range(each.min_version, each.max_version + 1)}
+
+
+# --- Kafka's own message definitions, out of the locked jar -----------------------------------------------------------
+
+ADDRESSES_REPLACED = {apis.PRODUCE, apis.METADATA, apis.FIND_COORDINATOR, apis.DESCRIBE_CLUSTER}
+#: Not a broker's address: see `wire/apis.py`.
+OTHER_HOSTS = {"client_host", "user_endpoint.host", "user_endpoint.port", "acls.host", "matching_acls.host"}
+
+
+def response_definitions() -> dict[int, dict[str, Any]]:
+    paths = classpath(release(DEFAULT_VERSION).broker_lock, say).split(os.pathsep)
+    jar = next(path for path in paths if Path(path).name.startswith("kafka-clients-"))
+    with zipfile.ZipFile(jar) as opened:
+        texts = [opened.read(name).decode() for name in opened.namelist() if name.endswith("Response.json")]
+    parsed = [json.loads(re.sub(r"(?m)^\s*//.*$", "", text)) for text in texts]
+    return {each["apiKey"]: each for each in parsed}
+
+
+def hosts_and_ports(
+    fields: list[dict[str, Any]], structs: dict[str, Any], version: int, path: str = ""
+) -> Iterator[str]:
+    for field in fields:
+        if not within(version, field["versions"]):
+            continue
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", field["name"]).lower()
+        if name.split("_")[-1] in ("host", "port"):
+            yield (f"{path}.{name}" if name in ("host", "port") else name).removeprefix(".")
+        inner = field.get("fields") or structs.get(field["type"].removeprefix("[]"), [])
+        yield from hosts_and_ports(inner, structs, version, name)
+
+
+def within(version: int, versions: str) -> bool:
+    first, _, last = versions.replace("+", "-999").partition("-")
+    return versions != "none" and int(first) <= version <= int(last or first)
+
+
+def test_no_served_version_can_name_a_brokers_address_in_the_newest_kafka() -> None:
+    definitions = response_definitions()
+    assert set(definitions) == set(APIS), "a new Kafka has new APIs: look at each, and give it its row"
+    seen = set()
+    for api_key, definition in definitions.items():
+        structs = {each["name"]: each["fields"] for each in definition.get("commonStructs", [])}
+        for version in range(100):
+            if not within(version, definition["validVersions"]):
+                continue
+            fields = set(hosts_and_ports(definition["fields"], structs, version)) - OTHER_HOSTS
+            if fields:
+                seen.add((api_key, version))
+            if apis.serves(api_key, version) and fields:
+                assert api_key in ADDRESSES_REPLACED, f"{APIS[api_key].name} v{version} answers with {fields}"
+    assert {(apis.FETCH, 16), (apis.PRODUCE, 10), (55, 2), (78, 1), (79, 1), (apis.METADATA, 0)} <= seen
+
+
+def test_the_table_serves_what_the_newest_kafka_has_but_for_a_reason() -> None:
+    for api_key, definition in response_definitions().items():
+        api = APIS[api_key]
+        assert definition["name"] == f"{api.name}Response"
+        newest = max((v for v in range(100) if within(v, definition["validVersions"])), default=0)
+        assert api.reason or api.max_version == newest, f"{api.name} stops at {api.max_version} of {newest}: say why"
+        assert api.withheld or api.max_version <= newest
+
+
+def test_a_broker_does_not_name_controllers(admin: Connection) -> None:
+    answer = admin.ask(apis.DESCRIBE_CLUSTER, 1, Message(endpoint_type=2))
+
+    assert (answer.error_code, answer.brokers) == (114, [])
+
+
+def test_topics_are_known_by_id(admin: Connection, topic: str) -> None:
+    answer = admin.ask(apis.METADATA, 12, Message(topics=[Message(name=topic)]))
+
+    assert isinstance(answer.topics[0].topic_id, UUID)
+    assert answer.topics[0].topic_id.int != 0
