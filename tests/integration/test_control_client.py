@@ -371,6 +371,7 @@ def test_the_cluster_as_it_is(kafka3: KafkaCluster) -> None:
         info = client.topic(tp.topic)
         assert info is not None
         assert (info.partition_count, info.replication_factor) == (1, 3)
+        assert all(client.api_versions(node_id) for node_id in client.brokers)
         versions = client.api_versions(end.node_id)
         assert versions is not None
         assert versions[0][1] >= 12

@@ -276,6 +276,8 @@ class BrokerLink:
         self._opening: asyncio.Task[BrokerConnection] | None = None
         self._pause_seconds = 0.0
         self._closed = False
+        #: API key -> (min, max) version, as of the last connection that was opened; None before the first.
+        self.api_versions: Mapping[int, tuple[int, int]] | None = None
 
     @property
     def connection(self) -> BrokerConnection | None:
@@ -321,5 +323,6 @@ class BrokerLink:
             _limited_log.warning(self.address, "broker cannot be reached", broker=self.address, reason=e)
             raise
         self._pause_seconds = 0.0
+        self.api_versions = self._connection.api_versions
         _log.debug("connected", broker=self.address)
         return self._connection

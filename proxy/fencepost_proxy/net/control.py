@@ -268,6 +268,7 @@ class ControlClient:
                     raise
                 _limited_log.warning("start", "waiting for Kafka", upstream=addresses, reason=e)
                 await asyncio.sleep(self._limits.reconnect_backoff_max_seconds)
+        await self._greet_brokers()
         _log.info("connected to Kafka", cluster_id=self.cluster_id, brokers=len(self.brokers))
         self._run(self._keep_metadata_fresh(), "metadata refresh")
 
@@ -295,16 +296,12 @@ class ControlClient:
         return self._metadata.brokers
 
     def api_versions(self, node_id: NodeId) -> Mapping[int, tuple[int, int]] | None:
-        """API key -> (min, max) version that the broker told us, None while we have no connection to it."""
-        for lane in _Lane:
-            link = self._links.get((node_id, lane))
-            if link is not None and link.connection is not None:
-                return link.connection.api_versions
-        address = self.brokers.get(node_id)
-        for link in self._bootstrap:
-            if link.address == address and link.connection is not None:
-                return link.connection.api_versions
-        return None
+        """API key -> (min, max) version, as the broker told when we last connected; None if we never did.
+
+        `start` connects to every broker that can be reached, and the refreshing of metadata to those that come later.
+        """
+        link = self._links.get((node_id, _Lane.QUESTIONS))
+        return None if link is None else link.api_versions
 
     def topic(self, name: str) -> TopicInfo | None:
         """What metadata last said of a topic, None if it was not asked for or is not there."""
@@ -395,6 +392,14 @@ class ControlClient:
                 await self.refresh_metadata(list(self._metadata.topics))
             except UpstreamUnavailable as e:
                 _limited_log.warning("metadata", "metadata cannot be refreshed", reason=e)
+            await self._greet_brokers()
+
+    async def _greet_brokers(self) -> None:
+        """Connects to every broker, as far as it can be reached: only so is known what it understands."""
+        deadline = deadline_in(self._limits.connect_timeout_seconds)
+        links = [self._link(node_id, _Lane.QUESTIONS) for node_id in self.brokers]
+        # A failure is logged by the link, and tried again in the next round.
+        await asyncio.gather(*(link.connected(deadline) for link in links), return_exceptions=True)
 
     # --- offsets and producers ----------------------------------------------------------------------------------------
 
