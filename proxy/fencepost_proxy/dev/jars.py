@@ -67,6 +67,9 @@ RELEASES = {
     )
 }
 DEFAULT_VERSION = "4.4.0"
+#: Spark's own Kafka connector, for `spark-submit --jars`. Its token provider is older than the connector, since later
+#: ones are not in the public repository; it only matters to delegation tokens.
+SPARK_LOCK = "spark-kafka"
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,3 +285,17 @@ def _download_once(jar: Jar, url: str, tally: _Tally) -> None:
         except BaseException:
             Path(part.name).unlink(missing_ok=True)
             raise
+
+
+def main() -> None:
+    """`python -m fencepost_proxy.dev.jars [LOCK…]`: fetches ahead what the tests, or the named locks, need."""
+    newest = release(os.environ.get("FENCEPOST_KAFKA") or DEFAULT_VERSION)
+    try:
+        for lock in sys.argv[1:] or [newest.broker_lock, newest.tools_lock, SPARK_LOCK]:
+            fetch(lock)
+    except JarError as error:
+        sys.exit(f"fencepost: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+# What this project can be asked for; `make` alone lists it. Needs Python 3.11+ with venv and pip, and a JDK 17+.
+
+VENV := .venv
+BIN := $(VENV)/bin
+# The first Python that is new enough; PYTHON=… overrides.
+PYTHON ?= $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
+	command -v $$each >/dev/null 2>&1 && $$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& { echo $$each; break; }; done)
+PYTEST := $(BIN)/python -m pytest
+KAFKA_VERSIONS_OLDER := 4.0.2 3.9.2
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-fast test-kafka test-brokers lint lock clean
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+help:  ## this list
+	@echo "make TARGET, where TARGET is:"
+	@sed -n 's/^\([a-z-]*\):[^#]*## /  \1|/p' $(MAKEFILE_LIST) | awk -F'|' '{ printf "%-16s%s\n", $$1, $$2 }'
+	@echo "The first run installs into $(VENV) what locks/ pins by hash. PYTHON=… chooses the Python (3.11 or newer)."
+
+demo: $(VENV)/.installed-run  ## see it work: real Kafka, the proxy, a Spark bulk load that is killed half way
+	@$(BIN)/fencepost demo
+
+test: lint jars  ## lint, then every test, real Kafka and Spark included, with coverage
+	@$(PYTEST) -m "not soak" --cov --cov-report=term:skip-covered
+
+test-fast: $(VENV)/.installed-all  ## only the tests that need no Kafka, Spark or Docker
+	@$(PYTEST) -m "not kafka and not spark and not docker and not soak"
+
+test-kafka: jars  ## only the tests against real Kafka
+	@$(PYTEST) -m "kafka and not soak"
+
+test-brokers: jars  ## the core tests on older Kafka releases
+	@set -e; for version in $(KAFKA_VERSIONS_OLDER); do \
+		echo "Kafka $$version"; FENCEPOST_KAFKA=$$version $(PYTEST) -m brokers; done
+
+lint: $(VENV)/.installed-all  ## ruff, mypy, import layers
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+# Where the progress of a first download can be seen: pytest would swallow it.
+.PHONY: jars
+jars: $(VENV)/.installed-all
+	@$(BIN)/python -m fencepost_proxy.dev.jars
+
+# The two are compiled together so that they agree; the bootstrap is what installs them.
+COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
+lock: $(VENV)/.installed-all  ## pin again what pyproject.toml asks for (UPGRADE=1: the newest versions)
+	@$(COMPILE) $(if $(UPGRADE),--upgrade) --all-extras --group test --group build pyproject.toml -o locks/all.txt
+	@$(COMPILE) --extra proxy --extra dev --extra spark --group build -c locks/all.txt pyproject.toml -o locks/run.txt
+	@$(if $(UPGRADE),echo uv | $(COMPILE) --upgrade - -o locks/bootstrap.txt)
+	@echo "locks/ is up to date; the jars' locks have a command of their own: $(BIN)/python -m fencepost_proxy.dev.lock --help"
+
+clean:  ## remove .venv and everything that tools left behind
+	@rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- .venv ------------------------------------------------------------------------------------------------------------
+# uv installs twice as fast as pip, and a second time at once. Where it cannot reach a package index (one that only
+# pip's own configuration names), pip does the same from the same hashes.
+
+$(VENV)/.uv: locks/bootstrap.txt
+	@if [ -z "$(PYTHON)" ]; then echo "fencepost needs Python 3.11 or newer; none found. Install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; fi
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fencepost needs Python 3.11 or newer; $(PYTHON) is older or missing" >&2; exit 1; }
+	@echo "creating $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV) || { echo "could not create $(VENV); on Debian and Ubuntu install python3-venv" >&2; exit 1; }
+	@$(BIN)/pip install -q --disable-pip-version-check --retries 1 --require-hashes -r $< 2>$(VENV)/install.log || { \
+		echo "cannot install Python packages: no network, or no package index within reach (see $(VENV)/install.log). Connect, or set PIP_INDEX_URL and UV_DEFAULT_INDEX to an index that can be reached, and run make again" >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.installed-%: locks/%.txt pyproject.toml $(VENV)/.uv
+	@echo "installing what $< pins"
+	@$(BIN)/uv pip install -q --python $(BIN)/python --require-hashes -r $< \
+		|| { echo "uv did not manage; trying pip" >&2; $(BIN)/pip install -q --disable-pip-version-check --require-hashes -r $<; } \
+		|| { echo "cannot install what $< pins; see above. Without a network: connect, and run make again" >&2; exit 1; }
+	@$(BIN)/pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
