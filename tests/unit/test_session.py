@@ -40,6 +40,7 @@ class Around:
     decompressed_bytes_max: int = 1 << 20
     header_names: HeaderNames = field(default_factory=HeaderNames)
     refuse_whole_requests: bool = False
+    state_topic: str = "__state"
     shared_producer_id: int = 7000
     is_fresh: bool = True
     free_bytes: int = 1 << 20
@@ -48,9 +49,6 @@ class Around:
 
     def fresh(self, now: float) -> bool:
         return self.is_fresh
-
-    def guards_anything(self) -> bool:
-        return True
 
     def policy(self, topic: str) -> TopicPolicy | None:
         return TopicPolicy(Check.ON) if topic.startswith("guarded") else None
@@ -437,6 +435,13 @@ def test_write_is_proved_once_a_connection() -> None:
             talk.upstream()
             talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
         assert read(talk.answer())[("guarded-a", 0)][:2] == (44, 57)
+
+
+def test_the_state_topic_is_closed_to_writers() -> None:
+    talk = Talk()
+    talk.client(produce(("__state", 0, batch(b"unguard everything"))))
+    talk.counted()
+    assert read(talk.answer())[("__state", 0)][0] == NOT_AUTHORIZED
 
 
 def test_while_the_configs_are_not_known_nothing_is_let_through() -> None:

@@ -80,6 +80,7 @@ class Proxy:
         self.gate_wait_max_seconds = limits.gate_wait_max_seconds
         self.request_timeout_seconds = limits.request_timeout_seconds
         self.decompressed_bytes_max = limits.decompressed_bytes_max
+        self.state_topic = config.state_topic
         self.refuse_whole_requests = config.refusal_scope == "request"
         self._control = ControlClient(config.upstream, limits, on_brokers=self._brokers_changed)
         self._state: StateTopic | None = None
@@ -97,7 +98,6 @@ class Proxy:
         self._buffer = bytearray(RECEIVE_BUFFER_BYTES)
         self._free_bytes = limits.buffered_bytes_max
         self._policies: dict[str, TopicPolicy | None] = {}
-        self._guards_anything = False
         self._bootstrap_turn = itertools.cycle(config.upstream)
         self._listening: dict[NodeId | None, socket.socket] = {}
         self._servers: dict[NodeId | None, asyncio.Server] = {}
@@ -138,7 +138,7 @@ class Proxy:
             self._servers[node_id] = await accept(self._listening[node_id], self._client_side(node_id))
         self._spawn(self._housekeeping(), "housekeeping")
         address = self._bootstrap = Address(config.advertised_host or host, port)
-        _log.info("serving", bootstrap=address, brokers=len(self._book.nodes), guarded=self._guards_anything)
+        _log.info("serving", bootstrap=address, brokers=len(self._book.nodes))
         return address
 
     async def _start_status(self) -> None:
@@ -207,9 +207,6 @@ class Proxy:
     def fresh(self, now: float) -> bool:
         return self._state is not None and now < self._state.fresh_until
 
-    def guards_anything(self) -> bool:
-        return self._guards_anything
-
     def policy(self, topic: str) -> TopicPolicy | None:
         try:
             return self._policies[topic]
@@ -269,13 +266,6 @@ class Proxy:
 
     def _state_changed(self, records: Sequence[StateRecord]) -> None:
         self._policies.clear()
-        assert self._state is not None
-        config = self.config
-        self._guards_anything = (
-            any(pattern.configs for pattern in config.topic_patterns)
-            or bool(config.unlisted_topics)
-            or bool(self._state.view.topic_configs)
-        )
         now = time.monotonic()
         for topic in {_topic_of(record) for record in records}:
             if topic is not None:

@@ -101,6 +101,7 @@ class Surroundings(Protocol):
     decompressed_bytes_max: int
     header_names: HeaderNames
     refuse_whole_requests: bool
+    state_topic: str
 
     @property
     def shared_producer_id(self) -> int:
@@ -109,7 +110,6 @@ class Surroundings(Protocol):
     def fresh(self, now: float) -> bool:
         """Whether the virtual configs are loaded and recent enough to rely on."""
 
-    def guards_anything(self) -> bool: ...
     def policy(self, topic: str) -> TopicPolicy | None:
         """The policy of a guarded topic, None for one that is not."""
 
@@ -376,10 +376,13 @@ class Session:
                 return False
             return self._collect(length)
         around = self._around
-        unguarded = around.fresh(now) and (
-            not around.guards_anything() or (peek.topic_count == 1 and around.policy(peek.first_topic) is None)
+        streamed = (
+            around.fresh(now)
+            and peek.topic_count == 1
+            and peek.first_topic != around.state_topic
+            and around.policy(peek.first_topic) is None
         )
-        if not unguarded or peek.topic_count == 0:
+        if not streamed:
             return self._collect(length)
         if peek.acks == 0:
             self._client.pass_frame(length)
@@ -493,6 +496,9 @@ class Session:
         request = turn.request
         wait_seconds = min(around.gate_wait_max_seconds, max(request.timeout_ms, 0) / 3000)
         for topic in request.topics:
+            if topic.name == around.state_topic:
+                self._deny(turn, topic)
+                continue
             policy = around.policy(topic.name)
             if policy is None:
                 continue
@@ -507,6 +513,13 @@ class Session:
             )
             for data in topic.partitions:
                 self._take_bid(turn, bid, topic, data)
+
+    def _deny(self, turn: Turn, topic: TopicData) -> None:
+        """The proxy's own topic: what a client wrote there could unguard others."""
+        message = f"{topic.name} is where the proxy keeps its state; it is closed to clients"
+        for data in topic.partitions:
+            refusal = Refusal(Error.TOPIC_AUTHORIZATION_FAILED, "state_topic", message)
+            self._refuse(turn, TopicPartition(topic.name, data.partition), refusal)
 
     def _take_bid(self, turn: Turn, bid: Bid, topic: TopicData, data: PartitionData) -> None:
         key = TopicPartition(topic.name, data.partition)
