@@ -49,6 +49,7 @@ from fencepost_proxy.session.messages import (
     Tick,
     ToClient,
     ToGate,
+    TopicStale,
     ToUpstream,
     TurnEnded,
     TurnGranted,
@@ -79,6 +80,8 @@ _INT32 = struct.Struct(">i")
 #: API key, version, correlation id; and the shortest response is its correlation id.
 _REQUEST_BYTES_MIN = 8
 _RESPONSE_BYTES_MIN = 4
+#: Answers that say that what is known of the topic (its id, its leaders) is out of date.
+_STALE = frozenset({Error.UNKNOWN_TOPIC_OR_PARTITION, Error.NOT_LEADER_OR_FOLLOWER})
 #: Produce requests below it carry no v2 record batches, and brokers since 4.0 refuse them.
 _PRODUCE_VERSION_MIN = 3
 #: The first version whose response can name a broker's address.
@@ -684,6 +687,8 @@ class Session:
     def _partition_answered(self, turn: Turn, key: TopicPartition, result: PartitionResult) -> None:
         if result.error_code != Error.TOPIC_AUTHORIZATION_FAILED:
             self._may_write.add(key.topic)
+        if result.error_code in _STALE:
+            self._commands.append(TopicStale(key.topic))
         ticket = turn.tickets.get(key)
         if ticket is not None and ticket in turn.granted:
             self._commands.append(ToGate(ticket, Answered(ticket, result)))
