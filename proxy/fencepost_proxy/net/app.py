@@ -102,8 +102,10 @@ class Proxy:
         self._listening: dict[NodeId | None, socket.socket] = {}
         self._servers: dict[NodeId | None, asyncio.Server] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._refreshing: set[str] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._draining = False
+        self._closed = False
         self._accepting = False
         self._started_at = time.monotonic()
         self._bootstrap: Address | None = None
@@ -171,6 +173,7 @@ class Proxy:
             sock.close()
         if self._ticker is not None:
             self._ticker.cancel()
+        self._closed = True
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -186,6 +189,9 @@ class Proxy:
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """A task that ends with the process, and whose failure is logged."""
+        if self._closed:
+            work.close()
+            return
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
@@ -400,6 +406,11 @@ class Proxy:
             case sessions.Store():
                 self._spawn(self._store(connection, command), "store configs")
                 return
+            case sessions.TopicStale(topic):
+                if topic not in self._refreshing:
+                    self._refreshing.add(topic)
+                    self._spawn(self._refresh(topic), f"refresh {topic}")
+                return
             case sessions.ToClient(chunks):
                 self._metrics.traffic.bytes_to_clients += sum(map(len, chunks))
             case sessions.ToUpstream(chunks):
@@ -476,28 +487,29 @@ class Proxy:
                 await self._look_after_topics()
 
     def _close_stalled(self) -> None:
-        limits = self.config.limits
         now = time.monotonic()
         for link in list(self.links.values()):
-            session = self.switch.sessions.get(link.connection)
-            if session is None or link.client.paused:
-                continue
-            silent = now - max(link.client.received_at, link.opened_at)
-            if not link.client.received_at and silent > limits.handshake_seconds:
-                reason = f"it sent nothing for {limits.handshake_seconds:g} s (limits.handshake_seconds)"
-            elif session.mid_header and silent > limits.header_seconds:
-                reason = f"it stopped within a frame's header for {limits.header_seconds:g} s (limits.header_seconds)"
-            elif silent > limits.client_idle_seconds and now - self._heard(link) > limits.client_idle_seconds:
-                reason = f"it was silent for {limits.client_idle_seconds:g} s (limits.client_idle_seconds)"
-            else:
-                continue
-            _limited_log.info("stalled", "connection closed", peer=link.peer, reason=reason)
-            self._metrics.closed("stalled")
-            link.client.close()
+            reason = self._stalled(link, now)
+            if reason is not None:
+                _limited_log.info("stalled", "connection closed", peer=link.peer, reason=reason)
+                self._metrics.closed("stalled")
+                link.client.close()
 
-    @staticmethod
-    def _heard(link: Link) -> float:
-        return 0.0 if link.upstream is None else link.upstream.received_at
+    def _stalled(self, link: Link, now: float) -> str | None:
+        limits = self.config.limits
+        session = self.switch.sessions.get(link.connection)
+        if session is None:
+            return None  # its upstream connection is being opened, which has a limit of its own
+        silent = now - max(link.client.received_at, link.opened_at)
+        if not link.client.received_at and silent > limits.handshake_seconds:
+            return f"it sent nothing for {limits.handshake_seconds:g} s (limits.handshake_seconds)"
+        if session.mid_header and not link.client.paused and silent > limits.header_seconds:
+            return f"it stopped within a frame's header for {limits.header_seconds:g} s (limits.header_seconds)"
+        heard = 0.0 if link.upstream is None else link.upstream.received_at
+        if min(silent, now - heard) > limits.client_idle_seconds:
+            # Nothing moved in either direction: it is silent, or does not read what it asked for.
+            return f"nothing moved for {limits.client_idle_seconds:g} s (limits.client_idle_seconds)"
+        return None
 
     async def _look_after_topics(self) -> None:
         """Guarded topics: their ids (a name may be another topic's by now) and the configs that gates rely on."""
@@ -520,6 +532,17 @@ class Proxy:
                     self._perform(self.switch.forget_topic(topic, time.monotonic()))
         except UpstreamUnavailable as error:
             _limited_log.warning("topics", "guarded topics could not be looked up", reason=error)
+
+    async def _refresh(self, topic: str) -> None:
+        before = self.topic_id(topic)
+        try:
+            await self._control.refresh_metadata([topic], timeout_seconds=self.config.limits.connect_timeout_seconds)
+        except UpstreamUnavailable:
+            return  # housekeeping looks again
+        finally:
+            self._refreshing.discard(topic)
+        if self.topic_id(topic) != before:
+            self._topic_replaced(topic)
 
     def _topic_replaced(self, topic: str) -> None:
         self._policies.pop(topic, None)

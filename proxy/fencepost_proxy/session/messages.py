@@ -117,6 +117,13 @@ class Store:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicStale:
+    """Kafka's answer shows that what we know of a guarded topic is out of date: look it up again."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
 class Count:
     """For the metrics: a refusal by reason, a request by API."""
 
@@ -124,4 +131,15 @@ class Count:
     label: str
 
 
-Command = ToClient | ToUpstream | ReadClient | ReadUpstream | CloseClient | CloseUpstream | ToGate | Store | Count
+Command = (
+    ToClient
+    | ToUpstream
+    | ReadClient
+    | ReadUpstream
+    | CloseClient
+    | CloseUpstream
+    | ToGate
+    | Store
+    | TopicStale
+    | Count
+)
