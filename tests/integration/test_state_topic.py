@@ -25,7 +25,7 @@ from tests.support.waiting import until
 
 from fencepost_proxy.config import Limits
 from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.net.control import ControlClient, OutcomeUnknown
+from fencepost_proxy.net.control import ControlClient, Leader, OutcomeUnknown
 from fencepost_proxy.net.state_topic import TOPIC_CONFIGS, StateTopic
 from fencepost_proxy.topics.state import StateError, StateRecord, encode_producer_id, encode_topic_config
 from fencepost_proxy.types import ProducerId, TopicPartition
@@ -155,6 +155,60 @@ def test_a_view_grows_stale_while_the_broker_is_paused_and_recovers(kafka: Kafka
             # It had reached the broker's queue. In doubt means just that.
             await until(lambda: "in-doubt" in one.state.view.topic_configs)
             assert one.state.failure is None
+
+    asyncio.run(story())
+
+
+def test_freshness_counts_from_the_question_not_from_its_answer(kafka: KafkaCluster, name: str) -> None:
+    async def story() -> None:
+        async with process(kafka, name) as one:
+            await one.state.start()
+            # Idle, the broker holds each question for 250 ms: an append elsewhere may come in between.
+            left = []
+            until_then = time.monotonic() + 1.0
+            while time.monotonic() < until_then:
+                left.append(one.state.fresh_until - time.monotonic())
+                await asyncio.sleep(0.005)
+            assert max(left[20:]) <= LEASE_SECONDS - 0.2
+
+    asyncio.run(story())
+
+
+def test_a_long_topic_counts_as_loaded_only_at_its_end(kafka: KafkaCluster, name: str) -> None:
+    async def story() -> None:
+        async with process(kafka, name) as one:
+            await one.state.start()
+            filler = StateRecord(b"from-a-newer-version/x", b"x" * 600_000)
+            for _ in range(5):  # more than one Fetch holds
+                await one.state.append([filler])
+            await one.state.append([config("last")])
+
+        async with process(kafka, name) as two:
+            await two.state.start()
+            assert two.state.view.next_offset == 6
+            assert "last" in two.state.view.topic_configs
+
+    asyncio.run(story())
+
+
+def test_an_append_returns_once_it_was_read_back(
+    kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        async with process(kafka, name) as one:
+            await one.state.start()
+            fetch = one.state._fetch
+
+            async def late(leader: Leader) -> None:
+                await asyncio.sleep(0.4)
+                await fetch(leader)
+
+            monkeypatch.setattr(one.state, "_fetch", late)
+            await asyncio.sleep(0.3)  # the question under way was asked without delay
+            assert await one.state.append([config("a")]) == [0]
+            assert "a" in one.state.view.topic_configs
+            with pytest.raises(OutcomeUnknown, match="stored at offset 1, but not read back in time"):
+                await one.state.append([config("b")], timeout_seconds=0.1)
 
     asyncio.run(story())
 

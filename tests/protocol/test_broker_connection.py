@@ -194,6 +194,26 @@ def test_no_more_than_the_limit_is_ever_unanswered() -> None:
     asyncio.run(story())
 
 
+def test_two_pipelines_that_wait_for_the_same_room_both_get_it() -> None:
+    async def slowly_at_first(peer: Peer) -> None:
+        held = [await peer.read() for _ in range(4)]
+        for correlation_id in held:
+            await asyncio.sleep(0.03)
+            peer.answer(correlation_id)
+        await echo(peer)
+
+    async def story() -> None:
+        async with connected(slowly_at_first, replace(LIMITS, request_timeout_seconds=30)) as connection:
+            singles = [asyncio.create_task(ask(connection)) for _ in range(4)]
+            await asyncio.sleep(0.01)
+            # If each took what came free, both would end up with two places of the three that they need.
+            pipelines = (connection.pipeline([ASK] * 3, deadline=deadline_in(1)) for _ in range(2))
+            assert [len(answers) for answers in await asyncio.gather(*pipelines)] == [3, 3]
+            await asyncio.gather(*singles)
+
+    asyncio.run(story())
+
+
 @pytest.mark.parametrize(
     ("frame", "reason"),
     [

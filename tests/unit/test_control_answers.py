@@ -1,0 +1,65 @@
+"""What the control client makes of answers that a healthy cluster rarely gives."""
+
+from __future__ import annotations
+
+import pytest
+
+from fencepost_proxy.net import control
+from fencepost_proxy.net.broker import UpstreamUnavailable
+from fencepost_proxy.net.cluster import Leader
+from fencepost_proxy.net.control import CompactedAway, Found
+from fencepost_proxy.types import LeaderEpoch, NodeId, Offset
+from fencepost_proxy.wire.plain_batch import encode_plain_batch
+from fencepost_proxy.wire.schema import Message
+
+LEADER = Leader(NodeId(1), LeaderEpoch(5))
+
+
+def end_of_epoch(epoch: int, offset: int, error_code: int = 0) -> Message:
+    partition = Message(partition=0, error_code=error_code, leader_epoch=epoch, end_offset=offset)
+    return Message(topics=[Message(topic="t", partitions=[partition])])
+
+
+def at(offset: int, *values: bytes) -> bytes:
+    batch = encode_plain_batch([(None, value) for value in values], 1)
+    return offset.to_bytes(8, "big") + batch[8:]
+
+
+def test_only_the_end_of_the_epoch_that_was_asked_for_is_a_log_end() -> None:
+    assert control._read_log_end(end_of_epoch(5, 41), LEADER).offset == 41
+
+    # Of an older epoch Kafka tells where the next one starts; undefined is (-1, -1).
+    for answer in (end_of_epoch(4, 41), end_of_epoch(-1, -1), end_of_epoch(5, -1)):
+        with pytest.raises(control._AskAgain):
+            control._read_log_end(answer, LEADER)
+
+
+@pytest.mark.parametrize("error_code", [3, 5, 6, 74, 75, 78, 100, 103])
+def test_what_a_new_leader_may_answer_better_is_asked_again(error_code: int) -> None:
+    with pytest.raises(control._AskAgain):
+        control._read_log_end(end_of_epoch(-1, -1, error_code), LEADER)
+
+
+@pytest.mark.parametrize("error_code", [-1, 29, 42])
+def test_what_waiting_does_not_change_is_an_answer(error_code: int) -> None:
+    with pytest.raises(UpstreamUnavailable) as caught:
+        control._read_log_end(end_of_epoch(-1, -1, error_code), LEADER)
+    assert caught.value.error_code == error_code
+
+
+def test_the_batch_around_an_offset_is_cut_out_and_a_hole_is_told() -> None:
+    first, second = at(10, b"a", b"b", b"c"), at(13, b"d")
+
+    assert control._batch_around(Offset(12), first + second) == Found(first)
+    assert control._batch_around(Offset(9), first) == CompactedAway(Offset(10))
+    for offset, records in ((13, first + second), (10, first[:-1])):
+        with pytest.raises(control._AskAgain):
+            control._batch_around(Offset(offset), records)
+
+
+def test_a_message_format_of_old_is_said_to_be_unreadable() -> None:
+    old = bytearray(at(0, b"a"))
+    old[16] = 1
+
+    with pytest.raises(UpstreamUnavailable, match="magic 1"):
+        control._batch_around(Offset(0), bytes(old))
