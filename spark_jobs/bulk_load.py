@@ -459,7 +459,8 @@ def read_rows(spark: SparkSession, args: argparse.Namespace, partition_count: in
     else:
         partition = sf.pmod(sf.xxhash64(value), sf.lit(partition_count)).cast("int")
         if args.key:
-            place = sf.udf(lambda key: java_partition(bytes(key), partition_count), "int")
+            # Not by Arrow, which workers may lack.
+            place = sf.udf(lambda key: java_partition(bytes(key), partition_count), "int", useArrow=False)
             partition = sf.when(key.isNotNull(), place(key)).otherwise(partition)
     rows = source.select(
         partition.alias("kafka_partition"),
