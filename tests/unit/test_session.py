@@ -315,6 +315,7 @@ def test_a_broker_that_knows_topic_ids_is_asked_by_id_and_the_client_answered_by
     sent = parse_produce_request(memoryview(talk.upstream())[4:])
     assert (sent.api_version, sent.topics[0].topic_id) == (13, T_ID)
     talk.kafka(produced(("", 0, 100, -1), version=13, by_id=True))
+    assert talk.next(m.TopicStale).topic == "guarded-a"
     answered = talk.next(m.ToGate).event
     assert isinstance(answered, g.Answered)
     assert answered.result.error_code == 3  # a client that names topics knows no UNKNOWN_TOPIC_ID
