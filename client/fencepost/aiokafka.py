@@ -110,6 +110,8 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
         self._checks = TopicChecks(check_ttl_seconds, configs)
         self._reader_configs = _only(AIOKafkaConsumer, configs)
         self._reader: Any = None
+        self._reader_lock = asyncio.Lock()
+        self._outcomes: set[asyncio.Task[Any]] = set()
 
     async def send(  # noqa: PLR0917 - the library's signature
         self,
@@ -138,7 +140,10 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
         headers = conditional_headers(self._header_names, headers or (), expected_offset, write_id or new_write_id())
         await self._checks.require(topic)
         future = await super().send(topic, value, key, partition, timestamp_ms, headers)
-        return asyncio.create_task(self._outcome(future, topic, partition, expected_offset))
+        outcome = asyncio.create_task(self._outcome(future, topic, partition, expected_offset))
+        self._outcomes.add(outcome)
+        outcome.add_done_callback(self._outcomes.discard)
+        return outcome
 
     async def send_and_wait(  # noqa: PLR0917 - the library's signature
         self,
@@ -167,6 +172,8 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
 
     async def stop(self) -> None:
         await super().stop()
+        if self._outcomes:  # some may still be asking where the log ends
+            await asyncio.wait(self._outcomes)
         await self._checks.close()
         reader, self._reader = self._reader, None
         if reader is not None:
@@ -195,10 +202,15 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
 
     async def _log_end(self, tp: TopicPartition, expected: int) -> int | None:
         try:
-            if self._reader is None:
-                reader = AIOKafkaConsumer(**self._reader_configs, enable_auto_commit=False)
-                self._reader = reader
-                await reader.start()
+            async with self._reader_lock:
+                if self._reader is None:
+                    reader = AIOKafkaConsumer(**self._reader_configs, enable_auto_commit=False)
+                    try:
+                        await reader.start()
+                    except BaseException:
+                        await reader.stop()
+                        raise
+                    self._reader = reader
             for _ in range(_LOG_END_TRIES):
                 end: int = (await self._reader.end_offsets([tp]))[tp]
                 if end != expected:

@@ -161,10 +161,10 @@ class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
         return ConditionalFuture(future, topic, partition, expected_offset)
 
     def close(self, timeout: float | None = None, null_logger: bool = False) -> None:
+        if not hasattr(self, "config"):
+            return  # __del__ of a producer whose __init__ raised
         super().close(timeout, null_logger)
-        # Also called by __del__ of a producer whose __init__ failed.
-        if hasattr(self, "_checks"):
-            self._checks.close()
+        self._checks.close()
 
 
 class LogWriter(BlockingLogWriter):

@@ -1,0 +1,393 @@
+"""The client library through a real proxy to a real Kafka, with each of the three client libraries.
+
+Everything is read back from Kafka itself. The cluster is this module's own: some tests stop it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from itertools import pairwise
+
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
+from kafka.record.memory_records import MemoryRecords
+from tests.support import clients
+from tests.support.clients import LIBRARIES, Producer
+from tests.support.kafka import running_kafka
+from tests.support.proxy import ProxyProcess
+
+import fencepost.aiokafka
+import fencepost.confluent
+import fencepost.kafka_python
+from fencepost import (
+    BatchTooLarge,
+    CheckIsOff,
+    LogRecord,
+    NotAtEnd,
+    OffsetMismatch,
+    OffsetViolation,
+    PartitionRequired,
+    PositionLost,
+    Record,
+    RetryPolicy,
+)
+from fencepost_proxy.dev.cluster import FREE_PORTS, HOST, KafkaCluster
+
+pytestmark = [pytest.mark.kafka, pytest.mark.parametrize("library", LIBRARIES)]
+
+#: From birth: switching a check on by hand waits until every proxy of the cluster knows.
+_GUARDED = """
+[topics."client-*"]
+"check.expected.offsets" = "required"
+[topics."plain-*"]
+"check.expected.offsets" = "true"
+"""
+IMPATIENT = RetryPolicy(attempt_seconds=2, total_seconds=60)
+
+
+@pytest.fixture(scope="module")
+def own_kafka() -> Iterator[KafkaCluster]:
+    with running_kafka(1) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def own_proxy(own_kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(
+        own_kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=_GUARDED, port=_free_port()
+    ) as process:
+        yield process
+
+
+@pytest.fixture
+def topic(own_proxy: ProxyProcess, unique_topic: Callable[..., str]) -> str:
+    """One partition, `check.expected.offsets=required`."""
+    return clients.create_topic(own_proxy.bootstrap, unique_topic("client"))
+
+
+@pytest.fixture
+def producer(library: str, own_proxy: ProxyProcess) -> Iterator[Producer]:
+    with closing(clients.producer(library, own_proxy.bootstrap)) as made:
+        yield made
+
+
+def _batches(kafka: KafkaCluster, topic: str) -> list[tuple[int, int]]:
+    """(base offset, record count) of every batch of partition 0, from the segment file on the broker's disk."""
+    (segment,) = (kafka.data / "node-1").glob(f"data/{topic}-0/*.log")
+    batches = MemoryRecords(segment.read_bytes())
+    found = []
+    while batches.has_next():
+        batch = batches.next_batch()
+        found.append((batch.base_offset, batch.last_offset_delta + 1))
+    return found
+
+
+# --- ConditionalProducer ---------------------------------------------------------------------------------------------
+
+
+def test_a_record_is_appended_at_the_offset_it_expects_or_refused_and_the_producer_goes_on(
+    producer: Producer, own_kafka: KafkaCluster, topic: str
+) -> None:
+    first = producer.send(topic, b"first", partition=0, expected_offset=0)
+    producer.settle()
+    assert first.get() == 0
+
+    stale = producer.send(topic, b"stale", partition=0, expected_offset=0)
+    producer.settle()
+    with pytest.raises(OffsetMismatch) as caught:
+        stale.get()
+    refused = caught.value
+    assert (refused.topic, refused.partition, refused.expected, refused.actual) == (topic, 0, 0, 1)
+    assert not refused.possibly_yours
+    assert refused.__cause__ is not None, "the library's own exception is kept"
+
+    early = producer.send(topic, b"early", partition=0, expected_offset=7)
+    producer.settle()
+    with pytest.raises(OffsetMismatch) as caught:
+        early.get()
+    assert (caught.value.expected, caught.value.actual) == (7, 1)
+
+    again = producer.send(topic, b"second", partition=0, expected_offset=1)
+    producer.settle()
+    assert again.get() == 1
+    assert clients.read_all(own_kafka.bootstrap, topic) == [(0, b"first"), (1, b"second")]
+
+
+def test_consecutive_sends_need_not_wait_for_each_other(
+    producer: Producer, own_kafka: KafkaCluster, topic: str
+) -> None:
+    outcomes = [producer.send(topic, b"%d" % i, partition=0, expected_offset=i) for i in range(500)]
+    producer.settle()
+    assert [outcome.get() for outcome in outcomes] == list(range(500))
+    assert clients.read_all(own_kafka.bootstrap, topic) == [(i, b"%d" % i) for i in range(500)]
+
+
+def test_a_stale_batch_is_refused_as_a_whole_each_record_with_its_own_expectation(
+    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+) -> None:
+    with closing(clients.producer(library, own_proxy.bootstrap, linger_ms=300)) as patient:
+        _append_as_rival(own_kafka, topic)
+        outcomes = [patient.send(topic, b"%d" % i, partition=0, expected_offset=i) for i in range(50)]
+        patient.settle()
+    for i, outcome in enumerate(outcomes):
+        assert isinstance(outcome.error, OffsetMismatch), outcome.error
+        assert (outcome.error.expected, outcome.error.actual) == (i, 1)
+    assert clients.log_end(own_kafka.bootstrap, topic) == 1
+
+
+def test_sends_in_batches_of_their_own_stand_for_themselves(
+    producer: Producer, own_kafka: KafkaCluster, topic: str
+) -> None:
+    """A rival took offset 0: what expected 0 is refused, what expected 1 may fit. Who minds waits, or uses a log."""
+    _append_as_rival(own_kafka, topic)
+    outcomes = []
+    for i in range(3):
+        outcomes.append(producer.send(topic, b"%d" % i, partition=0, expected_offset=i))
+        producer.settle()
+    with pytest.raises(OffsetMismatch):
+        outcomes[0].get()
+    assert [outcome.get() for outcome in outcomes[1:]] == [1, 2]
+    assert clients.read_all(own_kafka.bootstrap, topic) == [(0, b"rival"), (1, b"1"), (2, b"2")]
+
+
+def test_the_same_write_sent_again_is_answered_as_the_first_and_appended_once(
+    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+) -> None:
+    """By another producer object, as after a crash of the application."""
+    now_ms = int(time.time() * 1000)
+    for _ in range(2):
+        with closing(clients.producer(library, own_proxy.bootstrap)) as made:
+            outcome = made.send(
+                topic, b"once", partition=0, expected_offset=0, write_id=b"order 77", timestamp_ms=now_ms
+            )
+            made.settle()
+            assert outcome.get() == 0
+    assert clients.read_all(own_kafka.bootstrap, topic) == [(0, b"once")]
+
+
+def test_a_topic_that_is_not_checked_is_refused_before_anything_is_sent(
+    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, unique_topic: Callable[..., str]
+) -> None:
+    unchecked = clients.create_topic(own_proxy.bootstrap, unique_topic("unchecked"))
+    with closing(clients.producer(library, own_proxy.bootstrap)) as made:
+        with pytest.raises(CheckIsOff, match=r"check\.expected\.offsets=false"):
+            made.send(unchecked, b"x", partition=0, expected_offset=0)
+        with pytest.raises(CheckIsOff, match="cannot be seen"):
+            made.send(unique_topic("missing"), b"x", partition=0, expected_offset=0)
+        assert clients.log_end(own_kafka.bootstrap, unchecked) == 0
+        clients.set_check(own_proxy.bootstrap, unchecked, "true")
+        outcome = made.send(unchecked, b"x", partition=0, expected_offset=0)
+        made.settle()
+        assert outcome.get() == 0
+    with (
+        closing(clients.producer(library, own_kafka.bootstrap)) as around,
+        pytest.raises(CheckIsOff, match="not a Fencepost proxy"),
+    ):
+        around.send(unchecked, b"x", partition=0, expected_offset=1)
+
+
+def test_switched_off_while_a_producer_believes_it_on_a_stale_write_is_reported_as_a_violation(
+    producer: Producer, own_proxy: ProxyProcess, topic: str
+) -> None:
+    outcomes = [producer.send(topic, b"first", partition=0, expected_offset=0)]
+    producer.settle()
+    clients.set_check(own_proxy.bootstrap, topic, "false")
+    outcomes.append(producer.send(topic, b"stale", partition=0, expected_offset=0))
+    producer.settle()
+    assert outcomes[0].get() == 0
+    with pytest.raises(OffsetViolation) as caught:
+        outcomes[1].get()
+    assert (caught.value.expected, caught.value.appended_at) == (0, 1)
+
+
+def test_a_conditional_send_names_its_partition_and_a_plain_one_is_as_always(
+    producer: Producer, own_proxy: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
+    topic = clients.create_topic(own_proxy.bootstrap, unique_topic("plain"))
+    with pytest.raises(PartitionRequired):
+        producer.send(topic, b"x", expected_offset=0)
+    outcome = producer.send(topic, b"x", key=b"k")
+    producer.settle()
+    assert outcome.get() == 0
+
+
+def test_acks_0_is_not_possible(library: str) -> None:
+    making: dict[str, Callable[[], object]] = {
+        "kafka-python": lambda: fencepost.kafka_python.ConditionalProducer(acks=0),
+        "aiokafka": lambda: fencepost.aiokafka.ConditionalProducer(acks=0),
+        "confluent-kafka": lambda: fencepost.confluent.ConditionalProducer({"acks": "0"}),
+    }
+    with pytest.raises(ValueError, match="acks=0"):
+        making[library]()
+
+
+# --- LogWriter -------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_read_then_written_and_a_second_writer_fences_the_first(
+    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+) -> None:
+    first = clients.log_writer(library, topic, own_proxy.bootstrap)
+    second = clients.log_writer(library, topic, own_proxy.bootstrap)
+    with closing(first), closing(second):
+        with pytest.raises(NotAtEnd):
+            first.append([Record(b"too early")])
+        assert first.read_to_end(_nothing) == 0
+        assert first.append([Record(b"a"), Record(b"b", b"key", (("h", b"1"),))]) == 0
+        assert first.append([Record(b"c")]) == 2
+
+        taken_over: list[LogRecord] = []
+        assert second.read_to_end(taken_over.append) == 3
+        assert [(r.offset, r.key, r.value) for r in taken_over] == [(0, None, b"a"), (1, b"key", b"b"), (2, None, b"c")]
+        assert ("h", b"1") in taken_over[1].headers
+        assert second.append([Record(b"d")]) == 3
+
+        with pytest.raises(OffsetMismatch) as caught:
+            first.append([Record(b"stale"), Record(b"stale too")])
+        assert (caught.value.expected, caught.value.actual) == (3, 4)
+        with pytest.raises(NotAtEnd):
+            first.append([Record(b"still not")])
+        missed: list[LogRecord] = []
+        assert first.read_to_end(missed.append) == 4
+        assert [r.value for r in missed] == [b"d"], "its own appends are not read again"
+        assert first.append([Record(b"e")]) == 4
+        assert first.next_offset == 5
+    assert [value for _, value in clients.read_all(own_kafka.bootstrap, topic)] == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_every_append_is_one_batch_in_the_log(
+    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+) -> None:
+    with closing(clients.log_writer(library, topic, own_proxy.bootstrap)) as log:
+        log.read_to_end(_nothing)
+        sizes = [1, 2000, 3, 700, 1]
+        for size in sizes:
+            log.append([Record(b"%d" % i, b"key") for i in range(size)])
+        log.append([Record(b"x" * 900_000)])
+    bases = [0, 1, 2001, 2004, 2704, 2705]
+    assert _batches(own_kafka, topic) == list(zip(bases, [*sizes, 1], strict=True))
+
+
+def test_what_does_not_fit_into_one_batch_is_refused_before_it_is_sent(
+    library: str, own_proxy: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
+    settings = {"max.message.bytes": "2000"}
+    small = clients.create_topic(own_proxy.bootstrap, unique_topic("client-small"), **settings)
+    with closing(clients.log_writer(library, small, own_proxy.bootstrap)) as log:
+        log.read_to_end(_nothing)
+        with pytest.raises(BatchTooLarge, match="a batch may have 2000"):
+            log.append([Record(b"x" * 300)] * 10)
+        assert log.append([Record(b"x" * 300)] * 2) == 0, "and the writer goes on"
+
+
+def test_an_append_that_a_stopped_broker_left_in_doubt_is_settled_and_there_once(
+    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+) -> None:
+    """Sent, no answer: the client gives up and its tries sit in the broker's queue. Then the broker goes on."""
+    with closing(clients.log_writer(library, topic, own_proxy.bootstrap, IMPATIENT)) as log:
+        log.read_to_end(_nothing)
+        assert log.append([Record(b"before")]) == 0
+        own_kafka.pause(1)
+        resume = threading.Timer(7, own_kafka.resume, [1])
+        resume.start()
+        try:
+            assert log.append([Record(b"in doubt"), Record(b"its second record")]) == 1
+        finally:
+            resume.join()
+        assert log.append([Record(b"after")]) == 3
+    assert [value for _, value in clients.read_all(own_kafka.bootstrap, topic)] == [
+        b"before",
+        b"in doubt",
+        b"its second record",
+        b"after",
+    ]
+    assert _batches(own_kafka, topic) == [(0, 1), (1, 2), (3, 1)]
+
+
+def test_a_writer_lives_through_a_proxy_that_is_killed_and_started_again(
+    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+) -> None:
+    with closing(clients.log_writer(library, topic, own_proxy.bootstrap, IMPATIENT)) as log:
+        log.read_to_end(_nothing)
+        stop_at = time.monotonic() + 8
+        killed = threading.Event()
+
+        def kill_twice() -> None:
+            for _ in range(2):
+                time.sleep(1.5)
+                own_proxy.kill()
+                killed.set()
+                own_proxy.restart()
+
+        killer = threading.Thread(target=kill_twice)
+        killer.start()
+        written: list[tuple[int, bytes]] = []
+        try:
+            while time.monotonic() < stop_at or killer.is_alive():
+                values = [b"%d.%d" % (len(written), i) for i in range(3)]
+                base = log.append([Record(value) for value in values])
+                written += [(base + i, value) for i, value in enumerate(values)]
+                time.sleep(0.01)
+        finally:
+            killer.join()
+    assert killed.is_set()
+    assert clients.read_all(own_kafka.bootstrap, topic) == written
+    assert all(later[0] == earlier[0] + 1 for earlier, later in pairwise(written))
+
+
+def test_transaction_markers_are_offsets_too(
+    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, unique_topic: Callable[..., str]
+) -> None:
+    """Committed records are read, aborted ones are not, and the next append expects the offset behind the marker."""
+    topic = clients.create_topic(own_proxy.bootstrap, unique_topic("plain-markers"))
+    with closing(KafkaProducer(bootstrap_servers=own_kafka.bootstrap, transactional_id=f"txn-{topic}")) as writer:
+        writer.init_transactions()
+        for value, end in ((b"committed", writer.commit_transaction), (b"aborted", writer.abort_transaction)):
+            writer.begin_transaction()
+            writer.send(topic, value, partition=0).get(30)
+            end()
+    with closing(clients.log_writer(library, topic, own_proxy.bootstrap)) as log:
+        read: list[LogRecord] = []
+        assert log.read_to_end(read.append) == 4
+        assert [r.value for r in read] == [b"committed"]
+        assert log.append([Record(b"ours")]) == 4
+
+
+def test_a_writer_whose_next_records_were_deleted_says_so(
+    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+) -> None:
+    with (
+        closing(clients.log_writer(library, topic, own_proxy.bootstrap)) as log,
+        closing(clients.log_writer(library, topic, own_proxy.bootstrap)) as behind,
+    ):
+        behind.read_to_end(_nothing)
+        log.read_to_end(_nothing)
+        log.append([Record(b"a"), Record(b"b")])
+        with closing(KafkaAdminClient(bootstrap_servers=own_kafka.bootstrap)) as admin:
+            admin.delete_records({TopicPartition(topic, 0): 2})
+        with pytest.raises(PositionLost, match="the next record to read was 0, but the log now holds 2 to 2"):
+            behind.read_to_end(_nothing)
+
+
+def _nothing(record: LogRecord) -> None: ...
+
+
+def _append_as_rival(own_kafka: KafkaCluster, topic: str) -> None:
+    with closing(KafkaProducer(bootstrap_servers=own_kafka.bootstrap)) as rival:
+        rival.send(topic, b"rival", partition=0).get(30)
+
+
+def _free_port() -> int:
+    """A bootstrap port whose broker listener (+ 1 + broker id) is free too, so that a restart finds both again."""
+    for port in random.sample(FREE_PORTS, 100):
+        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as two:
+            one.bind((HOST, port))
+            two.bind((HOST, port + 2))
+            return port
+    raise AssertionError("no free port")
