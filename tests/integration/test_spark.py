@@ -508,7 +508,7 @@ def test_bulk_load_survives_kills_of_driver_worker_and_proxy(
             proxy.kill()
             time.sleep(0.5)
             proxy.restart()
-            assert load.wait(120) == 0, output.read_text()[-3000:]
+            assert load.wait(120) == 0, f"{output.read_text()[-2000:]}\n{proxy.log[-2000:]}"
         finally:
             for pid in session_of(load.pid):
                 with contextlib.suppress(ProcessLookupError):
