@@ -16,7 +16,7 @@ try:
     from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
     from aiokafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError, UnknownError, for_code
 except ModuleNotFoundError as error:
-    raise ImportError("fencepost.aiokafka needs aiokafka: pip install 'aiokafka>=0.12'") from error
+    raise ImportError("fencepost.aiokafka needs aiokafka: pip install 'aiokafka>=0.14'") from error
 
 from fencepost._appending import Append, Appended, Done, Doubtful, LogPosition, Refused, Reply, Sight
 from fencepost._checks import CheckCache, TopicFacts

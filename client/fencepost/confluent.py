@@ -24,7 +24,7 @@ try:
         ResourceType,
     )
 except ModuleNotFoundError as error:
-    raise ImportError("fencepost.confluent needs confluent-kafka: pip install 'confluent-kafka>=2.6'") from error
+    raise ImportError("fencepost.confluent needs confluent-kafka: pip install 'confluent-kafka>=2.16'") from error
 
 from fencepost._appending import Append, Appended, Doubtful, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
@@ -74,7 +74,17 @@ class TopicChecks:
         self._cache = CheckCache(ttl_seconds)
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
-        self.admin = AdminClient({k: v for k, v in config.items() if k not in _CALLBACKS})
+        self._config = {k: v for k, v in config.items() if k not in _CALLBACKS}
+        self._admin: AdminClient | None = None
+
+    @property
+    def admin(self) -> AdminClient:
+        if self._admin is None:
+            self._admin = AdminClient(self._config)
+        return self._admin
+
+    def close(self) -> None:
+        self._admin = None  # the library closes it with its last reference
 
     def require(self, topic: str) -> TopicFacts:
         """Raises CheckIsOff, or KafkaException if it cannot be found out."""
@@ -199,6 +209,11 @@ class ConditionalProducer(Producer):
 
         super().produce(topic, value, key, headers=headers, on_delivery=delivered, **options)
 
+    def close(self) -> bool:
+        closed = super().close()
+        self._checks.close()
+        return closed
+
     def _outcome(
         self, where: tuple[str, int, int], err: KafkaError | None, offset: int | None, produced_at: int
     ) -> FencepostError | KafkaError | None:
@@ -270,6 +285,7 @@ class LogWriter(BlockingLogWriter):
 
     def close(self) -> None:
         self._consumer.close()
+        self._producer.close()
 
     def _require_check(self) -> TopicFacts:
         try:

@@ -135,6 +135,7 @@ class ConfluentProducer:
 
     def close(self) -> None:
         self.settle()
+        self.producer.close()
 
 
 class AiokafkaProducer:

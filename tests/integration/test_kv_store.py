@@ -1,0 +1,59 @@
+"""KIP-27's worked example, as a person runs it: two leaders, one partition, one truth; without the check, not so."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.support.proxy import ProxyProcess
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+
+pytestmark = pytest.mark.kafka
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "kv_store.py"
+
+
+@pytest.fixture(scope="module")
+def store_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy")) as process:
+        yield process
+
+
+def _run(bootstrap: str, topic: str, *options: str) -> tuple[int, str]:
+    command = [sys.executable, str(EXAMPLE), "--bootstrap", bootstrap, "--topic", topic, "--pause-ms", "5", *options]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert result.returncode in (0, 1), result.stderr
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_two_leaders_that_fight_end_in_the_same_state(
+    store_proxy: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
+    status, told = _run(store_proxy.bootstrap, unique_topic("kv"))
+    print(told)
+    assert status == 0, told
+    assert "EQUAL" in told
+    assert "requests lost: 0   doubled: 0   decided on a value that was not there: 0" in told
+    refused = sum(int(n) for n in re.findall(r"(\d+) were refused", told))
+    assert refused > 0, "they never met: nothing was shown"
+
+
+def test_without_expected_offsets_the_same_run_diverges(
+    store_proxy: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
+    status, told = _run(store_proxy.bootstrap, unique_topic("kv-unchecked"), "--unchecked")
+    assert status == 1, told
+    assert "DIVERGED" in told
+
+
+def test_in_front_of_a_plain_kafka_the_example_says_what_is_missing(
+    kafka: KafkaCluster, unique_topic: Callable[..., str]
+) -> None:
+    _, told = _run(kafka.bootstrap, unique_topic("kv-plain"))
+    assert "is not a Fencepost proxy" in told
+    assert "Traceback" not in told
