@@ -60,6 +60,7 @@ def paused(kafka: KafkaCluster, *nodes: int) -> Iterator[None]:
     try:
         for node in nodes:
             kafka.pause(node)
+        time.sleep(0.1)  # the signal is sent; every thread has to notice it
         yield
     finally:
         for node in nodes:
