@@ -91,6 +91,7 @@ class Proxy:
             queue_max=limits.gate_queue_max,
             read_retry_seconds=limits.settle_backoff_min_seconds,
             decompressed_bytes_max=limits.decompressed_bytes_max,
+            stamping=not config.unsafe_disable_stamping,
         )
         self.switch = Switch(self, exchanges, gate_limits, self.header_names)
         self.links: dict[int, Link] = {}
@@ -120,6 +121,8 @@ class Proxy:
         sock = self._listening[None] = bind(config.listen, "clients")
         host, port = sock.getsockname()[:2]
         await self._start_status()
+        if config.unsafe_disable_stamping:
+            _log.error("unsafe_disable_stamping is set: an append may be accepted at an offset that it did not expect")
         await self._control.start()
         self._state = StateTopic(
             self._control,

@@ -28,7 +28,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GateLimits:
-    """Bounds of one gate. Times in seconds."""
+    """Bounds of one gate. Times in seconds. `stamping` is off only in tests that show what it is for."""
 
     queue_max: int = 1000
     in_flight_max: int = 64
@@ -39,6 +39,7 @@ class GateLimits:
     remembered_producers_max: int = 1000
     remembered_batches_max: int = 1000
     decompressed_bytes_max: int = 128 * 1024 * 1024
+    stamping: bool = True
 
 
 @dataclass(frozen=True, slots=True)

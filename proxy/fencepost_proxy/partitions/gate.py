@@ -248,7 +248,7 @@ class Gate:
     def _kind_of(self, ticket: Ticket) -> Kind:
         append = ticket.append
         conditional = append.expected_base_offset is not None
-        if append.transactional:
+        if append.transactional or not self._limits.stamping:
             return Kind.OWN_CONDITIONAL if conditional else Kind.OWN
         if conditional:
             return Kind.CONDITIONAL
