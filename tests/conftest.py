@@ -8,6 +8,7 @@ import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support import kafka as support
+from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +29,17 @@ def kafka3() -> Iterator[KafkaCluster]:
 def unique_topic() -> Callable[..., str]:
     """`unique_topic("prefix")`: a name of its own for each call."""
     return support.unique_topic
+
+
+@pytest.fixture(scope="session")
+def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    """The proxy in front of `kafka`, guarding topics by the beginning of their names (`GUARDED_BY_NAME`)."""
+    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=GUARDED_BY_NAME) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def proxy3(kafka3: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    """The same in front of `kafka3`."""
+    with ProxyProcess(kafka3.bootstrap, tmp_path_factory.mktemp("proxy3"), config=GUARDED_BY_NAME) as process:
+        yield process

@@ -13,6 +13,25 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+#: A config that guards topics by the beginning of their names.
+GUARDED_BY_NAME = """
+config_lease_seconds = 1.0
+
+[topics."required-*"]
+"check.expected.offsets" = "required"
+
+[topics."checked-*"]
+"check.expected.offsets" = "true"
+
+[topics."base-required-*"]
+"check.expected.offsets" = "required"
+"expected.offsets.carrier" = "base"
+
+[topics."base-*"]
+"check.expected.offsets" = "true"
+"expected.offsets.carrier" = "base"
+"""
+
 _READY_SECONDS = 30.0
 _STOP_SECONDS = 20.0
 

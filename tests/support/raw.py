@@ -350,14 +350,24 @@ class Connection:
         return Producer(answer.producer_id, answer.producer_epoch, 0)
 
     def create_topic(
-        self, name: str, *, partitions: int = 1, replicas: int = 1, configs: Mapping[str, str] | None = None
+        self,
+        name: str,
+        *,
+        partitions: int = 1,
+        replicas: int = 1,
+        on: Sequence[int] | None = None,
+        configs: Mapping[str, str] | None = None,
     ) -> tuple[int, str | None]:
-        """(error code, message)"""
+        """(error code, message). `on`: the brokers of every partition, the leader first."""
+        assignment = CreateTopicsRequest.CreatableTopic.CreatableReplicaAssignment
         topic = CreateTopicsRequest.CreatableTopic(
             name=name,
-            num_partitions=partitions,
-            replication_factor=replicas,
-            assignments=[],
+            num_partitions=partitions if on is None else -1,
+            replication_factor=replicas if on is None else -1,
+            assignments=[
+                assignment(partition_index=partition, broker_ids=list(on or ()))
+                for partition in range(partitions if on is not None else 0)
+            ],
             configs=[
                 CreateTopicsRequest.CreatableTopic.CreatableTopicConfig(name=key, value=value)
                 for key, value in (configs or {}).items()
@@ -468,7 +478,8 @@ class Log:
         request_topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
         with self.connect(topic, partition) as connection:
             metadata = connection.metadata(topic).topics[0]
-            epoch = next(each.leader_epoch for each in metadata.partitions if each.partition_index == partition)
+            epochs = {each.partition_index: each.leader_epoch for each in metadata.partitions}
+            epoch = epochs.get(partition, -1)  # -1: this broker does not know of the topic yet
             asked = request_topic.OffsetForLeaderPartition(
                 partition=partition, current_leader_epoch=epoch, leader_epoch=epoch
             )
