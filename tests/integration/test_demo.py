@@ -1,0 +1,121 @@
+"""`fencepost demo` cleans up after itself, and its proof tells a good topic from a bad one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from kafka import KafkaProducer
+from kafka.admin import KafkaAdminClient, NewTopic
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.proof import Proof, read_back, row_hash
+
+
+def processes_about(path: Path) -> list[str]:
+    """Command lines of the processes that mention `path`."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            command = file.read_text(errors="replace").replace("\0", " ")
+            if str(path) in command:
+                found.append(command)
+    return found
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.timeout(180)
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "fencepost_proxy", "demo"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        start_new_session=True,
+    )
+    try:
+        assert demo.stdout is not None
+        for line in demo.stdout:
+            if "PySpark, process" in line:
+                break
+        # In the middle of Spark's start: a shell, then a JVM, then Python below it.
+        deadline = time.monotonic() + 30
+        while not any("bulk_load.py" in each for each in processes_about(tmp_path)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        time.sleep(2)
+        assert any("kafka.Kafka" in each for each in processes_about(tmp_path))
+        demo.send_signal(number)
+        _, errors = demo.communicate(timeout=30)
+    finally:
+        demo.kill()
+        demo.wait()
+
+    assert demo.returncode == 130, errors
+    assert "interrupted; everything it started has been stopped and removed" in errors
+    assert "Traceback" not in errors
+    assert processes_about(tmp_path) == []
+    assert [each for each in tmp_path.iterdir() if each.name.startswith("fencepost-")] == []
+
+
+@pytest.mark.kafka
+def test_the_proof_finds_what_is_wrong_with_a_topic(kafka: KafkaCluster, unique_topic: Callable[..., str]) -> None:
+    topic = unique_topic("proof")
+    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    admin.create_topics([NewTopic(topic, 2, 1)])
+    admin.close()
+    producer = KafkaProducer(bootstrap_servers=kafka.bootstrap, acks="all")
+
+    def append(partition: int, *values: bytes) -> None:
+        for value in values:
+            producer.send(topic, value, partition=partition).get(30)
+
+    def prove(*rows: str) -> Proof:
+        wanted = Counter(row_hash([row]) for row in rows)
+        return read_back(
+            kafka.bootstrap, topic, wanted, lambda v: None if v == b"junk" else [v.decode()], lambda count: None
+        )
+
+    try:
+        append(0, b"a", b"b")
+        append(1, b"b")
+        good = prove("a", "b", "b")
+        assert good.holds
+        assert [(seen.log_start, seen.log_end, seen.records, seen.gaps) for seen in good.partitions] == [
+            (0, 2, 2, 0),
+            (0, 1, 1, 0),
+        ]
+
+        missing = prove("a", "b", "b", "c")
+        assert (missing.holds, missing.rows_missing) == (False, 1)
+        twice = prove("a", "b")
+        assert (twice.holds, twice.rows_too_often, twice.records_unknown) == (False, 1, 0)
+        swapped = prove("a", "a", "b")  # the number of records is right
+        assert (swapped.holds, swapped.rows_missing, swapped.rows_too_often) == (False, 1, 1)
+        strange = prove("b", "b", "x")
+        assert (strange.holds, strange.rows_missing, strange.records_unknown) == (False, 1, 1)
+        append(1, b"junk")
+        assert (prove("a", "b", "b").holds, prove("a", "b", "b").records_unknown) == (False, 1)
+    finally:
+        producer.close()
+
+    holed = replace(good, partitions=(replace(good.partitions[0], log_end=3, gaps=1), good.partitions[1]))
+    assert not holed.holds
+    beheaded = replace(good, partitions=(replace(good.partitions[0], log_start=1, log_end=3), good.partitions[1]))
+    assert not beheaded.holds
+
+
+def test_row_hash_tells_fields_apart() -> None:
+    assert len({row_hash(fields) for fields in (["ab", "c"], ["a", "bc"], ["abc"], ["abc", ""], ["", "abc"], [])}) == 6
