@@ -248,7 +248,7 @@ class Gate:
     def _kind_of(self, ticket: Ticket) -> Kind:
         append = ticket.append
         conditional = append.expected_base_offset is not None
-        if append.transactional or not self._limits.stamping:
+        if append.transactional:
             return Kind.OWN_CONDITIONAL if conditional else Kind.OWN
         if conditional:
             return Kind.CONDITIONAL
@@ -577,7 +577,7 @@ class Gate:
         assert expected is not None
         if expected == end and ticket.append.contradiction is None:
             ticket.at = expected
-            if ticket.kind.stamped:
+            if ticket.kind.stamped and self._limits.stamping:
                 sequence = (expected - self._shift) % SEQUENCE_MODULUS
                 ticket.stamp = Stamp(self._tail.producer_id, self._epoch, sequence)
             self._grant(ticket)
