@@ -62,9 +62,13 @@ clean:  ## remove .venv and everything that tools left behind
 # uv installs twice as fast as pip, and a second time at once. Where it cannot reach a package index (one that only
 # pip's own configuration names), pip does the same from the same hashes.
 
+ifdef PIP_INDEX_URL
+export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
+endif
+
 $(VENV)/.uv: locks/bootstrap.txt
 	@if [ -z "$(PYTHON)" ]; then echo "fencepost needs Python 3.11 or newer; none found. Install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; fi
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fencepost needs Python 3.11 or newer; $(PYTHON) is older or missing" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "fencepost needs Python 3.11 or newer; $(PYTHON) is older or missing" >&2; exit 1; }
 	@echo "creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { echo "could not create $(VENV); on Debian and Ubuntu install python3-venv" >&2; exit 1; }
 	@$(BIN)/pip install -q --disable-pip-version-check --retries 1 --require-hashes -r $< 2>$(VENV)/install.log || { \

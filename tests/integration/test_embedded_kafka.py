@@ -205,14 +205,16 @@ def test_more_listeners_and_server_properties(unique_topic: Callable[..., str]) 
             sasl_plain_username="alice",
             sasl_plain_password="secret",
         )
-        try:
-            assert "__transaction_state" in authenticated.topics()
-        finally:
-            authenticated.close()
         topic = unique_topic()
         at = ["--bootstrap-server", cluster.bootstrap]
-        done = run_tool("kafka-get-offsets", [*at, "--topic", topic], version=cluster.version, check=False)
-        assert "Could not match any topic-partitions" in done.output + done.errors
+        run_tool("kafka-topics", [*at, "--create", "--topic", topic], version=cluster.version)
+        try:
+            # A topic that was just created is not at once in every broker's metadata.
+            assert wait_until(lambda: authenticated.topics() == {topic}, 10)
+        finally:
+            authenticated.close()
+        with pytest.raises(ToolError, match="Could not match any topic-partitions"):
+            run_tool("kafka-get-offsets", [*at, "--topic", unique_topic()], version=cluster.version)
 
 
 def test_brokers_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
