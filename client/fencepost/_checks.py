@@ -45,7 +45,10 @@ class CheckCache:
                 raise CheckIsOff(topic, f"{CHECK_CONFIG}={value}")
             if configs:
                 raise CheckIsOff(topic, f"no {CHECK_CONFIG}, so these servers are not a Fencepost proxy")
-            raise CheckIsOff(topic, "its configs cannot be seen (no such topic, or no right to DescribeConfigs on it)")
+            raise CheckIsOff(
+                topic,
+                "its configs cannot be seen (no such topic, or just created, or no right to DescribeConfigs on it)",
+            )
         limit = configs.get(MAX_MESSAGE_BYTES_CONFIG)
         facts = TopicFacts(int(limit) if limit else None)
         self._known[topic] = (self._clock() + self._ttl_seconds, facts)

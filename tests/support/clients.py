@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +25,12 @@ def create_topic(bootstrap: str, topic: str, check: str | None = None, **configs
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         admin.create_topics([NewTopic(topic, 1, 1, topic_configs=configs)])
+        # The broker that is asked for the topic's configs learns of it a moment after the controller.
+        resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+        give_up = time.monotonic() + WAIT_SECONDS
+        while not admin.describe_configs([resource], config_filter="all")["topic"][topic]:
+            assert time.monotonic() < give_up, f"{topic} did not appear"
+            time.sleep(0.05)
     finally:
         admin.close()
     if check is not None:
