@@ -1,0 +1,30 @@
+"""A proxy in front of each Kafka that tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.proxy import ProxyProcess
+
+
+@pytest.fixture(scope="session")
+def proxy_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("proxies")
+
+
+@pytest.fixture(scope="session")
+def proxied(kafka: KafkaCluster, proxy_directory: Path) -> Iterator[ProxyProcess]:
+    """In front of `kafka`, nothing guarded, and shared: leave it running."""
+    with ProxyProcess(kafka.bootstrap, proxy_directory) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="session")
+def proxied3(kafka3: KafkaCluster, proxy_directory: Path) -> Iterator[ProxyProcess]:
+    """In front of `kafka3`, as `proxied`."""
+    with ProxyProcess(kafka3.bootstrap, proxy_directory) as proxy:
+        yield proxy

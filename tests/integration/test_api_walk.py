@@ -1,0 +1,387 @@
+"""A walk over every API and version that a real broker advertises, direct and through the proxy.
+
+Each is relayed, rewritten or withheld exactly as `wire/apis.py` says; what is answered is what the broker answers, and
+no answer names a broker's own address. With `-s` the table of what was walked is printed.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fencepost_proxy.dev.api_table import treatment_of
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.types import Address
+from fencepost_proxy.wire.apis import APIS
+from tests.support.batches import batch
+from tests.support.messages import Closed, Fields, RawConnection, decode_response, definitions
+from tests.support.proxy import ProxyProcess
+from tests.support.walk import BODIES, Side
+
+pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
+
+PRODUCE, FETCH, METADATA, FIND_COORDINATOR, API_VERSIONS = 0, 1, 3, 10, 18
+DESCRIBE_CONFIGS, ELECT_LEADERS, REASSIGN, DESCRIBE_QUORUM, DESCRIBE_CLUSTER = 32, 43, 45, 55, 60
+#: Waits for a coordinator to finish what was asked before, or for followers to catch up.
+PATIENCE_SECONDS = 10.0
+#: Coordinator loading, transaction still completing.
+BUSY = {14, 51}
+#: A follower may have heard of one side's change and not yet of the other's.
+CATCH_UP_SECONDS = 2.0
+
+#: What differs between any two answers of Kafka itself.
+VOLATILE = {"ThrottleTimeMs", "ControllerId", "ProducerId", "MemberId", "ClientInstanceId", "SubscriptionId"}
+VOLATILE_OF = {
+    "JoinGroup": {"Leader"},
+    "DescribeQuorum": {"LogEndOffset", "HighWatermark", "LastFetchTimestamp", "LastCaughtUpTimestamp"},
+    "DescribeLogDirs": {"UsableBytes", "TotalBytes"},
+    "DescribeProducers": {"LastTimestamp"},
+    # The group's partition of the offsets topic follows from its name.
+    "DescribeTransactions": {"TransactionStartTimeMs", "Partitions"},
+    "ConsumerGroupHeartbeat": {"HeartbeatIntervalMs"},
+}
+#: What a topic has here and not in Kafka. It is shown wherever a topic's configs are.
+VIRTUAL_CONFIGS = {"check.expected.offsets", "expected.offsets.carrier"}
+LISTS_EVERYTHING = {"ListGroups": "GroupId", "ListTransactions": "TransactionalId"}
+
+
+class Addresses:
+    """Of the brokers, and of the listeners that stand for them."""
+
+    def __init__(self, kafka: KafkaCluster, proxy: ProxyProcess) -> None:
+        self.direct = {node_id: kafka.address(node_id) for node_id in kafka.node_ids}
+        with RawConnection(Address.parse(proxy.bootstrap)) as connection:
+            brokers = connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
+        self.proxied = {each["NodeId"]: Address(each["Host"], each["Port"]) for each in brokers}
+        assert self.proxied.keys() == self.direct.keys()
+        assert not set(self.proxied.values()) & set(self.direct.values())
+        self.names = {
+            address: f"broker {node_id}" for each in (self.direct, self.proxied) for node_id, address in each.items()
+        }
+        self._forbidden = [
+            pattern
+            for host, port in self.direct.values()
+            for pattern in (
+                host.encode() + struct.pack(">i", port),
+                host.encode() + struct.pack(">H", port),
+                f"{host}:{port}".encode(),
+            )
+        ]
+
+    def leaks(self, frame: bytes) -> list[bytes]:
+        return [pattern for pattern in self._forbidden if pattern in frame]
+
+
+@pytest.fixture(scope="module")
+def addresses(kafka3: KafkaCluster, proxied3: ProxyProcess) -> Addresses:
+    return Addresses(kafka3, proxied3)
+
+
+@pytest.fixture(scope="module")
+def advertised(kafka3: KafkaCluster) -> dict[int, tuple[int, int]]:
+    return _versions(kafka3.address(1))
+
+
+@pytest.fixture(scope="module")
+def sides(kafka3: KafkaCluster) -> dict[str, Side]:
+    """Broker 1 leads and coordinates for both."""
+    both = {name: Side(name, 1, kafka3.address(1)) for name in ("d", "p")}
+    for side in both.values():
+        side.set_up([1, 2, 3])
+    return both
+
+
+def _versions(address: Address) -> dict[int, tuple[int, int]]:
+    with RawConnection(address) as connection:
+        answer = connection.ask(API_VERSIONS, 3, {"ClientSoftwareName": "walk", "ClientSoftwareVersion": "1"})
+    assert answer["ErrorCode"] == 0
+    return {each["ApiKey"]: (each["MinVersion"], each["MaxVersion"]) for each in answer["ApiKeys"]}
+
+
+def test_a_client_is_told_what_the_table_and_its_broker_have_in_common(
+    addresses: Addresses, advertised: dict[int, tuple[int, int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = {}
+    for key, (low, high) in advertised.items():
+        api = APIS.get(key)
+        if api is not None and not api.withheld and max(low, api.min_version) <= min(high, api.max_version):
+            common[key] = (max(low, api.min_version), min(high, api.max_version))
+
+    for address in addresses.proxied.values():
+        assert _versions(address) == common
+
+    print(f"\n{'key':>3} {'API':38} {'broker':>7} {'told':>7}  what is done, and why")
+    for key, (low, high) in sorted(advertised.items()):
+        api = APIS.get(key)
+        told = "{}-{}".format(*common[key]) if key in common else "-"
+        what = "not in the table" if api is None else f"{treatment_of(api)}{'; ' * bool(api.reason)}{api.reason}"
+        print(f"{key:>3} {definitions()[key].name:38} {f'{low}-{high}':>7} {told:>7}  {what}")
+    assert len(common) > 50
+
+
+Ask = Callable[[str, int, int, int, Fields], "bytes | str"]
+
+
+@pytest.fixture(scope="module")
+def ask(addresses: Addresses) -> Iterator[Ask]:
+    """Sends a body to a broker, direct (`d`) or through its listener (`p`): the frame of the answer, or "closed"."""
+    connections: dict[tuple[str, int], RawConnection] = {}
+
+    def send(side: str, broker: int, key: int, version: int, body: Fields) -> bytes | str:
+        where = (addresses.direct if side == "d" else addresses.proxied)[broker]
+        connection = connections.get((side, broker)) or RawConnection(where)
+        connections[side, broker] = connection
+        try:
+            return connection.ask_raw(key, version, body)
+        except (Closed, ConnectionError):
+            connections.pop((side, broker)).socket.close()
+            return "closed"
+
+    yield send
+    for connection in connections.values():
+        connection.socket.close()
+
+
+def _normal(value: Any, api: str, addresses: Addresses) -> Any:
+    """What is left when the two sides' names, ids and addresses are the same, and lists are in one order."""
+    if isinstance(value, dict):
+        kept = {
+            key: _normal(each, api, addresses)
+            for key, each in value.items()
+            if key not in VOLATILE and key not in VOLATILE_OF.get(api, ())
+        }
+        if "Host" in value and "Port" in value:
+            del kept["Host"], kept["Port"]
+            where = Address(value["Host"], value["Port"])
+            kept["at"] = addresses.names.get(where, str(where))
+        return kept
+    if isinstance(value, list):
+        return sorted((_normal(each, api, addresses) for each in value if _is_compared(each, api)), key=repr)
+    if isinstance(value, str):
+        return re.sub(r"walk-[dp]-([a-z]+)(-\d+)*", r"walk-\1", value)
+    if isinstance(value, UUID):
+        return "an id" if value.int else None
+    return value
+
+
+def _is_compared(item: Any, api: str) -> bool:
+    if not isinstance(item, dict):
+        return True
+    name = LISTS_EVERYTHING.get(api)
+    return item.get("Name") not in VIRTUAL_CONFIGS and (name is None or "walk-" in item[name])
+
+
+def _difference(direct: Any, proxied: Any, where: str = "") -> str:
+    """The first, for the reader of a failure."""
+    if isinstance(direct, dict) and isinstance(proxied, dict) and direct.keys() == proxied.keys():
+        pairs = [(f"{where}.{key}", direct[key], proxied[key]) for key in direct]
+    elif isinstance(direct, list) and isinstance(proxied, list) and len(direct) == len(proxied):
+        pairs = [(f"{where}[{index}]", *both) for index, both in enumerate(zip(direct, proxied, strict=True))]
+    else:
+        return f"{where} direct {direct!r:.300} proxied {proxied!r:.300}"
+    return next(_difference(one, other, path) for path, one, other in pairs if one != other)
+
+
+def _errors(value: Any) -> set[int]:
+    if isinstance(value, dict):
+        own = {each for key, each in value.items() if key == "ErrorCode"}
+        return own.union(*map(_errors, value.values()))
+    return set().union(*map(_errors, value)) if isinstance(value, list) else set()
+
+
+def _answer(ask: Ask, addresses: Addresses, side: str, where: tuple[int, int, int], body: Fields) -> Any:
+    """The broker's answer, once it is not busy with what was asked before."""
+    broker, key, version = where
+    name = definitions()[key].name
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        frame = ask(side, broker, key, version, body)
+        if isinstance(frame, str):
+            return frame
+        if side == "p":
+            assert not addresses.leaks(frame), f"{name} v{version} names a broker: {addresses.leaks(frame)}"
+        answer = decode_response(key, version, frame)
+        if not _errors(answer) & BUSY or time.monotonic() > deadline:
+            return _normal(answer, name, addresses)
+        time.sleep(0.05)
+
+
+def _only_reads(name: str) -> bool:
+    return name.startswith(("Describe", "List", "Fetch", "Metadata", "Find", "OffsetF", "ConsumerGroupDescribe"))
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("broker", [1, 2], ids=["leader", "follower"])
+def test_every_answer_is_the_brokers_own(
+    broker: int, sides: dict[str, Side], addresses: Addresses, advertised: dict[int, tuple[int, int]], ask: Ask
+) -> None:
+    """Broker 1 leads and coordinates; broker 2 answers most of it with an error that may name the leader."""
+    asked, different = 0, []
+    for key, (low, high) in sorted(advertised.items()):
+        api = APIS.get(key)
+        if api is None or api.withheld or key == API_VERSIONS:
+            continue
+        bodies = BODIES.get(api.name, lambda side, version: [{}])
+        for version in range(max(low, api.min_version), min(high, api.max_version) + 1):
+            pairs = zip(bodies(sides["d"], version), bodies(sides["p"], version), strict=True)
+            for direct_body, proxied_body in pairs:
+                asked += 1
+                deadline = time.monotonic() + CATCH_UP_SECONDS
+                while True:
+                    direct = _answer(ask, addresses, "d", (broker, key, version), direct_body)
+                    proxied = _answer(ask, addresses, "p", (broker, key, version), proxied_body)
+                    if direct == proxied or not _only_reads(api.name) or time.monotonic() > deadline:
+                        break
+                    time.sleep(0.1)
+                if direct != proxied:
+                    different.append(f"{api.name} v{version} {proxied_body}: {_difference(direct, proxied)}")
+    assert different == []
+    assert asked > 250
+
+
+def test_what_is_not_advertised_costs_the_connection(
+    addresses: Addresses, advertised: dict[int, tuple[int, int]]
+) -> None:
+    withheld = [
+        (key, version)
+        for key, (low, high) in advertised.items()
+        for version in range(low, high + 1)
+        if not (key in APIS and APIS[key].serves(version))
+    ]
+    beyond = [(key, api.max_version + 1) for key, api in APIS.items() if not api.withheld and key in definitions()]
+    for key, version in {*withheld, *beyond}:
+        if key == API_VERSIONS or not _is_defined(key, version):
+            continue
+        with RawConnection(addresses.proxied[1]) as connection, pytest.raises(Closed):
+            connection.ask_raw(key, version, {"Acks": 1} if key == PRODUCE else {})
+    assert {(PRODUCE, 13), (FETCH, 16), (DESCRIBE_QUORUM, 2)} & {*withheld, *beyond}
+
+
+def _is_defined(key: int, version: int) -> bool:
+    low, high = definitions()[key].versions
+    return low <= version <= high
+
+
+def test_a_too_new_api_versions_request_is_answered_as_kafka_does(addresses: Addresses) -> None:
+    def ask(address: Address) -> Fields:
+        with RawConnection(address) as connection:
+            header = struct.pack(">hhih", API_VERSIONS, 99, 5, -1) + b"\0"
+            connection.socket.sendall(struct.pack(">i", len(header)) + header)
+            return decode_response(API_VERSIONS, 0, connection.receive())
+
+    direct, proxied = ask(addresses.direct[1]), ask(addresses.proxied[1])
+
+    assert direct["ErrorCode"] == proxied["ErrorCode"] == 35
+    (told,) = [each for each in proxied["ApiKeys"] if each["ApiKey"] == API_VERSIONS]
+    assert told["MaxVersion"] == APIS[API_VERSIONS].max_version
+
+
+def test_the_listing_of_all_topics_lacks_the_state_topic_alone(
+    addresses: Addresses, sides: dict[str, Side], ask: Ask
+) -> None:
+    def listed(side: str, version: int) -> dict[str, Any]:
+        frame = ask(side, 1, METADATA, version, {"Topics": None})
+        assert isinstance(frame, bytes)
+        assert side == "d" or not addresses.leaks(frame)
+        answer = _normal(decode_response(METADATA, version, frame), "", addresses)
+        return {each["Name"]: each for each in answer["Topics"]}
+
+    for version in range(1, 14):
+        direct, proxied = listed("d", version), listed("p", version)
+        assert direct.keys() - proxied.keys() == {"__fencepost_state"}
+        assert proxied == {name: direct[name] for name in proxied}
+
+
+def test_config_values_that_are_data_stay_what_they_are(addresses: Addresses, ask: Ask) -> None:
+    """The one exception: what an operator reads in a broker's own configs is the truth about that broker."""
+    body = {"Resources": [{"ResourceType": 4, "ResourceName": "1", "ConfigurationKeys": None}]}
+    answers = []
+    for side in ("d", "p"):
+        frame = ask(side, 1, DESCRIBE_CONFIGS, 4, body)
+        assert isinstance(frame, bytes)
+        answers.append(decode_response(DESCRIBE_CONFIGS, 4, frame)["Results"][0])
+
+    direct, proxied = answers
+    values = {each["Name"]: each["Value"] for each in proxied["Configs"]}
+    assert str(addresses.direct[1]) in values["advertised.listeners"]
+    assert values == {each["Name"]: each["Value"] for each in direct["Configs"]}
+
+
+@pytest.fixture
+def moved_topic(
+    kafka3: KafkaCluster, proxied3: ProxyProcess, unique_topic: Callable[..., str]
+) -> Callable[[], tuple[str, int, int]]:
+    """Makes a topic led by broker 1 and moves its leader to broker 2 by a preferred election: (topic, old, new)."""
+
+    def move() -> tuple[str, int, int]:
+        topic = unique_topic("moved")
+        assignment = {"Name": topic, "NumPartitions": -1, "ReplicationFactor": -1}
+        with RawConnection(kafka3.address(1)) as connection:
+            replicas = [{"PartitionIndex": 0, "BrokerIds": [1, 2, 3]}]
+            made = connection.ask(19, 7, {"Topics": [{**assignment, "Assignments": replicas}]})
+            assert made["Topics"][0]["ErrorCode"] == 0
+            _until(lambda: _leader(connection, topic) == 1)
+            again = {"Name": topic, "Partitions": [{"PartitionIndex": 0, "Replicas": [2, 1, 3]}]}
+            assert connection.ask(REASSIGN, 0, {"Topics": [again]})["ErrorCode"] == 0
+            elected = {"TopicPartitions": [{"Topic": topic, "Partitions": [0]}], "TimeoutMs": 10_000}
+            _until(
+                lambda: connection.ask(ELECT_LEADERS, 2, elected) is not None and _leader(connection, topic) == 2,
+            )
+        return topic, 1, 2
+
+    return move
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.1)
+
+
+def _leader(connection: RawConnection, topic: str) -> int:
+    answer = connection.ask(METADATA, 9, {"Topics": [{"Name": topic}], "AllowAutoTopicCreation": False})
+    partitions = answer["Topics"][0]["Partitions"]
+    return partitions[0]["LeaderId"] if partitions else -1
+
+
+def test_after_a_leader_moved_its_old_broker_names_the_new_ones_listener(
+    moved_topic: Callable[[], tuple[str, int, int]], addresses: Addresses, ask: Ask
+) -> None:
+    """KIP-951: Produce v10+ tells where the leader went, in `node_endpoints`, a tagged field behind all else."""
+    topic, old, new = moved_topic()
+    records = bytes(batch(b"late"))
+    data = [{"Name": topic, "PartitionData": [{"Index": 0, "Records": records}]}]
+    for version in range(3, 13):
+        body = {"Acks": 1, "TimeoutMs": 5_000, "TopicData": data}
+        direct = ask("d", old, PRODUCE, version, body)
+        proxied = ask("p", old, PRODUCE, version, body)
+        assert isinstance(direct, bytes)
+        assert isinstance(proxied, bytes)
+        assert not addresses.leaks(proxied)
+        answer = decode_response(PRODUCE, version, proxied)
+        assert answer["Responses"][0]["PartitionResponses"][0]["ErrorCode"] == 6
+        if version >= 10:
+            assert addresses.leaks(direct), "or there is nothing to see"
+            (endpoint,) = answer["NodeEndpoints"]
+            assert endpoint["NodeId"] == new
+            assert Address(endpoint["Host"], endpoint["Port"]) == addresses.proxied[new]
+            (partition,) = answer["Responses"][0]["PartitionResponses"]
+            assert partition["CurrentLeader"]["LeaderId"] == new
+
+
+def test_what_needs_a_withheld_version_to_be_seen_is_there_to_be_seen(kafka3: KafkaCluster) -> None:
+    """Why the versions are capped: a broker does name addresses in these. Should it stop to, the cap can go."""
+    _, high = definitions()[DESCRIBE_QUORUM].versions
+    if high < 2:
+        pytest.skip("this Kafka has no DescribeQuorum v2")
+    with RawConnection(kafka3.address(1)) as connection:
+        topics = [{"TopicName": "__cluster_metadata", "Partitions": [{"PartitionIndex": 0}]}]
+        frame = connection.ask_raw(DESCRIBE_QUORUM, 2, {"Topics": topics})
+    assert kafka3.address(1).host.encode() in frame
