@@ -438,6 +438,32 @@ def test_write_is_proved_once_a_connection() -> None:
         assert read(talk.answer())[("guarded-a", 0)][:2] == (44, 57)
 
 
+def test_a_refusal_that_tells_nothing_needs_no_proof_of_write() -> None:
+    """Kafka hangs, so the log end cannot be known: that is told without asking Kafka who may know it."""
+    talk = Talk()
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
+    ticket = talk.offered()
+    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 6, error_message="TRY_AGAIN"), "try_again"))
+    talk.counted()
+    assert read(talk.answer()) == {("guarded-a", 0): (6, -1, "TRY_AGAIN")}
+
+
+def test_a_refusal_whose_proof_does_not_come_is_not_told_and_not_waited_for() -> None:
+    talk = Talk()
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), timeout_ms=1000))
+    talk.refuse(talk.offered())
+    talk.counted()
+    talk.upstream()
+    talk.now += 0.95
+    talk.tell(m.Tick())
+    talk.counted()
+    code, base_offset, message = read(talk.answer())[("guarded-a", 0)]
+    assert (code, base_offset) == (6, -1)
+    assert (message or "").startswith("TRY_AGAIN")
+    talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
+    talk.silent()
+
+
 def test_the_state_topic_is_closed_to_writers() -> None:
     talk = Talk()
     talk.client(produce(("__state", 0, batch(b"unguard everything"))))

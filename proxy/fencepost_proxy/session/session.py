@@ -90,8 +90,12 @@ _PRODUCE_ENDPOINTS_FROM = 10
 _PRODUCE_BY_ID = 13
 #: A Produce header is read from as much of the frame's start as this; longer ones are collected whole.
 _PEEK_BYTES_MAX = 4096
+#: Control messages up to this size do not count as held in memory.
+_SMALL_FRAME_BYTES = 16 * 1024
 #: Clients give up at `timeout_ms`; what is not known by then is told a little earlier.
 _ANSWER_BY = 0.9
+#: Answers that say neither where a log ends nor how it is guarded: anybody may have them, without waiting for Kafka.
+_TELLS_NOTHING = frozenset({Error.NONE, Error.NOT_LEADER_OR_FOLLOWER, Error.REQUEST_TIMED_OUT})
 
 
 class Surroundings(Protocol):
@@ -205,6 +209,7 @@ class Session:
         self._stores: dict[int, Callable[[str | None], None]] = {}
         self._next_token = 0
         self._collecting_bytes = 0
+        self._collecting_since = 0.0
         self._drain_until = float("inf")
         self._client_paused = False
         self._upstream_paused = False
@@ -233,6 +238,11 @@ class Session:
     def mid_header(self) -> bool:
         """The client has begun a frame and not said yet what it is."""
         return not self._client.between_frames and self._client.state is CutterState.START
+
+    @property
+    def collecting_since(self) -> float | None:
+        """When the frame began that is being held in memory, None while there is none."""
+        return self._collecting_since if self._client.state is CutterState.COLLECTING else None
 
     @property
     def drained(self) -> bool:
@@ -354,18 +364,21 @@ class Session:
         if treatment is Treatment.RELAY:
             self._relay(Slot(api_key, version, correlation_id, _Answer.RELAYED), length)
             return True
-        return self._collect(length)
+        # Small ones are gone again with this call or the next, and must pass while others hold all the memory.
+        return self._collect(length, now, counted=length > _SMALL_FRAME_BYTES)
 
     def _relay(self, slot: Slot, length: int) -> None:
         self._client.pass_frame(length)
         self._to_client.append(slot)
         self._from_upstream.append(slot)
 
-    def _collect(self, length: int) -> bool:
-        if not self._around.reserve(length):
-            self._pause_client()
-            return False
-        self._collecting_bytes = length
+    def _collect(self, length: int, now: float, *, counted: bool = True) -> bool:
+        if counted:
+            if not self._around.reserve(length):
+                self._pause_client()
+                return False
+            self._collecting_bytes = length
+        self._collecting_since = now
         self._client.collect_frame(length)
         return True
 
@@ -377,7 +390,7 @@ class Session:
         if peek is None:
             if len(head) < min(_PEEK_BYTES_MAX, length):
                 return False
-            return self._collect(length)
+            return self._collect(length, now)
         around = self._around
         streamed = (
             around.fresh(now)
@@ -386,7 +399,7 @@ class Session:
             and around.policy(peek.first_topic) is None
         )
         if not streamed:
-            return self._collect(length)
+            return self._collect(length, now)
         if peek.acks == 0:
             self._client.pass_frame(length)
         else:
@@ -458,7 +471,7 @@ class Session:
         self.client_id = request.client_id
         slot = Slot(PRODUCE, request.api_version, request.correlation_id, _Answer.MADE_HERE)
         slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
-        turn = Turn(request)
+        turn = Turn(request, answer_by=now + _ANSWER_BY * max(request.timeout_ms, 100) / 1000)
         if request.acks != 0:
             self._to_client.append(slot)
         if not around.fresh(now):
@@ -620,7 +633,7 @@ class Session:
             self._commands.append(ToGate(ticket, Sent(ticket)))
         self._forward(slot, turn, request)
         if not turn.silent:
-            self._answer_by[slot] = now + _ANSWER_BY * max(turn.request.timeout_ms, 100) / 1000
+            self._answer_by[slot] = turn.answer_by
 
     def _forward(self, slot: Slot, turn: Turn, request: ProduceRequest) -> None:
         """Sends (a part of) a turn upstream; `slot` is where its client waits."""
@@ -699,7 +712,7 @@ class Session:
         if slot not in self._turns or not turn.complete:
             return
         if not (self.client_gone or slot.done or turn.silent):
-            unproved = [t for t in self._topics_told_an_offset(turn) if t not in self._may_write]
+            unproved = sorted({key.topic for key in self._told_without_proof(turn)})
             if unproved:
                 self._prove_write(slot, turn, unproved)
                 return
@@ -713,9 +726,13 @@ class Session:
         elif not slot.done:
             self._end(slot, [encode_produce_response(turn.response(), turn.request.api_version)])
 
-    @staticmethod
-    def _topics_told_an_offset(turn: Turn) -> list[str]:
-        return sorted({key.topic for key, result in turn.results.items() if result.error_code and key in turn.tickets})
+    def _told_without_proof(self, turn: Turn) -> list[TopicPartition]:
+        """The refusals that tell of a topic for which this client has not proved WRITE."""
+        return [
+            key
+            for key, result in turn.results.items()
+            if result.error_code not in _TELLS_NOTHING and key in turn.tickets and key.topic not in self._may_write
+        ]
 
     def _prove_write(self, slot: Slot, turn: Turn, topics: Sequence[str]) -> None:
         """A refusal tells where the log ends. Only who may write the topic learns that, and Kafka says who may.
@@ -723,7 +740,9 @@ class Session:
         A Produce request without a record batch: authorisation comes first (29), then Kafka finds nothing to append
         (87). Nothing can be written by it.
         """
-        del self._turns[slot]
+        if turn.proving:
+            return
+        turn.proving = True
         names = dict.fromkeys(topics)
         partitions = {name: next(k.partition for k in turn.tickets if k.topic == name) for name in names}
         version = min(9, turn.request.api_version)
@@ -743,11 +762,11 @@ class Session:
             for topic in parse_produce_response(frame, version).topics:
                 for result in topic.partitions:
                     self._proved(turn, topic.name, result)
-            self._turns[slot] = turn
+            turn.proving = False
             self._finish_turn(slot, turn)
 
         upstream.on_response = on_response
-        self._answer_by.pop(slot, None)  # it has its verdicts
+        self._answer_by[slot] = turn.answer_by
         self._from_upstream.append(upstream)
         self._upstream_out += encode_produce_request(probe)
 
@@ -847,7 +866,14 @@ class Session:
                 key: PartitionResult(partition=key.partition, error_code=Error.REQUEST_TIMED_OUT, error_message=message)
                 for key in turn.partitions()
             }
-            told = Turn(turn.request, results=results | turn.results)
+            message = "TRY_AGAIN Kafka did not say in time whether this client may write"
+            unproved = {
+                key: PartitionResult(
+                    partition=key.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
+                )
+                for key in self._told_without_proof(turn)
+            }
+            told = Turn(turn.request, results=results | turn.results | unproved)
             self._commands.append(Count("refusal", "outcome_unknown"))
             self._end(slot, [encode_produce_response(told.response(), turn.request.api_version)])
 

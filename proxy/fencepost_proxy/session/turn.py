@@ -41,10 +41,13 @@ class Turn:
     """`results` fills up with the final answer of each partition; `tickets` are its appends to guarded ones.
 
     `waiting_for` is the ticket offered last, None once all have a verdict. `granted` hold their gates until the
-    request is sent or withdrawn.
+    request is sent or withdrawn. `answer_by` – when the client has to be told something, monotonic seconds. `proving` –
+    it only waits for Kafka to say whether the client may know.
     """
 
     request: ProduceRequest
+    answer_by: float = float("inf")
+    proving: bool = False
     tickets: dict[TopicPartition, Ticket] = field(default_factory=dict)
     results: dict[TopicPartition, PartitionResult] = field(default_factory=dict)
     to_offer: list[Ticket] = field(default_factory=list)
