@@ -43,6 +43,7 @@ def test_it_says_when_it_is_ready_and_a_signal_ends_everything(tmp_path: Path, s
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        process_group=0,
     ) as process:
         try:
             assert process.stdout is not None
@@ -54,7 +55,8 @@ def test_it_says_when_it_is_ready_and_a_signal_ends_everything(tmp_path: Path, s
             producer.close()
             assert len(brokers_under(data)) == 1
 
-            process.send_signal(stop_signal)
+            # As a terminal does it: to everybody in the group.
+            os.killpg(process.pid, stop_signal)
             assert process.wait(timeout=30) == 0
             assert process.stdout.read() == "", "one line on standard output, and no more"
         finally:

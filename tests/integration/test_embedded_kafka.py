@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -262,3 +263,4 @@ def test_a_setting_that_kafka_refuses_is_told_with_its_log() -> None:
         cluster.start()
     assert "\n" not in str(raised.value)
     assert cluster.data.exists(), "the log that the error names must still be there"
+    shutil.rmtree(cluster.data)
