@@ -363,12 +363,18 @@ def test_bulk_load_puts_keys_where_kafka_clients_do_in_the_order_of_the_file(  #
 ) -> None:
     topic = unique_topic(GUARDED)
     create(kafka, topic)
-    rows = write_csv(tmp_path / "rows.csv", 600)
-    file = tmp_path / f"rows.{kind}"
-    if kind == "jsonl":
-        file.write_text("\n".join(map(json.dumps, rows)))
-    elif kind == "parquet":
-        spark.read.csv(str(tmp_path / "rows.csv"), header=True).coalesce(1).write.parquet(str(file))
+    (file := tmp_path / f"rows.{kind}").mkdir()
+    # Spark reads the larger file first; the order asked for is that of the names.
+    rows = write_csv(tmp_path / "a.csv", 100) + write_csv(tmp_path / "b.csv", 600)
+    for name, part in (("a", rows[:100]), ("b", rows[100:])):
+        if kind == "csv":
+            (tmp_path / f"{name}.csv").rename(file / f"{name}.csv")
+        elif kind == "jsonl":
+            (file / f"{name}.jsonl").write_text("\n".join(map(json.dumps, part)))
+        else:
+            spark.read.csv(str(tmp_path / f"{name}.csv"), header=True).coalesce(1).write.parquet(str(tmp_path / name))
+            [written] = (tmp_path / name).glob("*.parquet")
+            written.rename(file / f"{name}.parquet")
 
     assert [o.problem for o in bulk_load(spark, proxy, topic, file, "--key", "name")] == [None] * PARTITIONS
 

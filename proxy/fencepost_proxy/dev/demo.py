@@ -226,6 +226,7 @@ class Demo:
         self._create_topic(proxy)
         say("topic", f"{TOPIC!r}: {PARTITIONS} partitions, check.expected.offsets=required")
 
+        say("writer", "a second writer tries to append at stale offsets from now on; below, rows are by partition")
         log = Log(kafka)
         self._cleanup.callback(log.close)
         writer = StaleWriter(kafka, proxy)
@@ -331,8 +332,8 @@ class Demo:
 
     def _show(self, who: str, ends: list[int], total: int, writer: StaleWriter) -> None:
         there = sum(ends)
-        state = "Spark is starting" if there == 0 else f"rows by partition {' '.join(f'{end:,}' for end in ends)}"
-        refused = f"; {writer.refused} stale appends refused" if writer.refused else ""
+        state = "Spark is starting" if there == 0 else f"rows {' '.join(f'{end:,}' for end in ends)}"
+        refused = f"; {writer.refused} refused" if writer.refused else ""
         self._screen.live(who, f"{bar(there / total)} {state}{refused}")
 
     # --- the verdict --------------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import time
 from typing import TextIO
 
 PLAIN_INTERVAL_SECONDS = 2.0
-_BAR_WIDTH = 24
+#: Narrow, so that what follows fits a terminal of 80 columns.
+_BAR_WIDTH = 10
 
 
 class Screen:
@@ -25,7 +26,7 @@ class Screen:
 
     def say(self, who: str, text: str) -> None:
         """A line that stays, with the time and who it is about."""
-        self.line(f"{self.elapsed_seconds():6.1f} s  {who:<9} {text}")
+        self.line(f"{self.elapsed_seconds():6.1f} s  {who:<6} {text}")
 
     def line(self, text: str = "") -> None:
         self._wipe()
@@ -34,7 +35,7 @@ class Screen:
 
     def live(self, who: str, text: str) -> None:
         """What is going on right now; call it as often as you like."""
-        line = f"{self.elapsed_seconds():6.1f} s  {who:<9} {text}"
+        line = f"{self.elapsed_seconds():6.1f} s  {who:<6} {text}"
         if self._terminal:
             line = line[: shutil.get_terminal_size().columns - 1]
             self._out.write("\r" + line.ljust(len(self._live)))
