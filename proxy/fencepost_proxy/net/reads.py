@@ -22,6 +22,9 @@ _limited_log = logs.RateLimitedLog(_log)
 #: A topic's Kafka configs are read again after that.
 FACTS_SECONDS = 10.0
 _READ_SECONDS = 5.0
+#: How often a tail is read at once again because the log moved meanwhile: waiting would leave every offset to whoever
+#: moves it.
+_CONSISTENT_READS_MAX = 10
 _RESEND_TIMEOUT_MS = 5_000
 _PRODUCER_EPOCH_MAX = 32_766
 
@@ -69,7 +72,10 @@ class GateReads:
             return gates.TailUnknown("no producer id is agreed on yet")
         try:
             facts = await self.facts(partition.topic)
-            reading = await self._control.read_partition(partition, timeout_seconds=_READ_SECONDS)
+            for _ in range(_CONSISTENT_READS_MAX):
+                reading = await self._control.read_partition(partition, timeout_seconds=_READ_SECONDS)
+                if reading.consistent:
+                    break
         except UpstreamUnavailable as error:
             _limited_log.warning(f"tail {partition}", "the log end cannot be read", partition=partition, reason=error)
             return gates.TailUnknown(str(error))
