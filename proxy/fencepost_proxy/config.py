@@ -68,12 +68,14 @@ class Limits:
         5.0, "longest wait at a gate; never more than a third of the client's timeout"
     )
     handshake_seconds: float = _limit(10.0, "from accept to the first whole request")
-    header_seconds: float = _limit(10.0, "from the first byte of a frame to the end of its header")
+    header_seconds: float = _limit(10.0, "silence within a frame's header, or within a frame that is held in memory")
     client_idle_seconds: float = _limit(
         600.0, "silence after which a client is closed; Kafka's connections.max.idle.ms"
     )
     connect_timeout_seconds: float = _limit(5.0, "opening a connection to a broker")
-    request_timeout_seconds: float = _limit(30.0, "one request of our own to a broker; then its connection is given up")
+    request_timeout_seconds: float = _limit(
+        30.0, "one request of our own to a broker, then its connection is given up; a client's frame held in memory"
+    )
     reconnect_backoff_min_seconds: float = _limit(0.05, "pause after the first failed connection to a broker")
     reconnect_backoff_max_seconds: float = _limit(1.0, "longest pause between connection attempts to a broker")
     control_in_flight_max: int = _limit(256, "our own unanswered requests on one connection to a broker")

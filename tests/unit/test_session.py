@@ -658,15 +658,33 @@ def test_a_partition_named_twice_ends_the_connection() -> None:
 
 def test_memory_that_is_not_there_is_waited_for() -> None:
     talk = Talk(free_bytes=10)
-    ask = request(METADATA, 9, 1, b"z" * 100)
+    ask = request(METADATA, 9, 1, b"z" * 20_000)
     talk.client(ask)
     assert not talk.next(m.ReadClient).on
     talk.tell(m.Tick())
     talk.commands.clear()
-    talk.around.free_bytes = 1000
+    talk.around.free_bytes = 30_000
     talk.tell(m.Tick())
     talk.next(m.ReadClient)
     assert talk.upstream() == ask
+
+
+def test_small_control_messages_pass_while_others_hold_all_the_memory() -> None:
+    talk = Talk(free_bytes=0)
+    ask = request(METADATA, 9, 1, b"z" * 1_000)
+    talk.client(ask)
+    assert talk.upstream() == ask
+    assert talk.around.free_bytes == 0
+
+
+def test_since_when_a_frame_is_held_is_there_to_be_seen() -> None:
+    talk = Talk()
+    ask = request(METADATA, 9, 1, b"z" * 1_000)
+    assert talk.session.collecting_since is None
+    talk.client(ask[:-1])
+    assert talk.session.collecting_since == talk.now
+    talk.client(ask[-1:])
+    assert talk.session.collecting_since is None
 
 
 def test_too_many_unanswered_requests_are_not_read() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -428,7 +429,7 @@ class Proxy:
             self._metrics.closed("upstream_closed")
             return
         self._metrics.closed(command.fault.__name__)
-        _limited_log.warning(command.fault.__name__, "connection closed", peer=link.peer, reason=command.reason)
+        _limited_log.warning(_kind(command), "connection closed", peer=link.peer, reason=command.reason)
 
     def _tick(self) -> None:
         self._ticker = None
@@ -494,7 +495,7 @@ class Proxy:
         for link in list(self.links.values()):
             reason = self._stalled(link, now)
             if reason is not None:
-                _limited_log.info("stalled", "connection closed", peer=link.peer, reason=reason)
+                _limited_log.info(reason, "connection closed", peer=link.peer, reason=reason)
                 self._metrics.closed("stalled")
                 link.client.close()
 
@@ -508,6 +509,14 @@ class Proxy:
             return f"it sent nothing for {limits.handshake_seconds:g} s (limits.handshake_seconds)"
         if session.mid_header and not link.client.paused and silent > limits.header_seconds:
             return f"it stopped within a frame's header for {limits.header_seconds:g} s (limits.header_seconds)"
+        since = session.collecting_since
+        if since is not None and not link.client.paused:
+            # It holds memory that all share: it must not stop, nor trickle.
+            if silent > limits.header_seconds:
+                return f"it stopped within a frame for {limits.header_seconds:g} s (limits.header_seconds)"
+            if now - since > limits.request_timeout_seconds:
+                allowed = f"{limits.request_timeout_seconds:g} s (limits.request_timeout_seconds)"
+                return f"a frame of it was not whole within {allowed}"
         heard = 0.0 if link.upstream is None else link.upstream.received_at
         if min(silent, now - heard) > limits.client_idle_seconds:
             # Nothing moved in either direction: it is silent, or does not read what it asked for.
@@ -623,6 +632,11 @@ class Proxy:
         if self._state is not None and self._state.failure is not None:
             return [self._state.failure]
         return [] if self.fresh(now) else ["the state topic was not read recently enough: appends are not let through"]
+
+
+def _kind(close: sessions.CloseClient) -> object:
+    """What makes two closings the same to a reader of the log: how the reason begins, without its numbers."""
+    return close.fault, re.sub(r"-?\d+", "", close.reason)[:20]
 
 
 def _names(config: ProxyConfig) -> tuple[str, str, str]:

@@ -33,6 +33,8 @@ class Paused(Flag):
     CONNECTING = 4
     #: The process is draining: no further request is read.
     DRAINING = 8
+    #: It does not read its answers: those made here would pile up without it, whatever upstream does.
+    UNREAD = 16
 
 
 class Driver(Protocol):
@@ -159,6 +161,14 @@ class ClientSide(Side):
         if early and self.link is not None:
             self.link.driver.session_event(self.link.connection, messages.ClientBytes(memoryview(early)))
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.pause(Paused.UNREAD)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.resume(Paused.UNREAD)
+
     def connection_lost(self, exc: Exception | None) -> None:
         if self.link is not None:
             self.link.client_lost()
@@ -197,9 +207,11 @@ class Link:
         self.upstream = upstream
         upstream.link = self
         upstream.other, self.client.other = self.client, upstream
-        self.driver.link_opened(self)
         if self._client_gone:
-            self.upstream.close()
+            # It left before this; nobody would ever end a session that began now.
+            upstream.close()
+            return
+        self.driver.link_opened(self)
         self.client.connected()
 
     def perform(self, command: messages.Command) -> None:
