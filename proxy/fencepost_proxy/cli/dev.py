@@ -17,6 +17,7 @@ from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.errors import ClusterError
 from fencepost_proxy.dev.jars import DEFAULT_VERSION, RELEASES
 from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.net.listeners import bind
 from fencepost_proxy.types import Address
 
 DEFAULT_LISTEN: Final = Address("127.0.0.1", 19092)
@@ -84,6 +85,7 @@ def run(args: argparse.Namespace) -> int:
     """Until a signal. Raises FencepostError where the machine or the user's choice does not allow it."""
     # Until the event loop takes over the signals, both end what is being started in the same way.
     signal.signal(signal.SIGTERM, _interrupt)
+    bind(args.listen, "clients").close()  # a port that is taken is better known before Kafka has started
     cluster = KafkaCluster(args.brokers, version=args.kafka_version, data=args.data)
     try:
         cluster.start()
