@@ -31,19 +31,25 @@ class Driver:
         return 1.0
 
 
+def _tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        far = socket.create_connection(server.getsockname())
+        return far, server.accept()[0]
+
+
 class Pair:
-    """A link on two real socket pairs: `client` and `broker` are the far ends."""
+    """A link on two real connections: `client` and `broker` are the far ends."""
 
     def __init__(self) -> None:
         self.driver = Driver()
-        self.client, self._near_client = socket.socketpair()
-        self.broker, self._near_broker = socket.socketpair()
+        self.client, self._near_client = _tcp_pair()
+        self.broker, self._near_broker = _tcp_pair()
         self.ends = (self.client, self._near_client, self.broker, self._near_broker)
         self.links: list[Link] = []
 
     async def accept(self) -> Link:
         def accepted(side: ClientSide) -> Link:
-            link = Link(1, side, Address("client", 1), "127.0.0.1", self.driver)
+            link = Link(1, side, self.driver, peer=Address("client", 1), local_host="127.0.0.1", node_id=None)
             self.links.append(link)
             return link
 
