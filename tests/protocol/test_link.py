@@ -11,7 +11,6 @@ from fencepost_proxy.net.link import WRITE_BUFFER_BYTES_MAX, ClientSide, Link, U
 from fencepost_proxy.session import messages
 from fencepost_proxy.types import Address
 
-
 #: More than the kernel takes off a sender's hands on loopback.
 SIZE = 48 * WRITE_BUFFER_BYTES_MAX
 
