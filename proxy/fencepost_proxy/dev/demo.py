@@ -322,7 +322,7 @@ class Demo:
         while load.running:
             if time.monotonic() > deadline:
                 raise DevError(f"the load did not end within {LOAD_SECONDS:.0f} seconds:\n{tail(output)}")
-            self._show("load", log.ends(), total, writer)
+            self._show("load", log.ends(), total, writer, from_rows=killed_at)
             time.sleep(IDLE_LOOK_SECONDS)
         if load.exit_code != 0:
             raise DevError(f"the load failed:\n{tail(output)}")
@@ -330,9 +330,10 @@ class Demo:
         appended = sum(map(int, re.findall(r"(\d+) appended", output.read_text())))
         self._screen.say("load", f"complete: it found {found:,} rows and appended {appended:,}")
 
-    def _show(self, who: str, ends: list[int], total: int, writer: StaleWriter) -> None:
+    def _show(self, who: str, ends: list[int], total: int, writer: StaleWriter, *, from_rows: int = 0) -> None:
+        """`from_rows` – what was in the log before this load: until more is, Spark has not begun to write."""
         there = sum(ends)
-        state = "Spark is starting" if there == 0 else f"rows {' '.join(f'{end:,}' for end in ends)}"
+        state = "Spark is starting" if there == from_rows else f"rows {' '.join(f'{end:,}' for end in ends)}"
         refused = f"; {writer.refused} refused" if writer.refused else ""
         self._screen.live(who, f"{bar(there / total)} {state}{refused}")
 
