@@ -299,12 +299,12 @@ def _scan_records(payload: bytes, count: int, said: _Said) -> tuple[int, int]:
             at, index, span = _walk(payload, at, range(index, count), hit, span)
             if index == count:
                 break
-            end, delta = _record_span(payload, at)
+            end, delta, rest_at = _record_start(payload, at)
             if end > total:
                 raise Malformed("it claims more bytes than its batch has")
             span = min(span[0], delta), max(span[1], delta)
             if end > hit:
-                said.read_record(payload, at, end, index)
+                said.read_record(payload, rest_at, end, index)
             at = end
             index += 1
     except MALFORMED as error:
@@ -314,13 +314,13 @@ def _scan_records(payload: bytes, count: int, said: _Said) -> tuple[int, int]:
     return span
 
 
-def _record_span(data: bytes, at: int) -> tuple[int, int]:
-    """Where the record at `at` ends, and its timestamp delta."""
+def _record_start(data: bytes, at: int) -> tuple[int, int, int]:
+    """Where the record at `at` ends, its timestamp delta, and where its offset delta is."""
     length, at = read_varint(data, at)
     if length < 0:
         raise Malformed("a record has a negative length")
-    delta, _ = read_varlong(data, at + 1)
-    return at + length, delta
+    delta, rest_at = read_varlong(data, at + 1)
+    return at + length, delta, rest_at
 
 
 class _Said:
@@ -349,30 +349,32 @@ class _Said:
 
     def next_hit(self, payload: bytes, at: int) -> int:
         """The next position from `at` on where a name of ours stands, or the end. A value may contain it as well."""
-        total = len(payload)
         if self.unreadable is not None:
-            return total
+            return len(payload)
         hits = self._hits
-        for i, needle in enumerate(self._needles):
-            if hits[i] < at:
-                found = payload.find(needle, at)
-                hits[i] = total if found < 0 else found
+        if min(hits) < at:
+            for i, needle in enumerate(self._needles):
+                if hits[i] < at:
+                    found = payload.find(needle, at)
+                    hits[i] = len(payload) if found < 0 else found
         return min(hits)
 
     def read_record(self, data: bytes, at: int, end: int, index: int) -> None:
-        """Takes one record apart. It must fill its length exactly and stand at the offset delta of its index."""
-        _, at = read_varint(data, at)
-        _, at = read_varlong(data, at + 1)
+        """Takes one record apart, from its offset delta on: that must be its index, and the record fill its length."""
         offset_delta, at = read_varint(data, at)
         if offset_delta != index:
             raise Malformed(f"its offset delta is {offset_delta}, not its place in the batch")
-        for _ in range(2):  # key, value
-            length, at = read_varint(data, at)
-            at += max(length, 0)
+        length, at = read_varint(data, at)  # the key's
+        if length > 0:
+            at += length
+        length, at = read_varint(data, at)  # the value's
+        if length > 0:
+            at += length
         header_count, at = read_varint(data, at)
         if header_count < 0 or header_count * 2 > end - at:
             raise Malformed(f"it claims {header_count} headers")
-        seen: set[bytes] = set()
+        needles = self._needles
+        seen: tuple[bytes, ...] = ()
         for _ in range(header_count):
             length, at = read_varint(data, at)
             if length < 0 or at + length > end:
@@ -381,14 +383,14 @@ class _Said:
             length, at = read_varint(data, at + length)
             if length > end - at:
                 raise Malformed(f"it has a header value of {length} bytes")
-            value = None if length < 0 else data[at : at + length]
-            at += max(length, 0)
-            if name in self._needles and self.unreadable is None:
+            if name in needles and self.unreadable is None:
                 if name in seen:
                     self._unreadable(index, name, "it occurs twice in this record")
                 else:
-                    seen.add(name)
-                    self._read_header(index, name, value)
+                    seen = (*seen, name)
+                    self._read_header(index, name, None if length < 0 else data[at : at + length])
+            if length > 0:
+                at += length
         if at != end:
             raise Malformed("it does not fill its length")
 
@@ -401,15 +403,15 @@ class _Said:
                 self._unreadable(index, name, "its value is empty")
             elif self.write_id is None:
                 self.write_id = value
-        elif value == b"-1":
-            if name == names.partition_count:
-                self._unreadable(index, name, "a topic has at least one partition")
-        elif not value.isdigit() or len(value) > _DIGITS_MAX:
+        elif value.isdigit() and len(value) <= _DIGITS_MAX:
+            if name == names.expected_offset:
+                self._read_expected_offset(index, int(value))
+            else:
+                self._read_partition_count(index, int(value))
+        elif value != b"-1":
             self._unreadable(index, name, f"{_shown(value)} is not a decimal number in ASCII of at most 19 digits")
-        elif name == names.expected_offset:
-            self._read_expected_offset(index, int(value))
-        else:
-            self._read_partition_count(index, int(value))
+        elif name == names.partition_count:
+            self._unreadable(index, name, "a topic has at least one partition")
 
     def _read_expected_offset(self, index: int, expected: int) -> None:
         if expected > _INT64_MAX:
@@ -462,7 +464,7 @@ def _digest(payload: bytes, header: BatchHeader) -> bytes:
     base = header.base_timestamp_ms
     if payload:
         try:
-            _, first = _record_span(payload, 0)
+            _, first, _ = _record_start(payload, 0)
             if first:
                 # A client may measure from anything; the broker, where it repacks a batch, from the first record.
                 base += first

@@ -77,12 +77,18 @@ def read_uvarint(data: Bytes, at: int) -> tuple[int, int]:
 
 def read_varint(data: Bytes, at: int) -> tuple[int, int]:
     """VARINT: zigzag, 32 bits."""
+    value = data[at]
+    if value < 0x80:
+        return (value >> 1) ^ -(value & 1), at + 1
     value, at = read_uvarint(data, at)
     return (value >> 1) ^ -(value & 1), at
 
 
 def read_varlong(data: Bytes, at: int) -> tuple[int, int]:
     """VARLONG: zigzag, 64 bits in at most 10 bytes."""
+    value = data[at]
+    if value < 0x80:
+        return (value >> 1) ^ -(value & 1), at + 1
     value = 0
     shift = 0
     while True:
