@@ -46,11 +46,14 @@ lint: $(VENV)/.installed-all  ## ruff, mypy, import layers
 jars: $(VENV)/.installed-all
 	@$(BIN)/python -m fencepost_proxy.dev.jars
 
-# The two are compiled together so that they agree; the bootstrap is what installs them.
+# Compiled together so that they agree: proxy and spark are what the container images install (with what builds PySpark
+# and fetches its jars); the bootstrap is what installs the others.
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 lock: $(VENV)/.installed-all  ## pin again what pyproject.toml asks for (UPGRADE=1: the newest versions)
 	@$(COMPILE) $(if $(UPGRADE),--upgrade) --all-extras --group test --group build pyproject.toml -o locks/all.txt
 	@$(COMPILE) --extra proxy --extra dev --extra spark --group build -c locks/all.txt pyproject.toml -o locks/run.txt
+	@$(COMPILE) --extra proxy --group build -c locks/all.txt pyproject.toml -o locks/proxy.txt
+	@printf 'jgo\nsetuptools\n' | $(COMPILE) --extra spark -c locks/all.txt pyproject.toml - -o locks/spark.txt
 	@$(if $(UPGRADE),echo uv | $(COMPILE) --upgrade - -o locks/bootstrap.txt)
 	@echo "locks/ is up to date; the jars' locks have a command of their own: $(BIN)/python -m fencepost_proxy.dev.lock --help"
 

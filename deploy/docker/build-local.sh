@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Builds all images without a registry, and without a network inside the builds. Needs .venv (any make target that runs
+# the project makes it) and a local image to start from; README.md beside this file says how to make one.
+#
+#     FENCEPOST_BASE_IMAGE=fencepost-base:local deploy/docker/build-local.sh
+#
+# FENCEPOST_BASE_IMAGE: has the Python of .venv (same minor version) with venv, Java 17+, bash.
+# FENCEPOST_KAFKA: the Kafka release, one that has a lock file; default: the newest.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+base=${FENCEPOST_BASE_IMAGE:?name the local image to build from, see deploy/docker/README.md}
+python=${PYTHON:-.venv/bin/python}
+fetched=build/docker
+
+fail() {
+    echo "build-local: $1" >&2
+    exit 1
+}
+
+[ -x "$python" ] || fail "$python is missing; 'make .venv/.installed-run' makes it"
+minor='import sys; print("%d.%d" % sys.version_info[:2])'
+# Compiled packages are fetched for the Python that fetches them.
+inside=$(docker run --rm --network none --entrypoint python3 "$base" -c "$minor") \
+    || fail "no python3 in image $base, or no such image"
+outside=$("$python" -c "$minor")
+[ "$inside" = "$outside" ] || fail "$base has Python $inside, but $python is $outside; name another PYTHON or base"
+docker run --rm --network none --entrypoint java "$base" -version 2>/dev/null || fail "no java in image $base"
+
+for image in proxy spark; do
+    # Named after the lock's content: a second run with the same lock fetches nothing.
+    stamp=$fetched/$image/fetched
+    lock=$(sha256sum < locks/$image.txt)
+    if [ "$(cat $stamp 2>/dev/null)" != "$lock" ]; then
+        echo "build-local: fetching what locks/$image.txt pins"
+        rm -rf "${fetched:?}/$image"
+        mkdir -p $fetched/$image
+        "$python" -m pip download -q --disable-pip-version-check --require-hashes -r locks/$image.txt -d $fetched/$image
+        echo "$lock" > $stamp
+    fi
+done
+
+"$python" - "$fetched" <<'PYTHON'
+import os, shutil, sys
+from pathlib import Path
+
+from fencepost_proxy.dev.jars import DEFAULT_VERSION, SPARK_LOCK, fetch, release
+
+fetched = Path(sys.argv[1])
+kafka, connector = fetched / "kafka", fetched / "spark" / "jars"
+for directory in (kafka, connector):
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+for jar in fetch(release(os.environ.get("FENCEPOST_KAFKA") or DEFAULT_VERSION).broker_lock):
+    shutil.copyfile(jar, kafka / jar.name)  # not its mode: a cache is private, an image's user is another
+for jar in fetch(SPARK_LOCK):
+    shutil.copytree(jar.parent, connector / jar.parent.name)  # the cache's own layout
+PYTHON
+
+build() {
+    echo "build-local: $2"
+    docker build -q --network none --build-arg BASE="$base" -f "deploy/docker/$1" -t "$2" .
+}
+build Dockerfile fencepost:local
+build Dockerfile.kafka fencepost-kafka:local
+build Dockerfile.spark fencepost-spark:local
+echo "build-local: done. Now: FENCEPOST_KAFKA_IMAGE=fencepost-kafka:local docker-compose up -d"

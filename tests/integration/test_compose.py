@@ -1,0 +1,251 @@
+"""docker-compose.yml for real, where a Docker daemon answers: what clients get, and what they cannot reach.
+
+The images are the environment's (FENCEPOST_IMAGE, FENCEPOST_SPARK_IMAGE, FENCEPOST_KAFKA_IMAGE) where it names them. If
+not, the proxy's and Spark's are built from this work tree on FENCEPOST_BASE_IMAGE.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer
+from kafka.admin import NewTopic
+from tests.support.clients import create_topic, log_end, read_all
+
+from fencepost.errors import OffsetMismatch
+from fencepost.kafka_python import ConditionalProducer
+from fencepost_proxy.dev.cluster import FREE_PORTS
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).parents[2]
+HOST = "127.0.0.1"
+HEALTHY_SECONDS = 120.0
+#: The first run of a machine with a registry fetches and builds the images.
+UP_SECONDS = 840.0
+#: Asks for ApiVersions at HOST PORT and prints whether a Kafka answered. That a connection opens says nothing: behind
+#: the route to nowhere there may be a gateway that takes any.
+ASK_KAFKA = """
+import socket, sys
+try:
+    with socket.create_connection((sys.argv[1], int(sys.argv[2])), 3) as kafka:
+        kafka.sendall(bytes.fromhex("0000000a 0012 0000 0fe9ce90 0000"))
+        print("Kafka" if kafka.recv(8)[4:] == bytes.fromhex("0fe9ce90") else "something else")
+except OSError as error:
+    print("nobody:", error)
+"""
+#: What the compose file takes where the environment does not say otherwise.
+DEFAULT_BASE_IMAGE = "python:3.12-slim"
+ROWS = 1000
+PARTITIONS = 4
+
+
+def _run(command: Sequence[str], seconds: float, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        env=os.environ | environment,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+
+
+def _compose_command() -> list[str]:
+    """Skips the test where there is no Docker to run it with."""
+    if shutil.which("docker") is None:
+        pytest.skip("no docker command: install Docker to run this test")
+    daemon = _run(["docker", "version", "--format", "{{.Server.Version}}"], 30)
+    if daemon.returncode:
+        said = daemon.stderr.strip().splitlines() or ["no reason given"]
+        pytest.skip(f"no Docker daemon answers: {said[-1]}")
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(command[0]) and _run([*command, "version"], 30).returncode == 0:
+            return command
+    pytest.skip("a Docker daemon answers, but there is neither 'docker compose' nor 'docker-compose'")
+
+
+def _need(image: str, variable: str) -> None:
+    """Skips the test where an image that is not ours to build is neither here nor in reach."""
+    if _run(["docker", "image", "inspect", image], 30).returncode == 0:
+        return
+    pulled = _run(["docker", "pull", "--quiet", image], UP_SECONDS)
+    if pulled.returncode:
+        pytest.skip(
+            f"image {image} is not here and cannot be pulled ({pulled.stderr.strip()}): deploy/docker/README.md tells "
+            f"how to make images without a registry; name them by {variable}"
+        )
+
+
+class Stack:
+    """The services of docker-compose.yml as a project of their own, on free ports."""
+
+    def __init__(self, command: list[str], data: Path) -> None:
+        self._command = [*command, "-f", str(ROOT / "docker-compose.yml"), "-p", f"fencepost-test-{os.getpid()}"]
+        port = _free_ports(3)  # the last one is broker 1's
+        self.bootstrap = f"{HOST}:{port}"
+        self.status_port = _free_ports(1)
+        self._environment = {
+            "FENCEPOST_PORT": str(port),
+            "FENCEPOST_BROKER_PORT": str(port + 2),
+            "FENCEPOST_STATUS_PORT": str(self.status_port),
+            "FENCEPOST_DATA": str(data),
+        }
+
+    def compose(self, *arguments: str, seconds: float = UP_SECONDS, check: bool = True) -> str:
+        """Gives what it printed on stdout."""
+        done = _run([*self._command, *arguments], seconds, **self._environment)
+        if check and done.returncode:
+            raise AssertionError(f"compose {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def up(self) -> None:
+        self.compose("up", "-d")
+        self.await_healthy("proxy")
+
+    def await_healthy(self, service: str) -> None:
+        deadline = time.monotonic() + HEALTHY_SECONDS
+        while (state := self.inspect(service)["State"]["Health"]["Status"]) != "healthy":
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{service} is {state}:\n{self.compose('logs', '--tail', '50')}")
+            time.sleep(0.5)
+
+    def inspect(self, service: str) -> dict[str, Any]:
+        container = self.compose("ps", "-q", service).strip()
+        found: list[dict[str, Any]] = json.loads(_run(["docker", "inspect", container], 30).stdout)
+        return found[0]
+
+    def addresses(self, service: str) -> list[str]:
+        """The container's own, one per network."""
+        return [network["IPAddress"] for network in self.inspect(service)["NetworkSettings"]["Networks"].values()]
+
+    def spark(self, *arguments: str) -> str:
+        return self.compose("run", "--rm", "-T", "spark", *arguments)
+
+
+def _free_ports(count: int) -> int:
+    """The first of so many in a row."""
+    while True:
+        port = random.choice(FREE_PORTS[:-count])
+        try:
+            for each in range(port, port + count):
+                with socket.socket() as probe:
+                    probe.bind((HOST, each))
+        except OSError:
+            continue
+        return port
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    command = _compose_command()
+    _need(os.environ.get("FENCEPOST_KAFKA_IMAGE") or "apache/kafka:4.3.1", "FENCEPOST_KAFKA_IMAGE")
+    ours = {"proxy": "FENCEPOST_IMAGE", "spark": "FENCEPOST_SPARK_IMAGE"}
+    to_build = [service for service, variable in ours.items() if not os.environ.get(variable)]
+    if to_build:
+        _need(os.environ.get("FENCEPOST_BASE_IMAGE") or DEFAULT_BASE_IMAGE, "FENCEPOST_BASE_IMAGE")
+    data = tmp_path_factory.mktemp("data")
+    data.chmod(0o755)  # the job is not the user that runs the tests
+    stack = Stack(command, data)
+    try:
+        if to_build:
+            stack.compose("build", *to_build)
+        stack.up()
+        with (data / "rows.csv").open("w", newline="") as file:
+            csv.writer(file).writerows([("id", "name"), *((i, f"name {i}") for i in range(ROWS))])
+        yield stack
+    finally:
+        stack.compose("down", "-v", "--remove-orphans", seconds=120, check=False)
+
+
+def test_clients_on_the_host_produce_and_consume(stack: Stack) -> None:
+    topic = create_topic(stack.bootstrap, "plain")
+    with closing(KafkaProducer(bootstrap_servers=stack.bootstrap, acks="all")) as producer:
+        offsets = [producer.send(topic, b"%d" % i).get(30).offset for i in range(3)]
+    assert offsets == [0, 1, 2]
+    assert read_all(stack.bootstrap, topic) == [(0, b"0"), (1, b"1"), (2, b"2")]
+
+
+def test_a_conditional_append_is_accepted_and_a_stale_one_refused(stack: Stack) -> None:
+    topic = create_topic(stack.bootstrap, "conditional", check="required")
+    with closing(ConditionalProducer(bootstrap_servers=stack.bootstrap)) as producer:
+        assert producer.send(topic, b"first", partition=0, expected_offset=0).get(30).offset == 0
+        with pytest.raises(OffsetMismatch) as refused:
+            producer.send(topic, b"stale", partition=0, expected_offset=0).get(30)
+        assert (refused.value.expected, refused.value.actual) == (0, 1)
+        assert producer.send(topic, b"second", partition=0, expected_offset=1).get(30).offset == 1
+    assert read_all(stack.bootstrap, topic) == [(0, b"first"), (1, b"second")]
+
+
+def test_kafka_is_reached_from_the_proxy_alone(stack: Stack) -> None:
+    assert not any((stack.inspect("kafka")["NetworkSettings"]["Ports"] or {}).values()), "Kafka has a published port"
+    ask = ("-c", ASK_KAFKA)
+    port = stack.bootstrap.partition(":")[2]
+    for target in stack.addresses("kafka"):
+        assert "Kafka" not in _run([sys.executable, *ask, target, "9092"], 30).stdout, (
+            f"the host reaches it at {target}"
+        )
+        assert "Kafka" not in stack.spark("python3", *ask, target, "9092"), f"a job reaches it at {target}"
+    assert "Kafka" not in stack.spark("python3", *ask, "kafka", "9092")
+    # The same question where the answer is yes.
+    assert "Kafka" in _run([sys.executable, *ask, HOST, port], 30).stdout
+    assert "Kafka" in stack.compose("exec", "-T", "proxy", "python3", *ask, "kafka", "9092")
+    assert "Kafka" in stack.spark("python3", *ask, "proxy-jobs", "19092")
+
+
+def test_the_status_page_is_on_the_loopback(stack: Stack) -> None:
+    with urllib.request.urlopen(f"http://{HOST}:{stack.status_port}/readyz", timeout=10) as answer:
+        assert answer.read() == b"ready\n"
+    (published,) = stack.inspect("proxy")["NetworkSettings"]["Ports"]["8080/tcp"]
+    assert published["HostIp"] == HOST
+
+
+def test_nobody_is_root(stack: Stack) -> None:
+    for service in ("kafka", "proxy"):
+        assert int(stack.compose("exec", "-T", service, "id", "-u")) != 0
+    assert int(stack.spark("id", "-u")) != 0
+
+
+def test_a_spark_job_loads_a_file(stack: Stack) -> None:
+    topic = "guarded-rows"  # from birth, by deploy/fencepost.toml
+    with closing(KafkaAdminClient(bootstrap_servers=stack.bootstrap)) as admin:
+        admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
+
+    said = stack.spark("bulk_load", "--input", "/data/rows.csv", "--topic", topic, "--compression", "gzip")
+
+    assert f"complete: {ROWS} rows" in said
+    ids: list[int] = []
+    for partition in range(PARTITIONS):
+        records = read_all(stack.bootstrap, topic, partition)
+        assert [offset for offset, _ in records] == list(range(len(records)))
+        ids += [int(json.loads(value)["id"]) for _, value in records]
+    assert sorted(ids) == list(range(ROWS))
+
+
+def test_data_outlives_the_containers(stack: Stack) -> None:
+    topic = create_topic(stack.bootstrap, "kept", check="required")
+    with closing(ConditionalProducer(bootstrap_servers=stack.bootstrap)) as producer:
+        producer.send(topic, b"kept", partition=0, expected_offset=0).get(30)
+
+    stack.compose("down")
+    stack.up()
+
+    assert log_end(stack.bootstrap, topic) == 1
+    with closing(ConditionalProducer(bootstrap_servers=stack.bootstrap)) as producer:
+        assert producer.send(topic, b"next", partition=0, expected_offset=1).get(30).offset == 1
