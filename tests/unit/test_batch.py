@@ -425,13 +425,16 @@ def test_a_base_offset_below_minus_one_is_unreadable(carrier_base: bool) -> None
 value_sizes = st.sampled_from([0, 1, 50, 52, 53, 54, 55, 56, 57, 58, 100, 8170, 8180, 8185, 8190, 9000])
 #: Deltas on both sides of where a timestamp takes one byte more, both signs.
 timestamp_deltas = st.sampled_from([0, 1, -1, 63, -64, 64, -65, 8191, -8192, 8192, -8193, 1_048_576, 2**40, -(2**40)])
+KEYS = (b"k", b"", None)
 
 
 @given(st.lists(st.tuples(value_sizes, timestamp_deltas, st.booleans()), min_size=1, max_size=12))
 @example([(50, 0, False), (50, 0, False), (50, 1, False)])
 def test_timestamps_and_the_last_expectation_are_found_whatever_the_sizes(rows: list[tuple[int, int, bool]]) -> None:
     records = [
-        _record(i, _expect(b"%d" % (1000 + i)) if says else (), timestamp_delta=delta, value=b"v" * size)
+        _record(
+            i, _expect(b"%d" % (1000 + i)) if says else (), timestamp_delta=delta, key=KEYS[i % 3], value=b"v" * size
+        )
         for i, (size, delta, says) in enumerate(rows)
     ]
     scan = _scan(_batch(records))
