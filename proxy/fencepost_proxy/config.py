@@ -82,7 +82,7 @@ class Limits:
     metadata_refresh_seconds: float = _limit(5.0, "how often brokers and known topics are looked up again")
     settle_backoff_min_seconds: float = _limit(0.05, "pause before an append in doubt is looked for again")
     settle_backoff_max_seconds: float = _limit(2.0, "longest pause between two looks for an append in doubt")
-    drain_seconds: float = _limit(10.0, "after SIGTERM: how long answers under way may still arrive")
+    drain_seconds: float = _limit(10.0, "how long a closing connection may take to pass on what is under way")
 
     def __post_init__(self) -> None:
         for each in fields(self):

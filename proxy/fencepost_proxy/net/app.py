@@ -493,13 +493,27 @@ class Proxy:
     def _close_stalled(self) -> None:
         now = time.monotonic()
         for link in list(self.links.values()):
+            self._abort_unread(link, now)
             reason = self._stalled(link, now)
             if reason is not None:
                 _limited_log.info(reason, "connection closed", peer=link.peer, reason=reason)
                 self._metrics.closed("stalled")
                 link.client.close()
 
+    def _abort_unread(self, link: Link, now: float) -> None:
+        """A peer that does not take what was written would keep its closed connection for ever.
+
+        A client that does not read its answers; and, behind one that has left, a broker that cannot get rid of its
+        answer since nobody reads it any more, and therefore reads nothing either.
+        """
+        for side in (link.client, link.upstream):
+            if side is not None and side.closing_since is not None:
+                if now - side.closing_since > self.config.limits.drain_seconds:
+                    side.abort()
+
     def _stalled(self, link: Link, now: float) -> str | None:
+        if link.client.closing_since is not None:
+            return None
         limits = self.config.limits
         session = self.switch.sessions.get(link.connection)
         if session is None:
@@ -564,6 +578,10 @@ class Proxy:
 
     def count_request(self, api_key: int) -> None:
         self._metrics.traffic.requests[api_key] += 1
+
+    def unread_bytes(self, connection: int) -> int:
+        link = self.links.get(connection)
+        return 0 if link is None else link.client.unread_bytes()
 
     def gate_waited(self, seconds: float) -> None:
         self._metrics.gate_wait_seconds.observe(seconds)

@@ -9,8 +9,11 @@ other side. A session may stop a side too; reading goes on when nobody has a rea
 
 from __future__ import annotations
 
+import array
 import asyncio
+import fcntl
 import socket
+import termios
 from collections.abc import Callable
 from enum import Flag
 from typing import Protocol, cast
@@ -56,6 +59,7 @@ class Side(asyncio.BufferedProtocol):
         self.paused = Paused.NOT
         self.link: Link | None = None
         self.received_at = 0.0
+        self.closing_since: float | None = None
 
     # ---- asyncio's side
 
@@ -105,7 +109,10 @@ class Side(asyncio.BufferedProtocol):
                 self.transport.writelines(chunks)
 
     def close(self) -> None:
+        """Once what was written has gone out; if the peer never takes it, `closing_since` tells when to `abort`."""
         if self.transport is not None:
+            if self.closing_since is None and self.link is not None:
+                self.closing_since = self.link.driver.now()
             self.transport.close()
 
     def abort(self) -> None:
@@ -153,6 +160,14 @@ class ClientSide(Side):
                 self.transport.pause_reading()
         else:
             link.driver.session_event(link.connection, messages.ClientBytes(self._view[:nbytes]))
+
+    def unread_bytes(self) -> int:
+        """What lies in the socket's buffer."""
+        if self.transport is None or self.transport.is_closing():
+            return 0
+        waiting = array.array("i", [0])
+        fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.FIONREAD, waiting)
+        return waiting[0]
 
     def connected(self) -> None:
         """The session exists: what came early is for it."""
