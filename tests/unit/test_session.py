@@ -46,6 +46,7 @@ class Around:
     free_bytes: int = 1 << 20
     newest_produce: int = 12
     grants_hold: bool = True
+    unread: int = 0
 
     def fresh(self, now: float) -> bool:
         return self.is_fresh
@@ -67,6 +68,9 @@ class Around:
 
     def count_request(self, api_key: int) -> None: ...
     def gate_waited(self, seconds: float) -> None: ...
+
+    def unread_bytes(self, connection: int) -> int:
+        return self.unread
 
     def reserve(self, byte_count: int) -> bool:
         if byte_count > self.free_bytes:
@@ -486,6 +490,32 @@ def test_a_cold_grant_that_waited_too_long_is_given_back_and_asked_for_again() -
     assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
     assert talk.offered() is ticket
     talk.silent()
+
+
+@pytest.mark.parametrize("where", ["read together", "in the socket"])
+def test_what_was_sent_before_a_refusal_left_falls_with_the_refused_batch(where: str) -> None:
+    """The second would fit now, behind another writer's record; but its client thinks that the first lies there."""
+    talk = Talk()
+    first = produce(("guarded-a", 0, expecting(5, b"x")), correlation=1)
+    second = produce(("guarded-a", 0, expecting(6, b"y")), ("guarded-a", 1, expecting(0, b"z")), correlation=2)
+    talk.session._may_write.add("guarded-a")
+    talk.client(first + second if where == "read together" else first)
+    talk.around.unread = len(second) if where == "in the socket" else 0
+    talk.refuse(talk.offered())
+    if where == "in the socket":
+        talk.around.unread = 0
+        talk.client(second)
+    others = [c.event.ticket for c in talk.commands if isinstance(c, m.ToGate) and isinstance(c.event, g.Offered)]
+    assert [ticket.partition.partition for ticket in others] == [1]  # another partition is another chain
+    talk.refuse(others[0])
+    told = b"".join(bytes(chunk) for c in talk.commands if isinstance(c, m.ToClient) for chunk in c.chunks)
+    behind = told[4 + int.from_bytes(told[:4], "big") :]
+    code, base_offset, message = read(behind)[("guarded-a", 0)]
+    assert (code, base_offset) == (44, -1)
+    assert (message or "").startswith("SENT_BEHIND_A_FAILED_BATCH OFFSET_MISMATCH")
+    talk.commands.clear()
+    talk.client(produce(("guarded-a", 0, expecting(6, b"y")), correlation=3))  # sent knowing it
+    assert talk.offered().append.expected_base_offset == 6
 
 
 def test_a_batch_behind_one_whose_failure_the_client_cannot_have_read_falls_with_it() -> None:

@@ -54,6 +54,11 @@ class FrameCutter:
         return len(self._stash) + len(self._collected)
 
     @property
+    def unread_bytes(self) -> int:
+        """Of what was fed, what belongs to no frame yet that was begun."""
+        return len(self._stash) + len(self._data) - self._pos
+
+    @property
     def between_frames(self) -> bool:
         return self.state is CutterState.START and not self._stash
 

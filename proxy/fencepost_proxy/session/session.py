@@ -24,7 +24,7 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Protocol
 from uuid import UUID
@@ -133,6 +133,9 @@ class Surroundings(Protocol):
     def count_request(self, api_key: int) -> None:
         """For the metrics; the key is one of the table's."""
 
+    def unread_bytes(self, connection: int) -> int:
+        """What the client has sent and nobody has read from its socket yet."""
+
     def gate_waited(self, seconds: float) -> None:
         """For the metrics: from an append's offer to its turn."""
 
@@ -144,6 +147,19 @@ class Surroundings(Protocol):
 
 #: The appends of one producer to one partition, on one connection.
 _Chain = tuple[TopicPartition, int]
+
+
+@dataclass(slots=True)
+class _Failed:
+    """Why a chain failed, and up to which byte of the connection its client cannot have known.
+
+    A, expecting 5, and B, expecting 6, are sent together. Another writer wins 5, A is refused – and B would land behind
+    the other's record as if it were A. So what was sent before the answer to A was, falls with it. How much that is
+    nobody can tell for certain from here: at least what had arrived when the answer left.
+    """
+
+    result: PartitionResult
+    behind_bytes: float = float("inf")
 
 
 class _Answer(Enum):
@@ -205,7 +221,8 @@ class Session:
         self._turns: dict[Slot, Turn] = {}  # sent, not completely answered
         self._answer_by: dict[Slot, float] = {}
         self._may_write: set[str] = set()  # topics this client has proved WRITE for, on this connection
-        self._failed_chains: dict[_Chain, PartitionResult] = {}  # failed, and the client cannot have read it yet
+        self._failed_chains: dict[_Chain, _Failed] = {}
+        self._received_bytes = 0  # of the client, in all
         self._stores: dict[int, Callable[[str | None], None]] = {}
         self._next_token = 0
         self._collecting_bytes = 0
@@ -258,6 +275,7 @@ class Session:
             match event:
                 case ClientBytes(data):
                     if not self.client_gone and not self._closing:
+                        self._received_bytes += len(data)
                         self._client.feed(data)
                         self._pump_client(now)
                 case UpstreamBytes(data):
@@ -471,7 +489,8 @@ class Session:
         self.client_id = request.client_id
         slot = Slot(PRODUCE, request.api_version, request.correlation_id, _Answer.MADE_HERE)
         slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
-        turn = Turn(request, answer_by=now + _ANSWER_BY * max(request.timeout_ms, 100) / 1000)
+        starts_at = self._received_bytes - self._client.unread_bytes - len(frame)
+        turn = Turn(request, starts_at=starts_at, answer_by=now + _ANSWER_BY * max(request.timeout_ms, 100) / 1000)
         if request.acks != 0:
             self._to_client.append(slot)
         if not around.fresh(now):
@@ -547,12 +566,14 @@ class Session:
             return
         if turn.silent and ticket.append.expected_base_offset is not None:
             raise ClientProtocolError(f"an expectation for {key} with acks=0, which nobody could answer")
-        failed = self._failed_chains.get((key, ticket.append.producer_id))
-        if failed is None:
-            turn.tickets[key] = ticket
+        chain = (key, ticket.append.producer_id)
+        failed = self._failed_chains.get(chain)
+        if failed is not None and turn.starts_at < failed.behind_bytes:
+            message = f"SENT_BEHIND_A_FAILED_BATCH {failed.result.error_message}"
+            self._refuse(turn, key, Refusal(failed.result.error_code, "behind_refused", message))
         else:
-            message = f"SENT_BEHIND_A_FAILED_BATCH {failed.error_message}"
-            self._refuse(turn, key, Refusal(failed.error_code, "behind_refused", message))
+            self._failed_chains.pop(chain, None)
+            turn.tickets[key] = ticket
 
     def _refuse(self, turn: Turn, key: TopicPartition, refusal: Refusal) -> None:
         turn.results[key] = refused(key, refusal)
@@ -596,16 +617,21 @@ class Session:
         turn = self._turn
         if turn is not None and ticket is turn.waiting_for:
             turn.results[ticket.partition] = result
+            if self._turn_slot is not None:
+                self._chain_failed(self._turn_slot, ticket, result)
             self._next_turn(now)
             return
         slot, sent = self._sent_turn_of(ticket)
         if slot is not None and sent is not None:
             sent.results.setdefault(ticket.partition, result)
-            if result.error_code and not slot.done:
-                chain = (ticket.partition, ticket.append.producer_id)
-                self._failed_chains[chain] = result
-                slot.chains.append(chain)
+            self._chain_failed(slot, ticket, result)
             self._finish_turn(slot, sent)
+
+    def _chain_failed(self, slot: Slot, ticket: Ticket, result: PartitionResult) -> None:
+        if result.error_code and not slot.done:
+            chain = (ticket.partition, ticket.append.producer_id)
+            self._failed_chains[chain] = _Failed(result)
+            slot.chains.append(chain)
 
     def _send_turn(self, turn: Turn, now: float) -> None:
         """All verdicts are there: forward what passed, answer what did not."""
@@ -846,8 +872,18 @@ class Session:
         while self._to_client and self._to_client[0].done:
             slot = self._to_client.popleft()
             self._client_out += slot.chunks
-            for chain in slot.chains:
-                self._failed_chains.pop(chain, None)
+            self._may_know(slot.chains)
+
+    def _may_know(self, chains: Sequence[_Chain]) -> None:
+        """The answer that tells of their failure leaves now: what has not been sent by now was sent knowing it."""
+        if not chains:
+            return
+        sent_bytes = self._received_bytes + self._around.unread_bytes(self.connection)
+        for chain in chains:
+            if chain in self._failed_chains:
+                self._failed_chains[chain].behind_bytes = sent_bytes
+        read_bytes = self._received_bytes - self._client.unread_bytes
+        self._failed_chains = {c: f for c, f in self._failed_chains.items() if f.behind_bytes > read_bytes}
 
     # ---- ends
 
