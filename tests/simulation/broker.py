@@ -1,0 +1,796 @@
+"""A model of Kafka brokers, as far as a producer and the proxy's own questions can see them.
+
+Replicas with real record batches in them, leaders and followers, high watermark, leader epochs and truncation, ISR, the
+idempotence check of ProducerStateManager, transaction markers, requests that outlive their connections. Sources:
+UnifiedLog.scala, ProducerStateManager.java, ProducerAppendInfo.java, ReplicaManager.scala, Partition.scala.
+
+Simplified: the controller acts at once and is never wrong; a leader's ISR changes reach it at once, leadership changes
+reach each broker late. Kills are those of a process: what was written stays (the page cache lives on).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import crc32c
+
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.batch import BatchHeader, parse_batch_header, verify_crc
+from fencepost_proxy.wire.produce import (
+    BY_TOPIC_ID,
+    PartitionResult,
+    ProduceRequest,
+    ProduceResponse,
+    TopicResult,
+    encode_produce_response,
+    parse_produce_request,
+)
+from tests.simulation.clock import Connection, End, Sim
+
+NONE, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT = 0, 3, 6, 7
+NOT_ENOUGH_REPLICAS, AFTER_APPEND, CORRUPT = 19, 20, 2
+OUT_OF_ORDER, WRONG_EPOCH, INVALID_TXN_STATE = 45, 47, 48
+INVALID_RECORD, UNKNOWN_TOPIC_ID = 87, 100
+_SEQUENCES = 1 << 31
+_REMEMBERED_BATCHES = 5
+_LOG_APPEND_TIME = 0x08
+
+
+@dataclass(slots=True)
+class LogBatch:
+    base: int
+    count: int
+    data: bytes
+    header: BatchHeader
+    leader_epoch: int
+
+    @property
+    def end(self) -> int:
+        return self.base + self.count
+
+
+@dataclass(slots=True)
+class Known:
+    """ProducerStateEntry: what a replica remembers of a producer. `batches`: (first, last sequence, base, end, ts)."""
+
+    epoch: int
+    batches: deque[tuple[int, int, int, int, int]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_BATCHES))
+    last_timestamp_ms: int = -1
+    transaction_start: int | None = None
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1][1] if self.batches else -1
+
+
+class Replica:
+    """One broker's copy of one partition."""
+
+    def __init__(self, start: int, *, log_append_time: bool) -> None:
+        self.batches: list[LogBatch] = []
+        self.log_start = start
+        self.log_end = start
+        self.high_watermark = start
+        self.producers: dict[int, Known] = {}
+        self.log_append_time = log_append_time
+
+    # ---- appends
+
+    def append_as_leader(self, data: bytes, header: BatchHeader, leader_epoch: int, now_ms: int) -> PartitionResult:
+        """`partition` in the result is 0: the caller knows better."""
+        if header.producer_id >= 0:
+            refused = self._check_producer(header)
+            if refused is not None:
+                return refused
+        stored = bytearray(data)
+        struct.pack_into(">q", stored, 0, self.log_end)
+        struct.pack_into(">i", stored, 12, leader_epoch)
+        if self.log_append_time:
+            struct.pack_into(">h", stored, 21, header.attributes | _LOG_APPEND_TIME)
+            struct.pack_into(">q", stored, 35, now_ms)
+            struct.pack_into(">I", stored, 17, crc32c.crc32c(bytes(stored[21:])))
+        base = self.log_end
+        self.append(bytes(stored), leader_epoch)
+        return PartitionResult(0, NONE, base, now_ms if self.log_append_time else -1, self.log_start)
+
+    def _check_producer(self, header: BatchHeader) -> PartitionResult | None:
+        known = self.producers.get(header.producer_id)
+        first = header.base_sequence
+        last = (first + header.last_offset_delta) % _SEQUENCES
+        if known is None:
+            return None  # anything may be its first
+        if known.epoch == header.producer_epoch:
+            for first_seen, last_seen, base, _, timestamp in known.batches:
+                if (first_seen, last_seen) == (first, last):
+                    return PartitionResult(0, NONE, base, timestamp, self.log_start)
+        if header.producer_epoch < known.epoch:
+            return PartitionResult(0, WRONG_EPOCH)
+        if header.producer_epoch > known.epoch:
+            return None if first == 0 else PartitionResult(0, OUT_OF_ORDER)
+        expected = (known.last_sequence + 1) % _SEQUENCES
+        return None if first == expected else PartitionResult(0, OUT_OF_ORDER)
+
+    def append(self, stored: bytes, leader_epoch: int) -> None:
+        header = parse_batch_header(memoryview(stored))
+        batch = LogBatch(header.base_offset, header.record_count, stored, header, leader_epoch)
+        assert batch.base == self.log_end
+        self.batches.append(batch)
+        self.log_end = batch.end
+        self._learn(batch)
+
+    def _learn(self, batch: LogBatch) -> None:
+        header = batch.header
+        if header.producer_id < 0:
+            return
+        known = self.producers.get(header.producer_id)
+        if known is None or known.epoch != header.producer_epoch:
+            start = None if known is None else known.transaction_start
+            known = self.producers[header.producer_id] = Known(header.producer_epoch, transaction_start=start)
+        known.last_timestamp_ms = header.max_timestamp_ms
+        if header.is_control:
+            known.transaction_start = None
+            return
+        last = (header.base_sequence + header.last_offset_delta) % _SEQUENCES
+        known.batches.append((header.base_sequence, last, batch.base, batch.end, header.max_timestamp_ms))
+        if header.is_transactional and known.transaction_start is None:
+            known.transaction_start = batch.base
+
+    # ---- what is lost
+
+    def expire_producers(self, now_ms: int, expiration_ms: int) -> None:
+        for producer_id, known in list(self.producers.items()):
+            if known.transaction_start is None and now_ms - known.last_timestamp_ms >= expiration_ms:
+                del self.producers[producer_id]
+
+    def reload_producers(self, snapshot: int, now_ms: int, expiration_ms: int) -> None:
+        """As after a restart or a truncation: of what lies before the snapshot only each producer's last batch is
+        remembered, and nothing of what expired or lies before the log start."""
+        self.producers = {}
+        for batch in self.batches:
+            if batch.end <= self.log_start:
+                continue
+            if batch.base >= snapshot:
+                break
+            self._learn(batch)
+        for known in self.producers.values():
+            while len(known.batches) > 1:
+                known.batches.popleft()
+        self.expire_producers(now_ms, expiration_ms)
+        for batch in self.batches:
+            if batch.base >= snapshot and batch.end > self.log_start:
+                self._learn(batch)
+        self.expire_producers(now_ms, expiration_ms)
+
+    def truncate(self, end: int) -> bool:
+        if end >= self.log_end:
+            return False
+        self.batches = [batch for batch in self.batches if batch.end <= end]
+        self.log_end = max(self.batches[-1].end if self.batches else self.log_start, self.log_start)
+        self.high_watermark = min(self.high_watermark, self.log_end)
+        return True
+
+    def batch_at(self, offset: int) -> LogBatch | None:
+        for batch in reversed(self.batches):
+            if batch.base <= offset < batch.end:
+                return batch
+            if batch.end <= offset:
+                return None
+        return None
+
+
+@dataclass(slots=True)
+class View:
+    """What one broker believes of a partition's leadership."""
+
+    leader: int | None = None
+    epoch: int = -1
+    isr: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Partition:
+    """The controller's truth about one incarnation of a partition, and all its replicas."""
+
+    name: TopicPartition
+    topic_id: UUID
+    leader: int | None
+    epoch: int
+    isr: list[int]
+    replicas: dict[int, Replica]
+    min_isr: int
+    views: dict[int, View]
+    fetched_to: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
+    waiting: list[Waiting] = field(default_factory=list)
+    #: (time, end) of whoever believes that it leads: what `actual` may have been.
+    ends: list[tuple[float, int, int]] = field(default_factory=list)
+    deleted: bool = False
+    lost_by_unclean: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """An acks=all append that waits for its replicas (DelayedProduce)."""
+
+    broker: int
+    incarnation: int
+    epoch: int
+    required: int
+    result: PartitionResult
+    done: Callable[[PartitionResult], None]
+    over: bool = False
+
+
+@dataclass(slots=True)
+class Transaction:
+    """The coordinator's side of one transactional producer."""
+
+    producer_id: int
+    epoch: int
+    ongoing: bool = False
+    partitions: list[TopicPartition] = field(default_factory=list)
+    began_at: float = 0.0
+
+
+class BrokerSide(End):
+    """A connection as its broker sees it: one request at a time."""
+
+    def __init__(self, cluster: Cluster, node: int) -> None:
+        self.cluster = cluster
+        self.node = node
+        self.incarnation = cluster.brokers[node].incarnation
+        self.connection: Connection | None = None
+        self._bytes = bytearray()
+        self._frames: deque[bytes] = deque()
+        self._busy = False
+        self._gone = False
+
+    def data(self, data: bytes) -> None:
+        if self._gone:
+            return
+        self._bytes += data
+        while len(self._bytes) >= 4:
+            end = 4 + int.from_bytes(self._bytes[:4], "big")
+            if len(self._bytes) < end:
+                break
+            self._frames.append(bytes(self._bytes[4:end]))
+            del self._bytes[:end]
+        self._next()
+
+    def lost(self) -> None:
+        """What is being handled goes on; what was received behind it may still be (closingChannels), or not."""
+        self._gone = True
+        if self.cluster.sim.chance(0.5):
+            self._frames.clear()
+
+    def _next(self) -> None:
+        if not self._busy and self._frames:
+            self._busy = True
+            frame = self._frames.popleft()
+            self.cluster.queue(self.node, self.incarnation, self._handle, frame)
+
+    def _handle(self, frame: bytes) -> None:
+        request = parse_produce_request(memoryview(frame))
+        self.cluster.produce(self.node, request, lambda response: self._respond(request, response))
+
+    def _respond(self, request: ProduceRequest, response: ProduceResponse) -> None:
+        if not self._gone and self.connection is not None and self.cluster.alive(self.node, self.incarnation):
+            self.connection.to_a.write(encode_produce_response(response, request.api_version))
+        self._busy = False
+        self._next()
+
+
+@dataclass(slots=True)
+class Broker:
+    alive: bool = True
+    incarnation: int = 0
+    paused_until: float = 0.0
+    sides: list[BrokerSide] = field(default_factory=list)
+
+
+class Cluster:
+    """All brokers, the controller and the transaction coordinator."""
+
+    def __init__(
+        self,
+        sim: Sim,
+        *,
+        broker_count: int,
+        min_isr: int,
+        expiration_seconds: float,
+        log_append_time: bool,
+        unclean: bool,
+        slow_requests: float,
+    ) -> None:
+        self.sim = sim
+        self.brokers = [Broker() for _ in range(broker_count)]
+        self.min_isr = min_isr
+        self.expiration_ms = int(expiration_seconds * 1000)
+        self.log_append_time = log_append_time
+        self.unclean = unclean
+        self.slow_requests = slow_requests
+        self.partitions: dict[TopicPartition, Partition] = {}
+        self.retired: list[Partition] = []
+        self.transactions: dict[int, Transaction] = {}
+        self._next_producer_id = 100
+
+    # ---- topics
+
+    def create(self, name: TopicPartition, start: int = 0) -> Partition:
+        rng = self.sim.rng
+        nodes = list(range(len(self.brokers)))
+        rng.shuffle(nodes)
+        replicas = {node: Replica(start, log_append_time=self.log_append_time) for node in nodes}
+        views = {node: View(nodes[0], 0, list(nodes)) for node in nodes}
+        partition = Partition(
+            name, UUID(int=rng.getrandbits(128)), nodes[0], 0, list(nodes), replicas, self.min_isr, views
+        )
+        self.partitions[name] = partition
+        self._note_end(partition, nodes[0])
+        return partition
+
+    def recreate(self, name: TopicPartition) -> None:
+        """Deleted and created again: another topic under the same name."""
+        old = self.partitions[name]
+        old.deleted = True
+        self.retired.append(old)
+        for waiting in old.waiting:
+            self._finish(old, waiting, UNKNOWN_TOPIC)
+        self.sim.log(f"topic of {name} is deleted and created again")
+        self.create(name)
+
+    def delete_records(self, name: TopicPartition) -> None:
+        partition = self.partitions[name]
+        if partition.leader is None:
+            return
+        leader = partition.replicas[partition.leader]
+        ends = [b.end for b in leader.batches if leader.log_start < b.end <= leader.high_watermark]
+        if ends:
+            start = self.sim.rng.choice(ends)
+            for replica in partition.replicas.values():
+                replica.log_start = max(replica.log_start, min(start, replica.log_end))
+            self.sim.log(f"{name}: records before {start} are deleted")
+
+    # ---- time that a broker needs
+
+    def alive(self, node: int, incarnation: int) -> bool:
+        broker = self.brokers[node]
+        return broker.alive and broker.incarnation == incarnation
+
+    def queue(self, node: int, incarnation: int, call: Callable[..., None], *args: object) -> None:
+        """A request waits in the broker's queue, and there it stays, whatever becomes of its connection."""
+        sim = self.sim
+        delay = sim.between(0.05, 3.0) if sim.chance(self.slow_requests) else sim.between(0.0002, 0.003)
+        sim.after(delay, self._dequeue, node, incarnation, call, args)
+
+    def _dequeue(self, node: int, incarnation: int, call: Callable[..., None], args: tuple[object, ...]) -> None:
+        if not self.alive(node, incarnation):
+            return
+        paused = self.brokers[node].paused_until - self.sim.now
+        if paused > 0:
+            self.sim.after(paused + self.sim.between(0.0, 0.01), self._dequeue, node, incarnation, call, args)
+            return
+        call(*args)
+
+    # ---- Produce
+
+    def produce(self, node: int, request: ProduceRequest, done: Callable[[ProduceResponse], None]) -> None:
+        wanted = [(topic, data) for topic in request.topics for data in topic.partitions]
+        results: dict[tuple[str, UUID | None, int], PartitionResult] = {}
+
+        def one(key: tuple[str, UUID | None, int], result: PartitionResult) -> None:
+            results[key] = PartitionResult(
+                key[2], result.error_code, result.base_offset, result.log_append_time_ms, result.log_start_offset
+            )
+            if len(results) == len(wanted):
+                topics = tuple(
+                    TopicResult(
+                        t.name, t.topic_id, tuple(results[t.name, t.topic_id, d.partition] for d in t.partitions)
+                    )
+                    for t in request.topics
+                )
+                done(ProduceResponse(request.correlation_id, topics, 0))
+
+        for topic, data in wanted:
+            key = (topic.name, topic.topic_id, data.partition)
+            if request.api_version >= BY_TOPIC_ID:
+                found = [
+                    p
+                    for p in self.partitions.values()
+                    if p.topic_id == topic.topic_id and p.name.partition == data.partition
+                ]
+                if not found:
+                    one(key, PartitionResult(0, UNKNOWN_TOPIC_ID))
+                    continue
+                partition = found[0]
+            else:
+                partition = self.partitions[TopicPartition(topic.name, data.partition)]
+            records = bytes(data.records or b"")
+            self.append(
+                node, partition, records, request.acks, request.timeout_ms, lambda result, key=key: one(key, result)
+            )
+
+    def append(
+        self,
+        node: int,
+        partition: Partition,
+        records: bytes,
+        acks: int,
+        timeout_ms: int,
+        done: Callable[[PartitionResult], None],
+    ) -> None:
+        sim = self.sim
+        view = partition.views[node]
+        replica = partition.replicas[node]
+        if view.leader != node:
+            return done(PartitionResult(0, NOT_LEADER))
+        if not records:
+            return done(PartitionResult(0, INVALID_RECORD))
+        if acks == -1 and len(view.isr) < partition.min_isr:
+            return done(PartitionResult(0, NOT_ENOUGH_REPLICAS))
+        header = parse_batch_header(memoryview(records))
+        if not verify_crc(memoryview(records)):
+            return done(PartitionResult(0, CORRUPT))
+        if header.base_offset != 0:
+            return done(PartitionResult(0, INVALID_RECORD))
+        if header.is_transactional:
+            transaction = self.transactions.get(header.producer_id)
+            if (
+                transaction is None
+                or not transaction.ongoing
+                or transaction.epoch != header.producer_epoch
+                or partition.name not in transaction.partitions
+            ):
+                return done(PartitionResult(0, INVALID_TXN_STATE))
+        result = replica.append_as_leader(records, header, view.epoch, sim.wall_ms)
+        if sim.tracing:
+            sim.log(
+                f"broker {node} {partition.name}: {header.producer_id}/{header.producer_epoch}/{header.base_sequence}"
+                f" x{header.record_count} -> error {result.error_code} base {result.base_offset}"
+                + (" (duplicate)" if result.error_code == 0 and result.base_offset + 1 > replica.log_end else "")
+                + f", log end {replica.log_end}, epoch {view.epoch}"
+            )
+        if result.error_code:
+            return done(result)
+        self._note_end(partition, node)
+        self._advance(partition, node)
+        self._replicate_soon(partition, node)
+        if acks != -1:
+            return done(result)
+        required = result.base_offset + header.record_count
+        waiting = Waiting(node, self.brokers[node].incarnation, view.epoch, required, result, done)
+        partition.waiting.append(waiting)
+        self._check_waiting(partition)
+        if not waiting.over:
+            sim.after(timeout_ms / 1000, self._expire_waiting, partition, waiting)
+        return None
+
+    def _expire_waiting(self, partition: Partition, waiting: Waiting) -> None:
+        paused = self.brokers[waiting.broker].paused_until - self.sim.now
+        if paused > 0:
+            self.sim.after(paused + 0.001, self._expire_waiting, partition, waiting)
+        elif not waiting.over:
+            self._finish(partition, waiting, TIMED_OUT)
+
+    def _finish(self, partition: Partition, waiting: Waiting, error: int) -> None:
+        if waiting.over:
+            return
+        waiting.over = True
+        if waiting in partition.waiting:
+            partition.waiting.remove(waiting)
+        r = waiting.result
+        if self.alive(waiting.broker, waiting.incarnation):
+            waiting.done(PartitionResult(0, error, r.base_offset, r.log_append_time_ms, r.log_start_offset))
+
+    def _check_waiting(self, partition: Partition) -> None:
+        for waiting in list(partition.waiting):
+            view = partition.views[waiting.broker]
+            if view.leader != waiting.broker or view.epoch != waiting.epoch:
+                self._finish(partition, waiting, NOT_LEADER)
+            elif partition.replicas[waiting.broker].high_watermark >= waiting.required:
+                self._finish(partition, waiting, NONE if len(view.isr) >= partition.min_isr else AFTER_APPEND)
+
+    # ---- replication
+
+    def _advance(self, partition: Partition, node: int) -> None:
+        """The leader's high watermark: what all of the ISR have."""
+        view = partition.views[node]
+        replica = partition.replicas[node]
+        fetched = partition.fetched_to.setdefault((node, view.epoch), {})
+        low = min((fetched.get(other, 0) for other in view.isr if other != node), default=replica.log_end)
+        high_watermark = min(low, replica.log_end)
+        if high_watermark > replica.high_watermark:
+            replica.high_watermark = high_watermark
+            self._check_waiting(partition)
+
+    def _replicate_soon(self, partition: Partition, leader: int) -> None:
+        for node in partition.replicas:
+            if node != leader:
+                delay = 0.001 + self.sim.rng.expovariate(300.0)
+                if self.sim.chance(0.02):
+                    delay += self.sim.between(0.0, 1.5)
+                self.sim.after(delay, self._fetch, partition, node, leader, self.brokers[node].incarnation)
+
+    def _fetch(self, partition: Partition, node: int, leader: int, incarnation: int) -> None:
+        """One round of a follower: truncate to what it shares with its leader, copy the rest, tell how far it is."""
+        now = self.sim.now
+        for each in (node, leader):
+            broker = self.brokers[each]
+            if not broker.alive or partition.deleted:
+                return
+            if broker.paused_until > now:
+                self.sim.after(broker.paused_until - now, self._fetch, partition, node, leader, incarnation)
+                return
+        if self.brokers[node].incarnation != incarnation:
+            return
+        mine, theirs = partition.views[node], partition.views[leader]
+        if mine.leader != leader or theirs.leader != leader or mine.epoch != theirs.epoch:
+            return
+        here, there = partition.replicas[node], partition.replicas[leader]
+        shared = 0
+        for ours, other in zip(here.batches, there.batches, strict=False):
+            if (ours.base, ours.leader_epoch) != (other.base, other.leader_epoch):
+                break
+            shared += 1
+        common = here.batches[shared - 1].end if shared else (here.batches[0].base if here.batches else here.log_end)
+        if here.truncate(common):
+            here.reload_producers(self._snapshot(here), self.sim.wall_ms, self.expiration_ms)
+            self.sim.log(f"broker {node} {partition.name}: truncated to {here.log_end}")
+        for batch in there.batches[shared:]:
+            here.append(batch.data, batch.leader_epoch)
+        here.log_start = max(here.log_start, min(there.log_start, here.log_end))
+        here.high_watermark = max(here.high_watermark, min(there.high_watermark, here.log_end))
+        self.sim.after(
+            self.sim.between(0.0005, 0.004), self._fetched, partition, node, leader, here.log_end, mine.epoch
+        )
+
+    def _fetched(self, partition: Partition, node: int, leader: int, end: int, epoch: int) -> None:
+        """The follower's next fetch tells its leader that it has everything up to `end`."""
+        broker = self.brokers[leader]
+        if not broker.alive or partition.deleted:
+            return
+        if broker.paused_until > self.sim.now:
+            wait = broker.paused_until - self.sim.now
+            self.sim.after(wait, self._fetched, partition, node, leader, end, epoch)
+            return
+        view = partition.views[leader]
+        if view.leader != leader or view.epoch != epoch or partition.views[node].epoch != epoch:
+            return
+        fetched = partition.fetched_to.setdefault((leader, epoch), {})
+        fetched[node] = max(fetched.get(node, 0), end)
+        current = partition.leader == leader and partition.epoch == epoch
+        behind = end < partition.replicas[leader].high_watermark
+        if current and node not in partition.isr and not behind and self.brokers[node].alive:
+            partition.isr.append(node)
+            view.isr = list(partition.isr)
+        self._advance(partition, leader)
+        follower = partition.replicas[node]
+        follower.high_watermark = max(
+            follower.high_watermark, min(partition.replicas[leader].high_watermark, follower.log_end)
+        )
+
+    def _snapshot(self, replica: Replica) -> int:
+        """Where the newest snapshot of the producers is, of which only last batches are remembered."""
+        bases = [replica.log_end, *(b.base for b in replica.batches[-8:])]
+        return self.sim.rng.choice(bases)
+
+    # ---- leadership
+
+    def elect(self, partition: Partition, *, prefer_other: bool = False) -> None:
+        """The controller names a leader, in a new epoch, and tells the brokers."""
+        candidates = [n for n in partition.isr if self._seems_alive(n)]
+        if prefer_other and len(candidates) > 1:
+            candidates = [n for n in candidates if n != partition.leader]
+        if not candidates and self.unclean:
+            candidates = [n for n in partition.replicas if self._seems_alive(n)]
+            if candidates:
+                partition.isr = []
+                partition.lost_by_unclean = True
+        partition.epoch += 1
+        partition.leader = self.sim.rng.choice(candidates) if candidates else None
+        if partition.leader is not None:
+            partition.isr = [n for n in partition.isr if self._seems_alive(n)] or [partition.leader]
+        self.sim.log(f"{partition.name}: leader {partition.leader}, epoch {partition.epoch}, isr {partition.isr}")
+        for node in partition.replicas:
+            self.sim.after(
+                self.sim.between(0.001, 0.3), self._learn_leader, partition, node, self.brokers[node].incarnation
+            )
+
+    def _seems_alive(self, node: int) -> bool:
+        broker = self.brokers[node]
+        return broker.alive and broker.paused_until <= self.sim.now
+
+    def _learn_leader(self, partition: Partition, node: int, incarnation: int) -> None:
+        broker = self.brokers[node]
+        if not self.alive(node, incarnation) or partition.deleted:
+            return
+        if broker.paused_until > self.sim.now:
+            self.sim.after(broker.paused_until - self.sim.now, self._learn_leader, partition, node, incarnation)
+            return
+        view = partition.views[node]
+        led = view.leader == node
+        view.leader, view.isr = partition.leader, list(partition.isr)
+        if view.epoch != partition.epoch:
+            view.epoch = partition.epoch
+            if view.leader == node:
+                self.sim.log(f"broker {node} {partition.name}: leads in epoch {view.epoch}")
+                self._note_end(partition, node)
+            elif led:
+                partition.ends.append((self.sim.now, node, -1))
+        self._check_waiting(partition)
+        if view.leader == node:
+            self._advance(partition, node)
+            self._replicate_soon(partition, node)
+        elif view.leader is not None:
+            self.sim.after(self.sim.between(0.001, 0.01), self._fetch, partition, node, view.leader, incarnation)
+
+    def control_tick(self) -> None:
+        """The controller, twice a second: dead brokers leave the ISR, partitions without a leader get one."""
+        for partition in list(self.partitions.values()):
+            gone = [n for n in partition.isr if not self._seems_alive(n)]
+            if gone and len(gone) < len(partition.isr):
+                partition.isr = [n for n in partition.isr if n not in gone]
+                if partition.leader not in gone:
+                    leader = partition.leader
+                    if leader is not None:
+                        self.sim.after(
+                            self.sim.between(0.001, 0.1),
+                            self._learn_leader,
+                            partition,
+                            leader,
+                            self.brokers[leader].incarnation,
+                        )
+            if partition.leader is None:
+                if any(self._seems_alive(n) for n in (partition.replicas if self.unclean else partition.isr)):
+                    self.elect(partition)
+            elif not self._seems_alive(partition.leader):
+                if len(self.brokers) > 1 or not self.brokers[partition.leader].alive:
+                    self.elect(partition)
+            else:
+                # Followers fetch all the time; here they do when there is something to copy, and now and then.
+                self._replicate_soon(partition, partition.leader)
+
+    def kill(self, node: int) -> None:
+        broker = self.brokers[node]
+        broker.alive = False
+        broker.incarnation += 1
+        broker.paused_until = 0.0
+        self.sim.log(f"broker {node} is killed")
+        for side in broker.sides:
+            if side.connection is not None:
+                side.connection.cut()
+        broker.sides.clear()
+        for partition in self.partitions.values():
+            for waiting in list(partition.waiting):
+                if waiting.broker == node:
+                    waiting.over = True
+                    partition.waiting.remove(waiting)
+            if partition.views[node].leader == node:
+                partition.ends.append((self.sim.now, node, -1))
+            partition.views[node] = View()
+
+    def restart(self, node: int) -> None:
+        broker = self.brokers[node]
+        if broker.alive:
+            return
+        broker.alive = True
+        self.sim.log(f"broker {node} starts again")
+        for partition in self.partitions.values():
+            replica = partition.replicas[node]
+            replica.reload_producers(self._snapshot(replica), self.sim.wall_ms, self.expiration_ms)
+            replica.high_watermark = max(
+                replica.log_start, min(replica.high_watermark, replica.log_end) - self.sim.rng.choice((0, 0, 2))
+            )
+            if partition.leader == node:
+                # It came back before the controller missed it: a new incarnation is fenced first.
+                if len(partition.isr) > 1:
+                    partition.isr.remove(node)
+                self.elect(partition)
+            else:
+                self.sim.after(
+                    self.sim.between(0.001, 0.3), self._learn_leader, partition, node, broker.incarnation
+                )
+
+    def pause(self, node: int, seconds: float) -> None:
+        self.sim.log(f"broker {node} is paused for {seconds:.2f} s")
+        self.brokers[node].paused_until = self.sim.now + seconds
+
+    def expire_producers(self) -> None:
+        for partition in self.partitions.values():
+            for node, replica in partition.replicas.items():
+                if self.brokers[node].alive:
+                    replica.expire_producers(self.sim.wall_ms, self.expiration_ms)
+
+    # ---- questions of the control client; None: not the leader of that epoch
+
+    def leads(self, node: int, partition: Partition, epoch: int) -> bool:
+        view = partition.views[node]
+        return self._seems_alive(node) and not partition.deleted and view.leader == node and view.epoch == epoch
+
+    # ---- transactions
+
+    def init_producer_id(self, known: int | None = None) -> tuple[int, int]:
+        if known is not None:
+            transaction = self.transactions[known]
+            if transaction.ongoing:
+                self._end_transaction(transaction, commit=False)
+            transaction.epoch += 1
+            return known, transaction.epoch
+        producer_id = self._next_producer_id
+        self._next_producer_id += 1
+        return producer_id, 0
+
+    def begin_transactional(self, producer_id: int) -> None:
+        self.transactions[producer_id] = Transaction(producer_id, 0)
+
+    def add_partition(self, producer_id: int, epoch: int, name: TopicPartition) -> bool:
+        transaction = self.transactions[producer_id]
+        if transaction.epoch != epoch:
+            return False
+        if not transaction.ongoing:
+            transaction.ongoing, transaction.partitions, transaction.began_at = True, [], self.sim.now
+        if name not in transaction.partitions:
+            transaction.partitions.append(name)
+        return True
+
+    def end_transaction(self, producer_id: int, epoch: int, *, commit: bool) -> bool:
+        transaction = self.transactions[producer_id]
+        if not transaction.ongoing or transaction.epoch != epoch:
+            return False
+        self._end_transaction(transaction, commit=commit)
+        return True
+
+    def _end_transaction(self, transaction: Transaction, *, commit: bool) -> None:
+        transaction.ongoing = False
+        for name in transaction.partitions:
+            self.sim.after(
+                self.sim.between(0.002, 0.3), self._marker, name, transaction.producer_id, transaction.epoch, commit
+            )
+        transaction.partitions = []
+
+    def _marker(self, name: TopicPartition, producer_id: int, epoch: int, commit: bool) -> None:
+        """Written by the partition's leader, without passing anybody's gate, however long that takes."""
+        partition = self.partitions[name]
+        node = partition.leader
+        if node is None or not self.leads(node, partition, partition.epoch):
+            self.sim.after(0.2, self._marker, name, producer_id, epoch, commit)
+            return
+        replica = partition.replicas[node]
+        known = replica.producers.get(producer_id)
+        if known is not None and known.epoch > epoch:
+            return
+        replica.append(_marker(replica.log_end, producer_id, epoch, commit, self.sim.wall_ms), partition.epoch)
+        self.sim.log(f"{name}: {'commit' if commit else 'abort'} marker of {producer_id}, log end {replica.log_end}")
+        self._note_end(partition, node)
+        self._advance(partition, node)
+        self._replicate_soon(partition, node)
+
+    def abort_old_transactions(self, older_than_seconds: float) -> None:
+        for transaction in self.transactions.values():
+            if transaction.ongoing and self.sim.now - transaction.began_at > older_than_seconds:
+                transaction.epoch += 1
+                self._end_transaction(transaction, commit=False)
+
+    # ---- what the checkers ask
+
+    def _note_end(self, partition: Partition, node: int) -> None:
+        partition.ends.append((self.sim.now, node, partition.replicas[node].log_end))
+
+    def final_log(self, partition: Partition) -> list[LogBatch]:
+        """What the partition's leader has, once everything has settled; for a deleted one, of its last leader."""
+        if partition.leader is not None:
+            return partition.replicas[partition.leader].batches
+        return max(partition.replicas.values(), key=lambda r: r.log_end).batches
+
+
+def _marker(base: int, producer_id: int, epoch: int, commit: bool, now_ms: int) -> bytes:
+    """A control batch of one record (EndTransactionMarker)."""
+    key, value = struct.pack(">hh", 0, int(commit)), struct.pack(">hi", 0, 0)
+    record = bytes((0, 0, 0, len(key) * 2)) + key + bytes((len(value) * 2,)) + value + b"\0"
+    record = bytes((len(record) * 2,)) + record
+    covered = struct.pack(">hiqqqhii", 0x30, 0, now_ms, now_ms, producer_id, epoch, -1, 1) + record
+    tail = struct.pack(">I", crc32c.crc32c(covered)) + covered
+    return struct.pack(">qiib", base, 4 + 1 + len(tail), 0, 2) + tail

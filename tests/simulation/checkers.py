@@ -1,0 +1,188 @@
+"""What must hold of every run: the clients' history against the final logs of the brokers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from fencepost_policies.append import Check
+from tests.simulation.broker import LogBatch, Partition
+from tests.simulation.history import Try, Write
+from tests.simulation.world import World
+
+_ACTUAL = re.compile(r"^OFFSET_MISMATCH .* actual=(-?\d+)( POSSIBLY_YOURS)?$")
+_APPENDED_AT = re.compile(r"OFFSET_VIOLATION .* appended_at=(\d+)")
+_HEADER_BYTES = 61
+
+
+@dataclass(frozen=True)
+class Landing:
+    partition: Partition
+    batch: LogBatch
+
+
+def check(world: World) -> list[str]:
+    """Everything that is wrong, as sentences; empty for a good run."""
+    landings = _landings(world)
+    groups: dict[bytes, list[Write]] = {}
+    for write in world.history.writes:
+        groups.setdefault(write.payload, []).append(write)
+    found = list(world.history.broken)
+    for payload, writes in groups.items():
+        found += _check_group(world, writes, landings.get(payload, []))
+    for attempt in world.history.tries:
+        found += _check_try(world, attempt)
+    if world.scenario.airtight:
+        found += [f"a violation is reported where there can be none: {v}" for v in world.history.violations]
+    found += [
+        f"a connection was closed for the fault {fault.__name__}: {reason}"
+        for reason, fault in world.history.closings
+        if fault is not None
+    ]
+    return found
+
+
+def _landings(world: World) -> dict[bytes, list[Landing]]:
+    found: dict[bytes, list[Landing]] = {}
+    for partition in (*world.cluster.retired, *world.cluster.partitions.values()):
+        for batch in world.cluster.final_log(partition):
+            found.setdefault(batch.data[_HEADER_BYTES:], []).append(Landing(partition, batch))
+    return found
+
+
+def refused(attempt: Try) -> bool:
+    """It was told that this try has appended nothing."""
+    result = attempt.result
+    if result is None:
+        return False
+    if result.error_code == 44:
+        return "POSSIBLY_YOURS" not in attempt.message and "OFFSET_VIOLATION" not in attempt.message and (
+            bool(attempt.message)
+        )
+    if result.error_code == 6:
+        return result.base_offset == -1
+    return result.error_code in (32, 87, 45, 47, 2, 3, 10, 19)
+
+
+def _check_group(world: World, writes: list[Write], landed: list[Landing]) -> list[str]:
+    """Writes with equal records: one, and those who copied it."""
+    found = []
+    first = writes[0]
+    tries = [attempt for write in writes for attempt in write.tries if not write.bypass]
+    if any(write.bypass for write in writes):
+        return []
+    where = ", ".join(f"{each.batch.base} of {each.partition.topic_id.int % 1000}" for each in landed) or "nowhere"
+    lossy = any(p.lost_by_unclean for p in (*world.cluster.retired, *world.cluster.partitions.values()))
+    for write in writes:
+        for attempt in write.tries:
+            result = attempt.result
+            if result is None or result.error_code != 0:
+                continue
+            if write.expected is not None and result.base_offset != write.expected:
+                found.append(f"FALSE ACCEPT: {write} was told 0 at {result.base_offset}")
+            checked = write.expected is not None or write.honest
+            if checked and not lossy and result.base_offset not in [each.batch.base for each in landed]:
+                found.append(f"FALSE ACCEPT: {write} was told 0 at {result.base_offset}, but it lies {where}")
+    told = [w for w in writes if any(t.result is not None and t.result.error_code == 0 for t in w.tries)]
+    if len(told) > 1:
+        found.append(f"TWO WINNERS: {' and '.join(map(str, told))}, one batch")
+    possible = [attempt for attempt in tries if not refused(attempt)]
+    if len(landed) > len(possible):
+        told_codes = [(a.result.error_code, a.message) if a.result else None for a in tries]
+        found.append(f"REFUSED BUT THERE: {first} lies {where}, its tries were told {told_codes}")
+    once = first.expected is not None or (first.kind == "idempotent" and _kafka_remembers(world))
+    if once and first.honest and len(landed) > 1 and len({id(each.partition) for each in landed}) < len(landed):
+        found.append(f"TWICE: {first} lies {where}")
+    if world.scenario.airtight and first.expected is not None:
+        found += [
+            f"ELSEWHERE: {first} lies at {each.batch.base}" for each in landed if each.batch.base != first.expected
+        ]
+    for attempt in tries:
+        if attempt.result is None:
+            continue
+        violation = _APPENDED_AT.search(attempt.message)
+        if violation and not attempt.message.startswith("SENT_BEHIND") and not lossy:
+            at = int(violation.group(1))
+            if at not in [each.batch.base for each in landed]:
+                found.append(f"FALSE REPORT: {first} was reported at {at}, but lies {where}")
+    return found
+
+
+def _kafka_remembers(world: World) -> bool:
+    """Whether Kafka's own deduplication can be relied on in this scenario, and no process forgets its own."""
+    forgetful = {"expire", "kill", "move", "crash", "delete", "recreate", "freeze"}
+    return not forgetful & set(world.scenario.faults) and world.scenario.proxies == 1
+
+
+def _check_try(world: World, attempt: Try) -> list[str]:
+    result, write = attempt.result, attempt.write
+    if result is None or attempt.answered_at is None or write.bypass:
+        return []
+    found = []
+    if result.error_code == 45 and (write.expected is not None or write.kind == "plain"):
+        found.append(f"BARE 45: {write} was told 45")
+    if result.error_code == 0 and world.scenario.check is Check.REQUIRED and write.expected is None:
+        found.append(f"LET THROUGH: {write} on a topic that requires expectations")
+    told = _ACTUAL.match(attempt.message)
+    if told and "record=" not in attempt.message:
+        actual = int(told.group(1))
+        ends = _ends(world, write, attempt.sent_at, attempt.answered_at)
+        if actual not in ends:
+            found.append(f"UNTRUE END: {write} was told actual={actual} where the log ended at {sorted(ends)}")
+    return found
+
+
+def _ends(world: World, write: Write, since: float, until: float) -> set[int]:
+    """Where the log ended, for whoever led it, at any moment from `since` to `until`."""
+    ends: set[int] = set()
+    retired = [p for p in world.cluster.retired if p.name == write.partition]
+    for partition in (*retired, world.cluster.partitions[write.partition]):
+        current: dict[int, int] = {}
+        for at, node, end in partition.ends:
+            if at > until:
+                break
+            if at >= since:
+                ends.update(current.values())
+            if end < 0:
+                current.pop(node, None)
+            else:
+                current[node] = end
+            if at >= since and end >= 0:
+                ends.add(end)
+        ends.update(current.values())
+    return ends
+
+
+def check_bounds(world: World) -> list[str]:
+    """No queue or memory beyond its limit, at any moment that it is looked at."""
+    limits = world.scenario.limits
+    found = []
+    for proxy in world.proxies:
+        if proxy.free_bytes < 0:
+            found.append(f"MEMORY: proxy {proxy.number} has given away more than it has")
+        for gate in proxy.switch.gates.values():
+            if gate.waiting > limits.queue_max + limits.in_flight_max:
+                found.append(f"UNBOUNDED: {gate.waiting} wait at {gate.partition}")
+            if len(gate._landed) > limits.remembered_batches_max or len(gate._retries) > limits.remembered_producers_max:
+                found.append(f"UNBOUNDED: {gate.partition} remembers too much")
+    return found
+
+
+def check_rest(world: World) -> list[str]:
+    """After everybody is gone nothing may be left."""
+    found = []
+    for proxy in world.proxies:
+        for gate in proxy.switch.gates.values():
+            if not gate.idle:
+                found.append(
+                    f"STUCK: gate {gate.partition} of proxy {proxy.number} is {gate.phase.name}: queue {gate.waiting}, "
+                    f"in flight {len(gate._in_flight)}, doubts {len(gate._doubts)}, looking {len(gate._looking)}, "
+                    f"granted {gate._granted is not None}"
+                )
+        if proxy.switch.sessions:
+            found.append(f"STUCK: proxy {proxy.number} has {len(proxy.switch.sessions)} sessions left")
+        elif proxy.free_bytes != 1 << 24:
+            found.append(f"MEMORY: proxy {proxy.number} has lost {(1 << 24) - proxy.free_bytes} bytes")
+        if proxy.switch.needs_ticks and not found:
+            found.append(f"STUCK: proxy {proxy.number} still wants ticks")
+    return found

@@ -1,0 +1,521 @@
+"""Producers of all kinds, on raw connections: what they send, how they retry, how they lie."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.produce import (
+    PartitionData,
+    ProduceRequest,
+    ProduceResponse,
+    TopicData,
+    encode_produce_request,
+    parse_produce_response,
+)
+from tests.simulation.broker import BrokerSide
+from tests.simulation.clock import Connection, End
+from tests.simulation.history import Try, Write
+from tests.simulation.world import SHARED, World
+from tests.support.batches import Header, batch
+
+_RETRIABLE = frozenset({3, 6, 7, 19, 20, 100})
+_TRIES_MAX = 6
+
+
+@dataclass
+class Request:
+    correlation_id: int
+    writes: list[Write]
+    tries: list[Try] = field(default_factory=list)
+    version: int = 9
+    over: bool = False
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a client behaves. `lies` – the share of its writes that break the rules; `depth` – requests in flight."""
+
+    conditional: float = 1.0
+    write_ids: float = 0.0
+    producer: float = 0.0  # share of such clients that have a producer id
+    retries: float = 1.0
+    depth: int = 1
+    lies: float = 0.0
+    several: bool = False
+    transactional: bool = False
+    bypass: bool = False
+    bumps: float = 0.5
+    twin: bool = False
+    old: float = 0.0
+
+
+KINDS = {
+    "honest": Kind(write_ids=1.0),
+    "sequenced": Kind(producer=1.0),
+    "bare": Kind(),
+    "chain": Kind(depth=4, producer=0.6, write_ids=0.5),
+    "twin": Kind(twin=True, conditional=1.0),
+    "idempotent": Kind(conditional=0.0, producer=1.0, bumps=1.0),
+    "idempotent-chain": Kind(conditional=0.0, producer=1.0, bumps=1.0, depth=3),
+    "plain": Kind(conditional=0.0, retries=0.0),
+    "mixed": Kind(conditional=0.5, producer=0.7, write_ids=0.3),
+    "several": Kind(several=True, conditional=0.8, producer=0.5, write_ids=0.5),
+    "liar": Kind(conditional=0.8, lies=0.5, producer=0.7, write_ids=0.3),
+    "bypass": Kind(conditional=0.0, producer=0.5, bypass=True, lies=0.3),
+    "transactional": Kind(conditional=0.4, transactional=True),
+    "old": Kind(old=0.4, write_ids=0.5, producer=0.3),
+}
+
+
+class Socket(End):
+    """One connection as its client sees it; what comes after the client let go of it is nobody's."""
+
+    def __init__(self, owner: Client | Probe) -> None:
+        self._owner = owner
+        self.connection: Connection | None = None
+
+    def data(self, data: bytes) -> None:
+        if self._owner.socket is self:
+            self._owner.data(data)
+
+    def lost(self) -> None:
+        if self._owner.socket is self:
+            self._owner.lost()
+
+    def write(self, data: bytes) -> None:
+        assert self.connection is not None
+        self.connection.to_b.write(data)
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close("a")
+
+
+class Client:
+    """One producer with one connection at a time."""
+
+    def __init__(self, world: World, name: str, kind: str, writes: int) -> None:
+        self.world = world
+        self.sim = world.sim
+        self.name = name
+        self.kind = KINDS[kind]
+        self.writes_left = writes
+        rng = self.sim.rng
+        self.has_producer = self.sim.chance(self.kind.producer) or self.kind.transactional
+        self.uses_write_ids = self.sim.chance(self.kind.write_ids)
+        self.bumps = self.sim.chance(self.kind.bumps)
+        self.producer_id, self.epoch = world.cluster.init_producer_id() if self.has_producer else (-1, -1)
+        if self.kind.transactional:
+            world.cluster.begin_transactional(self.producer_id)
+        self.sequences: dict[TopicPartition, int] = {}
+        self.ends: dict[TopicPartition, int] = {}
+        self.socket: Socket | None = None
+        self.proxy: int | None = None
+        self.version = rng.choice((7, 9, 9, 11))
+        self.done = False
+        self._bytes = bytearray()
+        self._correlation = rng.randrange(1 << 20)
+        self._in_flight: deque[Request] = deque()
+        self._job: list[Write] = []
+        self._tries_left = 0
+        self._round = 0
+        self._transaction_parts = 0
+        self.sim.after(self.sim.between(0.0, 1.0), self._next)
+
+    # ---- what it does
+
+    def _next(self) -> None:
+        if self.writes_left <= 0 or (self.world.quiet and self.kind.bypass):
+            self._finish()
+            return
+        self._job = self._compose()
+        self._tries_left = _TRIES_MAX if self.sim.chance(self.kind.retries) else 1
+        self._send()
+
+    def _finish(self) -> None:
+        self.done = True
+        self._transaction_over(commit=True)
+        if self.socket is not None:
+            self.socket.close()
+
+    def _transaction_over(self, *, commit: bool) -> None:
+        if self.kind.transactional and self._transaction_parts:
+            self._transaction_parts = 0
+            self.world.cluster.end_transaction(self.producer_id, self.epoch, commit=commit)
+
+    def _compose(self) -> list[Write]:
+        """The next write, chain of writes, or writes to several partitions."""
+        rng, kind = self.sim.rng, self.kind
+        names = self.world.names
+        if kind.twin:
+            copied = self._copy()
+            if copied is not None:
+                return [copied]
+        if kind.several and len(names) > 1:
+            chosen = rng.sample(names, rng.randrange(1, len(names) + 1))
+            self.writes_left -= 1
+            return [self._write(name, self._end_of(name)) for name in chosen]
+        name = rng.choice(names)
+        end = self._end_of(name)
+        chain = []
+        for _ in range(rng.randrange(1, kind.depth + 1)):
+            write = self._write(name, end)
+            end += write.count
+            chain.append(write)
+        self.writes_left -= 1
+        return chain
+
+    def _copy(self) -> Write | None:
+        """Another client's batch, byte for byte, by somebody who wants it there on his own account."""
+        candidates = [
+            w
+            for w in self.world.history.writes[-6:]
+            if w.kind == "conditional" and w.write_id is None and w.honest and w.client != self.name and w.count < 9
+        ]
+        candidates = [w for w in candidates if int.from_bytes(w.records[43:51], "big", signed=True) == -1]
+        if not candidates:
+            return None
+        self.writes_left -= 1
+        other = self.sim.rng.choice(candidates)
+        return self._note(other.partition, "conditional", other.records, other.count, other.expected, None, True)
+
+    def _end_of(self, name: TopicPartition) -> int:
+        """Where it thinks that the log ends: what it was told, or has read just now."""
+        partition = self.world.cluster.partitions[name]
+        if name not in self.ends or self.sim.chance(0.4):
+            node = partition.leader if partition.leader is not None else next(iter(partition.replicas))
+            self.ends[name] = partition.replicas[node].log_end
+        return self.ends[name]
+
+    def _write(self, name: TopicPartition, end: int) -> Write:
+        rng, sim = self.sim.rng, self.sim
+        number = len(self.world.history.writes)
+        count = rng.choice((1, 1, 1, 2, 3))
+        lying = sim.chance(self.kind.lies)
+        conditional = sim.chance(self.kind.conditional)
+        expected: int | None = None
+        headers: list[list[Header]] = [[] for _ in range(count)]
+        base_offset = 0
+        lie = rng.choice(("sequence", "expectation", "shared", "contradiction", "crc", "again")) if lying else ""
+        if conditional:
+            expected = end
+            if lie == "expectation":
+                expected = max(0, end + rng.choice((-3, -2, -1, 1, 2)))
+            if expected > 0 and sim.chance(0.1):
+                base_offset = expected
+            else:
+                headers[0].append(("expected-offset", b"%d" % expected))
+                if lie == "contradiction" and count > 1:
+                    headers[1].append(("expected-offset", b"%d" % (expected + 5)))
+        write_id = b"%s/%d" % (self.name.encode(), number) if conditional and self.uses_write_ids else None
+        if write_id is not None:
+            headers[0].append(("write-id", write_id))
+        timestamp_ms = sim.wall_ms
+        if sim.chance(self.kind.old):
+            timestamp_ms = rng.choice((-1, timestamp_ms - int(self.world.scenario.expiration_seconds * 1000)))
+        producer = (-1, -1, -1)
+        if self.has_producer:
+            sequence = self.sequences.get(name, 0)
+            if lie == "sequence":
+                sequence = max(0, sequence - count)
+            producer = (self.producer_id, self.epoch, sequence)
+            self.sequences[name] = sequence + count
+        if lie == "shared":
+            epoch = rng.choice((0, 0, 1, 5)) if self.kind.bypass else 0
+            producer = (SHARED, epoch, rng.choice((0, end % (1 << 31))))
+        records = batch(
+            *(b"%d.%d" % (number, index) for index in range(count)),
+            headers=headers,
+            timestamp_ms=timestamp_ms,
+            producer=producer,
+            transactional=self.kind.transactional,
+            base_offset=base_offset,
+        )
+        if lie == "crc":
+            spoiled = bytearray(records)
+            spoiled[-1] ^= 1
+            records = memoryview(bytes(spoiled))
+        kind = "conditional" if conditional else "idempotent" if self.has_producer else "plain"
+        if self.kind.transactional:
+            kind = "transactional"
+        honest = not lie or lie == "expectation"
+        return self._note(name, kind, records, count, expected, write_id, honest)
+
+    def _note(
+        self,
+        name: TopicPartition,
+        kind: str,
+        records: memoryview,
+        count: int,
+        expected: int | None,
+        write_id: bytes | None,
+        honest: bool,
+    ) -> Write:
+        history = self.world.history
+        write = Write(
+            len(history.writes),
+            self.name,
+            name,
+            kind,
+            records,
+            count,
+            expected,
+            write_id,
+            honest=honest,
+            bypass=self.kind.bypass,
+        )
+        history.writes.append(write)
+        return write
+
+    # ---- how it sends
+
+    def _send(self) -> None:
+        self._round += 1
+        if self.socket is None and not self._connect(self._job[0].partition):
+            self.sim.after(self.sim.between(0.05, 0.3), self._try_again)
+            return
+        if self.kind.transactional:
+            for write in self._job:
+                if not self.world.cluster.add_partition(self.producer_id, self.epoch, write.partition):
+                    self._new_epoch()
+                    self._after_job()
+                    return
+                self._transaction_parts += 1
+        requests = [self._job] if self.kind.several else [[write] for write in self._job]
+        for writes in requests:
+            self._request(writes)
+        timeout = self.sim.between(1.2, 3.5)
+        self.sim.after(timeout, self._give_up, self._round)
+
+    def _connect(self, name: TopicPartition) -> bool:
+        world, rng = self.world, self.sim.rng
+        leader = world.cluster.partitions[name].leader
+        node = leader if leader is not None and self.sim.chance(0.95) else rng.randrange(len(world.cluster.brokers))
+        self._bytes.clear()
+        socket = Socket(self)
+        if self.kind.bypass:
+            if not world.cluster.brokers[node].alive:
+                return False
+            side = BrokerSide(world.cluster, node)
+            socket.connection = side.connection = Connection(self.sim, world.delay, socket, side)
+            world.cluster.brokers[node].sides.append(side)
+            self.proxy = None
+        else:
+            proxy = rng.choice(world.proxies)
+            self.proxy = proxy.number
+            socket.connection = proxy.accept(socket, node)
+        self.socket = socket if socket.connection is not None else None
+        return self.socket is not None
+
+    def _request(self, writes: list[Write]) -> None:
+        assert self.socket is not None
+        self._correlation += 1
+        request = Request(self._correlation, list(writes), version=self.version)
+        request.tries = [self.world.history.tried(write, self.sim.now, self.proxy) for write in writes]
+        self._in_flight.append(request)
+        topics: dict[str, list[PartitionData]] = {}
+        for write in writes:
+            self.sim.log(f"{self.name} -> proxy {self.proxy}: {write}, try {len(write.tries)}")
+            topics.setdefault(write.partition.topic, []).append(
+                PartitionData(write.partition.partition, write.records)
+            )
+        message = ProduceRequest(
+            self.version,
+            request.correlation_id,
+            self.name,
+            b"",
+            self.name if self.kind.transactional else None,
+            self.sim.rng.choice((-1, -1, 1)),
+            self.sim.rng.choice((600, 1500, 3000)),
+            tuple(TopicData(name, None, tuple(parts)) for name, parts in topics.items()),
+        )
+        self.socket.write(b"".join(encode_produce_request(message)))
+
+    def _give_up(self, number: int) -> None:
+        if number == self._round and self._in_flight and self.socket is not None and not self.world.quiet:
+            self.sim.log(f"{self.name} gives up its connection")
+            self.socket.close()
+
+    # ---- what comes back
+
+    def data(self, data: bytes) -> None:
+        self._bytes += data
+        while len(self._bytes) >= 4:
+            end = 4 + int.from_bytes(self._bytes[:4], "big")
+            if len(self._bytes) < end:
+                return
+            frame = bytes(self._bytes[4:end])
+            del self._bytes[:end]
+            self._response(frame)
+
+    def _response(self, frame: bytes) -> None:
+        correlation_id = int.from_bytes(frame[:4], "big", signed=True)
+        if not self._in_flight or self._in_flight[0].correlation_id != correlation_id:
+            self.world.history.broken.append(f"{self.name} got an answer out of order, or one too many")
+            return
+        request = self._in_flight.popleft()
+        response: ProduceResponse = parse_produce_response(memoryview(frame), request.version)
+        results = {
+            (topic.name, result.partition): result for topic in response.topics for result in topic.partitions
+        }
+        if len(results) != len(request.writes):
+            self.world.history.broken.append(f"{self.name} got {len(results)} results for {len(request.writes)} batches")
+        for attempt in request.tries:
+            name = attempt.write.partition
+            attempt.result = results.get((name.topic, name.partition))
+            attempt.answered_at = self.sim.now
+            if attempt.result is None:
+                self.world.history.broken.append(f"{self.name} got no result for {attempt.write}")
+                continue
+            self.sim.log(
+                f"{self.name} <- {attempt.write.number}: {attempt.result.error_code} base "
+                f"{attempt.result.base_offset} {attempt.message}"
+            )
+        if not self._in_flight:
+            self._after_job()
+
+    def lost(self) -> None:
+        self.sim.log(f"{self.name} loses its connection")
+        self.socket = None
+        if self._in_flight:
+            self._in_flight.clear()
+            self._after_job()
+
+    def _after_job(self) -> None:
+        """Which of its writes to send again."""
+        self._round += 1
+        again: list[Write] = []
+        failed = False
+        for write in self._job:
+            result = write.tries[-1].result if write.tries else None
+            name = write.partition
+            if result is not None and result.error_code == 0:
+                self.ends[name] = result.base_offset + write.count
+            elif result is None or result.error_code in _RETRIABLE:
+                if not failed or self.kind.several:
+                    again.append(write)
+            else:
+                failed = True
+                if result.error_code == 44 and result.base_offset >= 0:
+                    self.ends[name] = result.base_offset
+                else:
+                    self.ends.pop(name, None)
+        self._tries_left -= 1
+        if failed and self.bumps and self.has_producer and not self.kind.transactional:
+            self.epoch += 1
+            self.sequences.clear()
+            again = []
+        if again and self._tries_left > 0 and not self.kind.transactional:
+            self._job = again
+            self.sim.after(self.sim.between(0.02, 0.4), self._try_again)
+            return
+        if again and self.has_producer and not self.kind.transactional:
+            # It gives up on them: their sequences were or were not used, so it goes on under a new epoch.
+            self.epoch += 1
+            self.sequences.clear()
+        if again:
+            self.ends.pop(again[0].partition, None)
+        if self.kind.transactional and (failed or again):
+            self._transaction_over(commit=False)
+            self._new_epoch()
+        elif self.kind.transactional and self.sim.chance(0.4):
+            self._transaction_over(commit=self.sim.chance(0.7))
+        self._job = []
+        self.sim.after(self.sim.between(0.0, 0.6), self._next)
+
+    def _new_epoch(self) -> None:
+        self._transaction_parts = 0
+        _, self.epoch = self.world.cluster.init_producer_id(self.producer_id)
+        self.sequences.clear()
+
+    def _try_again(self) -> None:
+        if self.socket is not None and self.sim.chance(0.5):
+            # A leader that is none, or an answer that did not come: somebody else may know better.
+            self.socket.close()
+            self.socket = None
+        self._send()
+
+
+class Probe:
+    """After the faults: one conditional append that has to get through."""
+
+    def __init__(self, world: World, proxy: int, name: TopicPartition, done: Callable[[bool], None]) -> None:
+        self.world = world
+        self.proxy = proxy
+        self.name = name
+        self.accepted = False
+        self.last = ""
+        self._done = done
+        self._tries = 0
+        self.socket: Socket | None = None
+        self._bytes = bytearray()
+        self._write: Write | None = None
+
+    def send(self) -> None:
+        world = self.world
+        self._tries += 1
+        partition = world.cluster.partitions[self.name]
+        if partition.leader is None:
+            self.last = "no leader"
+            self._later()
+            return
+        if self.socket is None:
+            socket = Socket(self)
+            socket.connection = world.proxies[self.proxy].accept(socket, partition.leader)
+            self.socket = socket if socket.connection is not None else None
+        if self.socket is None:
+            self.last = "no connection"
+            self._later()
+            return
+        end = partition.replicas[partition.leader].log_end
+        number = len(world.history.writes)
+        records = batch(
+            b"probe %d" % number, headers=[[("expected-offset", b"%d" % end)]], timestamp_ms=world.sim.wall_ms
+        )
+        write = Write(number, f"probe-{self.proxy}", self.name, "conditional", records, 1, end, None)
+        world.history.writes.append(write)
+        self._write = write
+        world.history.tried(write, world.sim.now, self.proxy)
+        topic = TopicData(self.name.topic, None, (PartitionData(self.name.partition, records),))
+        request = ProduceRequest(9, self._tries, "probe", b"", None, -1, 3000, (topic,))
+        self.socket.write(b"".join(encode_produce_request(request)))
+
+    def _later(self) -> None:
+        if self._tries < 25:
+            self.world.sim.after(0.3, self.send)
+        else:
+            self._done(False)
+
+    def data(self, data: bytes) -> None:
+        self._bytes += data
+        end = 4 + int.from_bytes(self._bytes[:4], "big") if len(self._bytes) >= 4 else 0
+        if not end or len(self._bytes) < end:
+            return
+        response = parse_produce_response(memoryview(bytes(self._bytes[4:end])), 9)
+        del self._bytes[:end]
+        result = response.topics[0].partitions[0]
+        assert self._write is not None
+        attempt = self._write.tries[0]
+        attempt.result, attempt.answered_at = result, self.world.sim.now
+        self.last = f"{result.error_code} {result.error_message}"
+        self.world.sim.log(f"probe of proxy {self.proxy}: {self.last}")
+        if result.error_code == 0:
+            self.accepted = True
+            self._let_go()
+            self._done(True)
+            return
+        self._let_go()
+        self._later()
+
+    def _let_go(self) -> None:
+        socket, self.socket = self.socket, None
+        if socket is not None:
+            socket.close()
+
+    def lost(self) -> None:
+        self.socket = None
+        self.last = "connection lost"
+        self._later()

@@ -1,0 +1,162 @@
+"""The simulation's time, chance and wires: everything that happens is an event of one heap, drawn from one seed."""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+#: Virtual monotonic time starts here; Unix time is that much later.
+START = 1000.0
+WALL_MINUS_MONOTONIC = 1_700_000_000.0
+
+
+class Sim:
+    """Virtual time. `trace` collects what happened, for a person who replays a seed."""
+
+    def __init__(self, seed: int, *, tracing: bool = False) -> None:
+        self.seed = seed
+        self.rng = Random(seed)
+        self.now = START
+        self.events = 0
+        self.tracing = tracing
+        self.trace: list[str] = []
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._count = 0
+
+    @property
+    def wall_ms(self) -> int:
+        return int((self.now + WALL_MINUS_MONOTONIC) * 1000)
+
+    def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (self.now + delay, self._count, call, args))
+
+    def run(self, until: float) -> None:
+        """Everything that is due up to then."""
+        heap = self._heap
+        while heap and heap[0][0] <= until:
+            self.now, _, call, args = heapq.heappop(heap)
+            self.events += 1
+            call(*args)
+        self.now = until
+
+    def log(self, line: str) -> None:
+        if self.tracing:
+            self.trace.append(f"{self.now - START:9.4f} {line}")
+
+    def chance(self, probability: float) -> bool:
+        return self.rng.random() < probability
+
+    def between(self, low: float, high: float) -> float:
+        return low + (high - low) * self.rng.random()
+
+
+class Wire:
+    """One direction of a TCP connection: in order, late, in pieces. `held`: its reader does not read."""
+
+    def __init__(self, sim: Sim, delay: Callable[[], float], deliver: Callable[[bytes], None]) -> None:
+        self._sim = sim
+        self._delay = delay
+        self._deliver = deliver
+        self._under_way: deque[tuple[float, bytes]] = deque()
+        self._last = 0.0
+        self._held = False
+        self._ended: Callable[[], None] | None = None
+        self.dead = False
+
+    def write(self, data: bytes) -> None:
+        if self.dead or self._ended is not None:
+            return
+        self._last = max(self._last, self._sim.now + self._delay())
+        self._under_way.append((self._last, data))
+        self._sim.after(self._last - self._sim.now, self._arrive)
+
+    def hold(self, held: bool) -> None:
+        self._held = held
+        if not held:
+            self._sim.after(0.0, self._arrive)
+
+    def end(self, then: Callable[[], None]) -> None:
+        """No more is written; `then` once everything has arrived."""
+        if self._ended is None and not self.dead:
+            self._ended = then
+            self._sim.after(max(self._last - self._sim.now, self._delay()), self._arrive)
+
+    def cut(self) -> None:
+        """Of what is under way a part arrives, up to any byte."""
+        if self.dead:
+            return
+        rng = self._sim.rng
+        self.dead = True
+        while self._under_way and not self._held:
+            _, data = self._under_way.popleft()
+            if rng.random() < 0.5:
+                self._deliver(data[: rng.randrange(len(data) + 1)])
+                break
+            self._deliver(data)
+        self._under_way.clear()
+
+    def _arrive(self) -> None:
+        while self._under_way and not self._held and not self.dead and self._under_way[0][0] <= self._sim.now:
+            _, data = self._under_way.popleft()
+            if len(data) > 1 and self._sim.rng.random() < 0.05:
+                at = self._sim.rng.randrange(1, len(data))
+                self._deliver(data[:at])
+                if not self.dead:
+                    self._deliver(data[at:])
+            else:
+                self._deliver(data)
+        if not self._under_way and self._ended is not None and not self.dead:
+            self.dead = True
+            self._ended()
+
+
+class End:
+    """What one end of a connection is told."""
+
+    def data(self, data: bytes) -> None:
+        raise NotImplementedError
+
+    def lost(self) -> None:
+        raise NotImplementedError
+
+
+class Connection:
+    """Two wires between the ends `a` (who opened it) and `b`. Each end is told once that it is over."""
+
+    def __init__(self, sim: Sim, delay: Callable[[], float], a: End, b: End) -> None:
+        self._sim = sim
+        self._ends = {"a": a, "b": b}
+        self.to_b = Wire(sim, delay, b.data)
+        self.to_a = Wire(sim, delay, a.data)
+        self._told: dict[str, bool] = {"a": False, "b": False}
+
+    @property
+    def over(self) -> bool:
+        return self._told["a"] or self._told["b"]
+
+    def close(self, by: str) -> None:
+        """What this end has written still arrives; what the other has under way is lost."""
+        if self._told[by]:
+            return
+        other = "b" if by == "a" else "a"
+        out, back = (self.to_b, self.to_a) if by == "a" else (self.to_a, self.to_b)
+        back.dead = True
+        out.end(lambda: self._tell(other))
+        self._sim.after(0.0, self._tell, by)
+
+    def cut(self) -> None:
+        """The network takes it away. The ends learn of it at different times."""
+        self.to_a.cut()
+        self.to_b.cut()
+        for each in ("a", "b"):
+            slow = self._sim.chance(0.1)
+            self._sim.after(self._sim.between(0.5, 3.0) if slow else self._sim.between(0.0, 0.02), self._tell, each)
+
+    def _tell(self, end: str) -> None:
+        if not self._told[end]:
+            self._told[end] = True
+            self._ends[end].lost()

@@ -1,0 +1,196 @@
+"""The scenarios that every seed is tried in, and how one run goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fencepost_policies.append import Check
+from tests.simulation.checkers import check, check_bounds, check_rest
+from tests.simulation.clients import Client, Probe
+from tests.simulation.history import History
+from tests.simulation.world import Scenario, World
+
+_SETTLE_SECONDS = 25.0
+_REST_SECONDS = 12.0
+_PROBE_SECONDS = 30.0
+
+SCENARIOS = {
+    scenario.name: scenario
+    for scenario in (
+        Scenario("race", clients=("honest", "sequenced", "bare", "twin"), proxies=2),
+        Scenario("chains", clients=("chain", "chain", "honest"), slow_requests=0.05),
+        Scenario(
+            "one-broker",
+            clients=("honest", "sequenced", "chain", "twin"),
+            faults=("cut", "cut", "kill", "pause", "crash", "freeze", "state"),
+            proxies=2,
+            slow_requests=0.05,
+        ),
+        Scenario(
+            "cluster",
+            brokers=3,
+            min_isr=2,
+            proxies=2,
+            clients=("honest", "sequenced", "chain", "several"),
+            partitions=2,
+            faults=("cut", "kill", "pause", "move", "move", "crash", "freeze"),
+        ),
+        Scenario(
+            "unclean",
+            brokers=3,
+            proxies=1,
+            clients=("honest", "chain"),
+            faults=("kill", "kill", "pause", "move"),
+            unclean=True,
+            airtight=False,
+        ),
+        Scenario(
+            "expiry",
+            clients=("honest", "old", "sequenced", "chain"),
+            proxies=2,
+            faults=("expire", "expire", "cut", "kill", "delete"),
+            expiration_seconds=4.0,
+        ),
+        Scenario(
+            "log-append-time",
+            clients=("honest", "sequenced", "twin", "chain"),
+            proxies=2,
+            faults=("cut", "kill", "expire", "pause"),
+            expiration_seconds=4.0,
+            log_append_time=True,
+        ),
+        Scenario("recreated", clients=("honest", "chain", "sequenced"), faults=("recreate", "delete", "cut", "crash"), proxies=2),
+        Scenario(
+            "true-one",
+            check=Check.ON,
+            clients=("honest", "idempotent", "plain", "mixed", "chain"),
+            faults=("cut", "cut", "pause"),
+            slow_requests=0.04,
+        ),
+        Scenario(
+            "true-cluster",
+            check=Check.ON,
+            brokers=3,
+            min_isr=2,
+            partitions=2,
+            clients=("honest", "idempotent-chain", "mixed", "several"),
+            faults=("cut", "kill", "pause", "move"),
+        ),
+        Scenario(
+            "true-many",
+            check=Check.ON,
+            proxies=2,
+            clients=("honest", "idempotent", "plain", "mixed"),
+            faults=("cut", "kill", "pause", "crash", "freeze"),
+            airtight=False,
+        ),
+        Scenario(
+            "transactions",
+            check=Check.ON,
+            partitions=2,
+            clients=("transactional", "transactional", "honest", "idempotent", "several"),
+            faults=("cut", "kill", "pause"),
+            airtight=False,
+        ),
+        Scenario(
+            "bypass",
+            clients=("bypass", "honest", "sequenced", "chain"),
+            proxies=2,
+            faults=("cut", "kill", "state"),
+            airtight=False,
+        ),
+        Scenario(
+            "liars",
+            clients=("liar", "liar", "honest", "sequenced"),
+            faults=("cut", "kill", "pause"),
+        ),
+        Scenario(
+            "liars-true",
+            check=Check.ON,
+            clients=("liar", "liar", "honest", "idempotent"),
+            faults=("cut", "kill", "pause"),
+        ),
+        Scenario(
+            "whole-requests",
+            check=Check.ON,
+            partitions=3,
+            clients=("several", "several", "honest"),
+            faults=("cut", "pause"),
+            refuse_whole_requests=True,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    scenario: str
+    seed: int
+    found: tuple[str, ...]
+    tries: int
+    accepted: int
+    refused: int
+    unknown: int
+    events: int
+    digest: str
+    trace: tuple[str, ...] = ()
+
+
+def run(scenario: Scenario, seed: int, *, tracing: bool = False) -> Outcome:
+    """One run from its seed: activity under faults, then peace, then one more append at every gate."""
+    history = History()
+    world = World(scenario, seed, history, tracing=tracing)
+    sim = world.sim
+    clients = [
+        Client(world, f"{kind}-{number}", kind, scenario.writes) for number, kind in enumerate(scenario.clients)
+    ]
+    world.schedule_faults()
+    found: list[str] = []
+    end = sim.now + scenario.seconds
+    while sim.now < end and not found:
+        sim.run(min(end, sim.now + 1.0))
+        found += check_bounds(world)
+    world.heal()
+    for client in clients:
+        client.writes_left = min(client.writes_left, 1)
+    deadline = sim.now + _SETTLE_SECONDS
+    while sim.now < deadline and not all(client.done for client in clients):
+        sim.run(sim.now + 0.5)
+    found += [f"STUCK: {client.name} still waits for an answer" for client in clients if not client.done]
+    sim.run(sim.now + 4.0)
+    if not found:
+        found += _probe(world)
+    sim.run(sim.now + _REST_SECONDS)
+    if not found:
+        found += check_rest(world)
+    found += check(world)
+    codes = [attempt.result.error_code if attempt.result else None for attempt in history.tries]
+    digest = f"{sim.events}/{sim.rng.getrandbits(64):016x}"
+    return Outcome(
+        scenario.name,
+        seed,
+        tuple(found),
+        len(codes),
+        codes.count(0),
+        codes.count(44),
+        codes.count(7) + codes.count(None),
+        sim.events,
+        digest,
+        tuple(sim.trace),
+    )
+
+
+def _probe(world: World) -> list[str]:
+    """Each gate of each process accepts a good append again, one after the other."""
+    found: list[str] = []
+    for proxy in world.proxies:
+        for name in world.names:
+            done: list[bool] = []
+            probe = Probe(world, proxy.number, name, done.append)
+            probe.send()
+            deadline = world.sim.now + _PROBE_SECONDS
+            while not done and world.sim.now < deadline:
+                world.sim.run(world.sim.now + 0.1)
+            if not probe.accepted:
+                found.append(f"STUCK: no append to {name} gets through proxy {proxy.number}: {probe.last}")
+    return found
