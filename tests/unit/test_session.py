@@ -419,6 +419,24 @@ def test_one_mismatch_refuses_the_whole_request_where_that_is_configured() -> No
     assert (got["guarded-a", 0][2] or "").startswith("WHOLE_REQUEST_REFUSED")
 
 
+def test_a_known_retry_is_no_reason_to_refuse_the_whole_request() -> None:
+    talk = Talk(refuse_whole_requests=True)
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
+    first = talk.offered()
+    talk.tell(m.TurnEnded(first, PartitionResult(0, 0, 5), None))  # its first try had landed
+    second = talk.offered()
+    talk.grant(second)
+    talk.sent(second)
+    talk.upstream()
+    talk.kafka(produced(("guarded-b", 1, 0, 9)))
+    talk.next(m.ToGate)
+    talk.tell(m.TurnEnded(second, PartitionResult(1, 0, 9), None))
+    assert {key: value[:2] for key, value in read(talk.answer()).items()} == {
+        ("guarded-a", 0): (0, 5),
+        ("guarded-b", 1): (0, 9),
+    }
+
+
 def test_no_offset_is_told_to_who_may_not_write() -> None:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
@@ -715,6 +733,28 @@ def test_since_when_a_frame_is_held_is_there_to_be_seen() -> None:
     assert talk.session.collecting_since == talk.now
     talk.client(ask[-1:])
     assert talk.session.collecting_since is None
+
+
+class AnswersHere:
+    """Exchanges that ask Kafka nothing."""
+
+    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
+        return Exchange(None, answer=b"\0\0\0\4" + bytes(frame[4:8]))
+
+
+def test_one_client_cannot_have_all_the_time_by_asking_what_is_answered_here() -> None:
+    """256 KB of the smallest requests once held up all other connections, until the lease of the configs ran out."""
+    talk = Talk()
+    talk.session = Session(1, "proxy.local", talk.around, AnswersHere())  # type: ignore[arg-type]
+    talk.client(b"".join(request(METADATA, 9, correlation) for correlation in range(50)))
+    answers = []
+    while talk.commands:
+        answers.append(sum(len(each.chunks) for each in talk.commands if isinstance(each, m.ToClient)))
+        reading = [each.on for each in talk.commands if isinstance(each, m.ReadClient)]
+        assert reading[-1] is (sum(answers) == 50)
+        talk.commands.clear()
+        talk.tell(m.Tick())
+    assert answers == [16, 16, 16, 2]
 
 
 def test_too_many_unanswered_requests_are_not_read() -> None:

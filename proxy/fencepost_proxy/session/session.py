@@ -90,6 +90,8 @@ _PRODUCE_ENDPOINTS_FROM = 10
 _PRODUCE_BY_ID = 13
 #: A Produce header is read from as much of the frame's start as this; longer ones are collected whole.
 _PEEK_BYTES_MAX = 4096
+#: Answers made here without Kafka, per event: it is Kafka's pace that keeps one client from all the others' time.
+_MADE_HERE_MAX = 16
 #: Control messages up to this size do not count as held in memory.
 _SMALL_FRAME_BYTES = 16 * 1024
 #: Clients give up at `timeout_ms`; what is not known by then is told a little earlier.
@@ -227,6 +229,7 @@ class Session:
         self._next_token = 0
         self._collecting_bytes = 0
         self._collecting_since = 0.0
+        self._made_here = 0  # answers, since the connection or the clock was heard last
         self._drain_until = float("inf")
         self._client_paused = False
         self._upstream_paused = False
@@ -274,6 +277,7 @@ class Session:
         try:
             match event:
                 case ClientBytes(data):
+                    self._made_here = 0
                     if not self.client_gone and not self._closing:
                         self._received_bytes += len(data)
                         self._client.feed(data)
@@ -292,6 +296,7 @@ class Session:
                 case UpstreamLost(reason):
                     self._upstream_lost(reason)
                 case Tick():
+                    self._made_here = 0
                     self._tick(now)
             self._go_on(now)
         except ProtocolError as error:
@@ -333,7 +338,11 @@ class Session:
     # ---- from the client
 
     def _client_is_blocked(self) -> bool:
-        return self._turn is not None or len(self._to_client) >= self._around.in_flight_requests_max
+        return (
+            self._turn is not None
+            or len(self._to_client) >= self._around.in_flight_requests_max
+            or self._made_here >= _MADE_HERE_MAX
+        )
 
     def _pump_client(self, now: float) -> None:
         cutter = self._client
@@ -457,6 +466,7 @@ class Session:
         if exchange.forward is None:
             assert exchange.answer is not None
             slot.answer = _Answer.MADE_HERE
+            self._made_here += 1
             self._end(slot, [exchange.answer])
             return
         if exchange.finish is None:
@@ -583,7 +593,7 @@ class Session:
     def _next_turn(self, now: float) -> None:
         turn = self._turn
         assert turn is not None
-        if turn.to_offer and not (turn.results and self._around.refuse_whole_requests):
+        if turn.to_offer and not (turn.refused and self._around.refuse_whole_requests):
             turn.waiting_for = turn.to_offer.pop()
             self._commands.append(ToGate(turn.waiting_for, Offered(turn.waiting_for)))
             return
@@ -635,7 +645,7 @@ class Session:
 
     def _send_turn(self, turn: Turn, now: float) -> None:
         """All verdicts are there: forward what passed, answer what did not."""
-        if turn.results and self._around.refuse_whole_requests:
+        if turn.refused and self._around.refuse_whole_requests:
             self._refuse_the_rest(turn)
         stale = [ticket for ticket in turn.granted if not self._around.may_send(ticket, now)]
         if stale:
@@ -652,6 +662,7 @@ class Session:
         request = turn.upstream_request()
         self._turns[slot] = turn
         if request is None:
+            self._made_here += 1
             self._finish_turn(slot, turn)
             return
         turn.sent = True

@@ -64,6 +64,11 @@ class Turn:
         return all(key in self.results for key in self.partitions())
 
     @property
+    def refused(self) -> bool:
+        """Whether something of it has failed. A known retry has its result too, and that is a success."""
+        return any(result.error_code for result in self.results.values())
+
+    @property
     def silent(self) -> bool:
         """acks=0: the client reads no answer."""
         return self.request.acks == 0
