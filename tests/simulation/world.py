@@ -7,7 +7,7 @@ the control client is modelled, delays and failures included.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -534,7 +534,7 @@ class ControlCall:
         proxy.sim.log(
             f"proxy {proxy.number} reads end {tail.log_end_offset}, state {tail.producer_state}, base {base}"
         )
-        self._tell(gates.TailRead(_with_base(tail, base)))
+        self._tell(gates.TailRead(replace(tail, stamp_base=base)))
 
     def _fetch(self, look: gates.Look) -> None:
         """By the high watermark, as a consumer reads."""
@@ -589,7 +589,9 @@ class ControlCall:
                 records,
                 -1,
                 2000,
-                lambda r: proxy.later(proxy.world.delay(), tell, gates.Resent(effect.ticket, r)),
+                lambda r: proxy.later(
+                    proxy.world.delay(), tell, gates.Resent(effect.ticket, replace(r, partition=partition.name.partition))
+                ),
             )
 
         cluster.queue(node, cluster.brokers[node].incarnation, handled)
@@ -616,21 +618,6 @@ class ControlCall:
         if proxy.sim.tracing and isinstance(event, (gates.Looked, gates.Resent, gates.TailUnknown)):
             proxy.sim.log(f"proxy {proxy.number} is told {_brief(event)}")
         proxy.perform(proxy.switch.gate_event(self.wanted.partition, event, proxy.sim.now))
-
-
-def _with_base(tail: gates.Tail, base: tuple[int, int]) -> gates.Tail:
-    return gates.Tail(
-        tail.requested_at,
-        tail.log_end_offset,
-        tail.log_start_offset,
-        tail.producer_id,
-        tail.producer_state,
-        base,
-        tail.open_transactions,
-        tail.log_append_time,
-        tail.expiration_seconds,
-        tail.wall_minus_monotonic_seconds,
-    )
 
 
 def _brief(what: object) -> str:
