@@ -507,9 +507,9 @@ class Proxy:
         answer since nobody reads it any more, and therefore reads nothing either.
         """
         for side in (link.client, link.upstream):
-            if side is not None and side.closing_since is not None:
-                if now - side.closing_since > self.config.limits.drain_seconds:
-                    side.abort()
+            since = None if side is None else side.closing_since
+            if side is not None and since is not None and now - since > self.config.limits.drain_seconds:
+                side.abort()
 
     def _stalled(self, link: Link, now: float) -> str | None:
         if link.client.closing_since is not None:

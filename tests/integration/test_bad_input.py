@@ -1,0 +1,469 @@
+"""Peers that break the protocol, or lean on it: a logged reason, bounded memory, and a neighbour that notices nothing.
+
+The proxy here has small limits, so that each of them is reached.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.types import Address
+from fencepost_proxy.wire.apis import APIS, Treatment
+from tests.support.batches import batch
+from tests.support.messages import Closed, Fields, RawConnection, definitions, encode_request
+from tests.support.proxy import ProxyProcess
+from tests.support.walk import BODIES, Side
+
+pytestmark = pytest.mark.kafka
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS = 0, 1, 2, 3, 18, 19
+FRAME_BYTES_MAX = 2_000_000
+CONNECTIONS_MAX = 40
+IN_FLIGHT_MAX = 5
+CONFIG = f"""
+[limits]
+frame_bytes_max = {FRAME_BYTES_MAX}
+connections_max = {CONNECTIONS_MAX}
+in_flight_requests_max = {IN_FLIGHT_MAX}
+buffered_bytes_max = {2 * FRAME_BYTES_MAX}
+handshake_seconds = 1.0
+header_seconds = 1.0
+client_idle_seconds = 5.0
+drain_seconds = 2.0
+[topics."guarded-*"]
+"check.expected.offsets" = "true"
+[log]
+level = "debug"
+"""
+#: Buffers of the kernel and of the allocator's making; what a leak would have to exceed.
+NOISE_BYTES = 25 * 1024 * 1024
+NEVER_READING = 8
+#: The proxy's own connections to Kafka come and go.
+OWN_SOCKETS = 3
+PATIENCE_SECONDS = 10.0
+SEED = 20_260
+
+
+@pytest.fixture(scope="module")
+def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("bad-input"), config=CONFIG) as running:
+        yield running
+        assert "crashed" not in running.log
+        assert "Traceback" not in running.log
+
+
+@pytest.fixture(scope="module")
+def listener(proxy: ProxyProcess) -> Address:
+    """Of the one broker, since appends go to a leader."""
+    with RawConnection(Address.parse(proxy.bootstrap)) as connection:
+        (broker,) = connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
+    return Address(broker["Host"], broker["Port"])
+
+
+@pytest.fixture(scope="module")
+def make_topic(kafka: KafkaCluster) -> Callable[[str], str]:
+    """Directly, one partition; ready for appends when it returns."""
+
+    def make(name: str) -> str:
+        with RawConnection(kafka.address(1)) as connection:
+            wanted = {"Name": name, "NumPartitions": 1, "ReplicationFactor": 1}
+            assert connection.ask(CREATE_TOPICS, 7, {"Topics": [wanted]})["Topics"][0]["ErrorCode"] == 0
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while _log_end(connection, name) is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        return name
+
+    return make
+
+
+def _log_end(connection: RawConnection, topic: str) -> int | None:
+    asked = {"Name": topic, "Partitions": [{"PartitionIndex": 0, "Timestamp": -1}]}
+    (answer,) = connection.ask(LIST_OFFSETS, 5, {"ReplicaId": -1, "Topics": [asked]})["Topics"][0]["Partitions"]
+    return None if answer["ErrorCode"] else int(answer["Offset"])
+
+
+def _produce(topic: str, *values: bytes, acks: int = 1) -> Fields:
+    data = [{"Index": 0, "Records": bytes(batch(*values))}]
+    return {"Acks": acks, "TimeoutMs": 5_000, "TopicData": [{"Name": topic, "PartitionData": data}]}
+
+
+class Neighbour(threading.Thread):
+    """A client that minds its own business on one connection: metadata, an append, the log's end, over and over."""
+
+    def __init__(self, address: Address, topic: str) -> None:
+        super().__init__(daemon=True)
+        self._address, self._topic = address, topic
+        self._stop_it = threading.Event()
+        self.rounds = 0
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        try:
+            with RawConnection(self._address, 5.0) as connection:
+                while not self._stop_it.is_set():
+                    assert connection.ask(METADATA, 9, {"Topics": [{"Name": self._topic}]})["Brokers"]
+                    response = connection.ask(PRODUCE, 9, _produce(self._topic, b"mine"))
+                    (result,) = response["Responses"][0]["PartitionResponses"]
+                    assert (result["ErrorCode"], result["BaseOffset"]) == (0, self.rounds)
+                    assert _log_end(connection, self._topic) == self.rounds + 1
+                    self.rounds += 1
+                    time.sleep(0.01)
+        except BaseException as failure:
+            self.failure = failure
+
+    def await_rounds(self, count: int) -> None:
+        goal = self.rounds + count
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while self.rounds < goal and self.failure is None:
+            assert time.monotonic() < deadline, "the neighbour waits for an answer"
+            time.sleep(0.01)
+        assert self.failure is None, repr(self.failure)
+
+    def stop(self) -> None:
+        self._stop_it.set()
+        self.join(10)
+
+
+@pytest.fixture
+def neighbour(
+    listener: Address, make_topic: Callable[[str], str], unique_topic: Callable[..., str]
+) -> Iterator[Neighbour]:
+    """Was there before, is there after, and was answered meanwhile."""
+    beside = Neighbour(listener, make_topic(unique_topic("neighbour")))
+    beside.start()
+    beside.await_rounds(3)
+    try:
+        yield beside
+        beside.await_rounds(10)
+    finally:
+        beside.stop()
+    assert beside.failure is None, repr(beside.failure)
+
+
+@contextlib.contextmanager
+def connected(address: Address) -> Iterator[socket.socket]:
+    with socket.create_connection(address, PATIENCE_SECONDS) as sock:
+        yield sock
+
+
+def is_closed(sock: socket.socket) -> bool:
+    """Within `PATIENCE_SECONDS`; what came before the end is skipped."""
+    try:
+        while sock.recv(65536):
+            pass
+    except ConnectionError:
+        pass
+    except TimeoutError:
+        return False
+    return True
+
+
+def rss_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
+
+
+def open_sockets(pid: int) -> int:
+    count = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            count += link.readlink().name.startswith("socket:")
+    return count
+
+
+def await_sockets(proxy: ProxyProcess, count: int) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while open_sockets(proxy.pid) > count + OWN_SOCKETS:
+        assert time.monotonic() < deadline, "connections of clients that left are still there"
+        time.sleep(0.1)
+
+
+def await_logged(proxy: ProxyProcess, text: str) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while text not in proxy.log:
+        assert time.monotonic() < deadline, f"{text!r} is not in the log:\n{proxy.log[-3000:]}"
+        time.sleep(0.05)
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.brokers
+@pytest.mark.parametrize("length", [0, 3, 7, -1, -(2**31)])
+def test_a_frame_of_impossible_length(
+    length: int, proxy: ProxyProcess, listener: Address, neighbour: Neighbour
+) -> None:
+    with connected(listener) as sock:
+        sock.sendall(struct.pack(">i", length) + b"\0" * 8)
+        assert is_closed(sock)
+    await_logged(proxy, "bytes: no Kafka frame is shorter than 8")
+
+
+@pytest.mark.brokers
+@pytest.mark.parametrize("length", [FRAME_BYTES_MAX + 1, 2**31 - 1])
+def test_a_frame_above_the_limit_is_refused_at_its_length(
+    length: int, proxy: ProxyProcess, listener: Address, neighbour: Neighbour
+) -> None:
+    with connected(listener) as sock:
+        sock.sendall(struct.pack(">ihhi", length, PRODUCE, 9, 1))
+        assert is_closed(sock)
+    await_logged(proxy, f"is above frame_bytes_max={FRAME_BYTES_MAX}")
+
+
+def test_a_frame_just_below_the_limit_passes(
+    listener: Address, make_topic: Callable[[str], str], unique_topic: Callable[..., str], neighbour: Neighbour
+) -> None:
+    """Kafka itself finds it too large, and says so."""
+    topic = make_topic(unique_topic("large"))
+    with RawConnection(listener) as connection:
+        response = connection.ask(PRODUCE, 9, _produce(topic, b"x" * (FRAME_BYTES_MAX - 200)))
+    assert response["Responses"][0]["PartitionResponses"][0]["ErrorCode"] == 10
+
+
+@pytest.mark.brokers
+@pytest.mark.parametrize("prefix", ["plain", "guarded"])
+@pytest.mark.usefixtures("neighbour")
+def test_a_produce_request_cut_off_at_every_byte_appends_nothing(
+    prefix: str, proxy: ProxyProcess, kafka: KafkaCluster, listener: Address, make_topic: Callable[[str], str]
+) -> None:
+    topic = make_topic(f"{prefix}-cut-off")
+    frame = encode_request(PRODUCE, 9, 1, _produce(topic, b"value"))
+    before = open_sockets(proxy.pid)
+    for cut in range(1, len(frame)):
+        with connected(listener) as sock:
+            sock.sendall(frame[:cut])
+    await_sockets(proxy, before)
+
+    with RawConnection(kafka.address(1)) as connection:
+        assert _log_end(connection, topic) == 0
+    with RawConnection(listener) as connection:
+        connection.ask(PRODUCE, 9, _produce(topic, b"value"))
+
+
+@pytest.mark.parametrize(("prefix", "where"), [("plain", "header"), ("guarded", "header"), ("guarded", "frame")])
+def test_a_client_that_stalls_within_a_frame_is_closed(
+    prefix: str, where: str, proxy: ProxyProcess, listener: Address, neighbour: Neighbour
+) -> None:
+    frame = encode_request(PRODUCE, 9, 1, _produce(f"{prefix}-nowhere", b"value"))
+    cut = 9 if where == "header" else len(frame) - 1
+    with connected(listener) as sock:
+        sock.sendall(frame[:cut])
+        assert is_closed(sock)
+    await_logged(proxy, f"it stopped within a frame{chr(39) + 's header' if where == 'header' else ''} for 1 s")
+
+
+def test_a_client_that_stalls_within_a_passing_frame_is_closed_as_idle(
+    proxy: ProxyProcess, listener: Address, make_topic: Callable[[str], str], unique_topic: Callable[..., str]
+) -> None:
+    frame = encode_request(PRODUCE, 9, 1, _produce(make_topic(unique_topic("plain")), b"value"))
+    with connected(listener) as sock:
+        sock.sendall(frame[:-1])
+        assert is_closed(sock)
+    await_logged(proxy, "limits.client_idle_seconds")
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version"), [(-1, 0), (4, 0), (58, 0), (62, 0), (99, 0), (32767, 0), (PRODUCE, 2), (METADATA, 99)]
+)
+def test_an_api_or_version_that_is_not_served(
+    api_key: int, version: int, proxy: ProxyProcess, listener: Address, neighbour: Neighbour
+) -> None:
+    with connected(listener) as sock:
+        sock.sendall(struct.pack(">ihhih", 14, api_key, version, 1, -1) + b"\0" * 4)
+        assert is_closed(sock)
+    # Keys that differ by their numbers alone are logged together.
+    name = APIS[api_key].name if api_key in APIS else "api key"
+    await_logged(proxy, f'reason="{name}')
+
+
+# --- not Kafka at all -------------------------------------------------------------------------------------------------
+
+TLS_CLIENT_HELLO = bytes.fromhex("16030100f1010000ed0303") + bytes(range(230))
+GARBAGE = {
+    "tls": TLS_CLIENT_HELLO,
+    "http": b"GET / HTTP/1.1\r\nHost: kafka\r\n\r\n",
+    "ssh": b"SSH-2.0-OpenSSH_9.2\r\n",
+    "random": random.Random(SEED).randbytes(65536),
+    "zeros": bytes(1000),
+    "length then random": struct.pack(">i", 1000) + random.Random(SEED).randbytes(1000),
+}
+
+
+@pytest.mark.brokers
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_garbage_instead_of_a_request(kind: str, proxy: ProxyProcess, listener: Address, neighbour: Neighbour) -> None:
+    closings = proxy.log.count("connection closed")
+    with connected(listener) as sock:
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(GARBAGE[kind])
+        assert is_closed(sock)
+    assert closings, "each kind of closing is logged, if not each closing"
+
+
+def test_requests_with_broken_bytes_are_answered_or_closed(
+    proxy: ProxyProcess, kafka: KafkaCluster, listener: Address, neighbour: Neighbour
+) -> None:
+    """Every API that is read here, valid but for a few bytes: whatever comes of it, it is not a crash."""
+    print(f"seed {SEED}")
+    chance = random.Random(SEED)
+    side = Side("x", 1, kafka.address(1))
+    outcomes = {"answered": 0, "closed": 0, "nothing": 0}
+    for key, api in APIS.items():
+        if api.withheld or not api.treatment or key not in definitions():
+            continue
+        low, high = definitions()[key].versions
+        for version in range(max(api.min_version, low, 3 if key == PRODUCE else 0), min(api.max_version, high) + 1):
+            bodies = BODIES.get(api.name, lambda side, version: [{}])(side, version)
+            if api.treatment is Treatment.PRODUCE:
+                bodies = [_produce("guarded-nowhere", b"value")]
+            for body in bodies:
+                frame = bytearray(encode_request(key, version, 77, body))
+                for _ in range(chance.randint(1, 4)):
+                    # The head stays, so that it gets beyond it: length, API, version, correlation id.
+                    frame[chance.randrange(12, len(frame))] = chance.randrange(256)
+                with connected(listener) as sock:
+                    sock.sendall(frame)
+                    sock.settimeout(2.0)
+                    try:
+                        outcomes["answered" if sock.recv(4) else "closed"] += 1
+                    except ConnectionError:
+                        outcomes["closed"] += 1
+                    except TimeoutError:
+                        outcomes["nothing"] += 1  # acks=0 now, or a wait of its own asking
+    print(outcomes)
+    assert min(outcomes["answered"], outcomes["closed"]) > 10
+    assert outcomes["nothing"] < 10
+    assert "Traceback" not in proxy.log
+
+
+# --- too much of it ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def big_topic(kafka: KafkaCluster, make_topic: Callable[[str], str]) -> str:
+    """30 MB."""
+    topic = make_topic("bad-input-big")
+    with RawConnection(kafka.address(1)) as connection:
+        for _ in range(60):
+            connection.ask(PRODUCE, 9, _produce(topic, random.Random(SEED).randbytes(500_000)))
+    return topic
+
+
+def _never_reading(listener: Address, requests: bytes, seconds: float, look: Callable[[], None]) -> None:
+    """Some clients send as much as is taken, for so long, and read nothing."""
+    with contextlib.ExitStack() as stack:
+        left = {}
+        for _ in range(NEVER_READING):
+            sock = stack.enter_context(socket.socket())
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.connect(listener)
+            sock.setblocking(False)
+            left[sock] = memoryview(requests)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            for sock in left:
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        left[sock] = left[sock][sock.send(left[sock]) :] or memoryview(requests)
+            look()
+            time.sleep(0.02)
+
+
+@pytest.mark.brokers
+@pytest.mark.parametrize("what", ["fetch", "metadata", "answered here", "refused here"])
+def test_a_client_that_sends_and_never_reads_costs_bounded_memory(
+    what: str, proxy: ProxyProcess, listener: Address, big_topic: str, neighbour: Neighbour
+) -> None:
+    partition = {"Partition": 0, "FetchOffset": 0, "PartitionMaxBytes": 10_000_000}
+    fetch = {"MaxWaitMs": 0, "MinBytes": 1, "Topics": [{"Topic": big_topic, "Partitions": [partition]}]}
+    requests = {
+        "fetch": encode_request(FETCH, 11, 1, fetch),
+        "metadata": encode_request(METADATA, 9, 1, {"Topics": None}) * 500,
+        "answered here": (struct.pack(">ihhih", 11, API_VERSIONS, 99, 1, -1) + b"\0") * 5_000,
+        "refused here": encode_request(PRODUCE, 9, 1, _produce("guarded-nowhere", b"value")) * 500,
+    }
+    before, sockets = rss_bytes(proxy.pid), open_sockets(proxy.pid)
+    seen = [before]
+
+    _never_reading(listener, requests[what], 3.0, lambda: seen.append(rss_bytes(proxy.pid)))
+
+    print(f"{what}: {(max(seen) - before) / 1e6:.1f} MB more at most")
+    # Per client what is written and not taken, and what the kernel's buffers do not tell.
+    assert max(seen) - before < NOISE_BYTES
+    await_sockets(proxy, sockets)
+
+
+@pytest.mark.brokers
+def test_frames_that_are_announced_and_do_not_come_hold_nobody_up(
+    proxy: ProxyProcess, listener: Address, neighbour: Neighbour
+) -> None:
+    """`buffered_bytes_max` is reached by two of them; small requests pass all the same, and large ones soon after."""
+    before = rss_bytes(proxy.pid)
+    with contextlib.ExitStack() as stack:
+        stalled = [stack.enter_context(connected(listener)) for _ in range(4)]
+        for sock in stalled:
+            sock.sendall(struct.pack(">ihhih", FRAME_BYTES_MAX, METADATA, 9, 1, -1) + b"\0" * 100)
+        time.sleep(0.3)
+        neighbour.await_rounds(5)
+        assert rss_bytes(proxy.pid) - before < NOISE_BYTES
+        topics = {"Topics": [{"Name": f"guarded-{number:0200}"} for number in range(100)]}
+        with RawConnection(listener) as connection:
+            answer = connection.ask(METADATA, 9, {**topics, "AllowAutoTopicCreation": False})
+        assert len(answer["Topics"]) == 100
+        assert all(is_closed(sock) for sock in stalled)
+    await_logged(proxy, "it stopped within a frame for 1 s (limits.header_seconds)")
+
+
+@pytest.mark.brokers
+def test_half_open_connections_are_closed_and_do_not_keep_others_out(
+    proxy: ProxyProcess, listener: Address, neighbour: Neighbour
+) -> None:
+    with contextlib.ExitStack() as stack:
+        many = [stack.enter_context(connected(listener)) for _ in range(CONNECTIONS_MAX + 60)]
+        await_logged(proxy, "connections_max is reached")
+        neighbour.await_rounds(5)
+        assert all(is_closed(sock) for sock in many)
+        await_logged(proxy, "it sent nothing for 1 s (limits.handshake_seconds)")
+        with RawConnection(listener) as connection:
+            assert connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
+
+
+def test_more_requests_than_may_be_in_flight_are_all_answered_in_order(listener: Address, neighbour: Neighbour) -> None:
+    """`in_flight_requests_max` makes the client wait; it refuses nothing."""
+    count = 40 * IN_FLIGHT_MAX
+    with RawConnection(listener) as connection:
+        connection.socket.sendall(
+            b"".join(encode_request(METADATA, 9, number, {"Topics": []}) for number in range(count))
+        )
+        answered = [struct.unpack_from(">i", connection.receive())[0] for _ in range(count)]
+    assert answered == list(range(count))
+
+
+def test_a_client_that_falls_silent_is_closed_in_the_end(proxy: ProxyProcess, listener: Address) -> None:
+    with RawConnection(listener) as connection:
+        connection.ask(METADATA, 9, {"Topics": []})
+        with pytest.raises(Closed):
+            connection.receive()
+    await_logged(proxy, "nothing moved for 5 s (limits.client_idle_seconds)")
+
+
+def test_clients_that_leave_at_once_leave_nothing_behind(proxy: ProxyProcess, listener: Address) -> None:
+    before, sockets = rss_bytes(proxy.pid), open_sockets(proxy.pid)
+    for _ in range(500):
+        with connected(listener):
+            pass
+    await_sockets(proxy, sockets)
+    assert rss_bytes(proxy.pid) - before < NOISE_BYTES
