@@ -214,6 +214,7 @@ class Connection:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout_seconds)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.client_id = "raw"
         self._correlation_ids = itertools.count(1)
         self._buffer = b""
 
@@ -236,7 +237,7 @@ class Connection:
     def frame(self, request: Any, version: int) -> tuple[int, bytes]:
         correlation_id = next(self._correlation_ids)
         request.API_VERSION = version
-        request.with_header(correlation_id=correlation_id, client_id="raw")
+        request.with_header(correlation_id=correlation_id, client_id=self.client_id)
         return correlation_id, bytes(request.encode(version=version, header=True, framed=True))
 
     def send(self, request: Any, version: int) -> int:

@@ -1,0 +1,642 @@
+"""Writers that race for the same offsets: through one proxy and through two, cold and warm, broker paused or killed.
+
+Every record says in its value which offset it expected, and every check is made on the log as Kafka itself has it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+
+import pytest
+from tests.support.forwarder import Forwarder
+from tests.support.kafka import running_kafka
+from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, Record, batch, produce_request, until
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+
+pytestmark = pytest.mark.kafka
+
+OK, NOT_LEADER, TIMED_OUT, POLICY_VIOLATION = 0, 6, 7, 44
+GATE_WAIT_MAX_SECONDS = 1.0
+STAMPED = f"{GUARDED_BY_NAME}\n[limits]\ngate_wait_max_seconds = {GATE_WAIT_MAX_SECONDS}\n"
+NAIVE = "unsafe_disable_stamping = true\n" + STAMPED
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Tally:
+    """What writers were told. Values are unique."""
+
+    accepted: dict[bytes, int] = field(default_factory=dict)  # value -> the offset it was told
+    refused: set[bytes] = field(default_factory=set)
+    unknown: set[bytes] = field(default_factory=set)
+    violated: dict[bytes, int] = field(default_factory=dict)
+    codes: Counter[int] = field(default_factory=Counter)
+
+    def note(self, value: bytes, answer: Answer) -> None:
+        self.codes[answer.error_code] += 1
+        if answer.error_code == OK:
+            self.accepted[value] = answer.base_offset
+        elif answer.error_code == TIMED_OUT:
+            self.unknown.add(value)
+        elif (answer.message or "").startswith("OFFSET_VIOLATION"):
+            self.violated[value] = answer.base_offset
+        else:
+            assert answer.error_code in (POLICY_VIOLATION, NOT_LEADER), answer
+            self.refused.add(value)
+
+    def check(self, log: Log, topic: str) -> list[bytes]:
+        """Told the truth: accepted is where it was said to be, refused is nowhere, and there is nothing else."""
+        there = offsets(log, topic)
+        assert {value: there.get(value) for value in self.accepted} == self.accepted
+        assert {value: there.get(value) for value in self.violated} == self.violated
+        assert not self.refused & there.keys()
+        strangers = there.keys() - self.accepted.keys() - self.violated.keys() - self.unknown
+        assert not strangers
+        return [value for value, offset in there.items() if expected_of(value) not in (None, offset)]
+
+
+def value_of(writer: str, number: int, expected: int | None) -> bytes:
+    return f"{writer}/{number}/{'' if expected is None else expected}".encode()
+
+
+def expected_of(value: bytes) -> int | None:
+    said = value.rpartition(b"/")[2]
+    return int(said) if said else None
+
+
+def offsets(log: Log, topic: str) -> dict[bytes, int]:
+    found: dict[bytes, int] = {}
+    for each in log.batches(topic):
+        for delta, value in enumerate(each.values):
+            assert value is not None
+            if not value.strip(b"\0"):
+                continue  # only there to make its batch heavy
+            assert value not in found, f"{value!r} is in the log twice"
+            found[value] = each.base_offset + delta
+    return found
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Prints although the test passes."""
+
+    def print_it(text: str) -> None:
+        with capsys.disabled():
+            print(f"\n    {text}", end="")
+
+    return print_it
+
+
+@pytest.fixture(scope="module")
+def second_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    """Another process in front of the same cluster as `proxy`."""
+    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("second"), config=GUARDED_BY_NAME) as process:
+        yield process
+
+
+def create(address: str, log: Log, topic: str) -> str:
+    with Connection(address) as connection:
+        assert connection.create_topic(topic) == (OK, None)
+    assert log.end(topic) == 0
+    return topic
+
+
+def together(*writers: Callable[[], None]) -> None:
+    with ThreadPoolExecutor(len(writers)) as pool:
+        for done in [pool.submit(writer) for writer in writers]:
+            done.result()
+
+
+def conditional_writer(
+    name: str, address: str, topic: str, tally: Tally, rounds: int, *, start_line: threading.Barrier | None = None
+) -> Callable[[], None]:
+    """Appends at the end it was last told, until the log has `rounds` records.
+
+    With a start line, all writers begin each round together: they want the same offset at the same time, and one that
+    is slower by nature gets its chance too.
+    """
+
+    def write() -> None:
+        end = number = 0
+        with Connection(address) as connection:
+            while end < rounds:
+                line_up(start_line)
+                number += 1
+                value = value_of(name, number, end)
+                answer = connection.append(topic, batch(value, expected=end))
+                tally.note(value, answer)
+                if answer.error_code == OK:
+                    end = answer.base_offset + 1
+                elif answer.error_code == POLICY_VIOLATION:
+                    end = answer.base_offset
+        if start_line is not None:
+            start_line.abort()  # whoever is not done goes on alone
+
+    return write
+
+
+def line_up(start_line: threading.Barrier | None) -> None:
+    if start_line is not None:
+        try:
+            start_line.wait(10)
+        except threading.BrokenBarrierError:
+            return
+        time.sleep(random.random() / 1000)  # nobody is first by habit
+
+
+# --- who wins an offset -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("writers", "proxies", "rounds"),
+    [(2, 1, 2000), (2, 2, 2000), (5, 2, 500)],
+    ids=["two connections", "two proxies", "five writers, two proxies"],
+)
+def test_each_offset_has_one_winner(  # noqa: PLR0917
+    writers: int,
+    proxies: int,
+    rounds: int,
+    kafka: KafkaCluster,
+    proxy: ProxyProcess,
+    second_proxy: ProxyProcess,
+    unique_topic: Callable[..., str],
+    say: Say,
+) -> None:
+    log = Log(kafka.bootstrap)
+    topic = create(proxy.bootstrap, log, unique_topic("required"))
+    addresses = [proxy.bootstrap, second_proxy.bootstrap][:proxies]
+    tallies = [Tally() for _ in range(writers)]
+    start_line = threading.Barrier(writers)
+    together(
+        *(
+            conditional_writer(f"w{i}", addresses[i % proxies], topic, tally, rounds, start_line=start_line)
+            for i, tally in enumerate(tallies)
+        )
+    )
+    winners: Counter[int] = Counter()
+    all_of_them = Tally()
+    for tally in tallies:
+        winners.update(tally.accepted.values())
+        all_of_them.accepted |= tally.accepted
+        all_of_them.refused |= tally.refused
+        all_of_them.unknown |= tally.unknown
+        all_of_them.violated |= tally.violated
+        all_of_them.codes.update(tally.codes)
+    say(
+        f"{writers} writers, {proxies} proxies: {len(winners)} offsets won, by "
+        f"{' + '.join(str(len(tally.accepted)) for tally in tallies)}; {len(all_of_them.refused)} refused"
+    )
+    assert set(winners.values()) == {1}
+    assert not all_of_them.unknown
+    assert all_of_them.check(log, topic) == []
+    assert log.end(topic) == len(winners) >= rounds
+    assert all(tally.accepted for tally in tallies), "somebody never won: this was no race"
+    assert len(all_of_them.refused) > rounds / 2, "hardly anybody lost: this was no race"
+
+
+@pytest.mark.parametrize("proxies", [1, 2])
+def test_chains_race(  # noqa: PLR0917
+    proxies: int,
+    kafka: KafkaCluster,
+    proxy: ProxyProcess,
+    second_proxy: ProxyProcess,
+    unique_topic: Callable[..., str],
+    say: Say,
+) -> None:
+    """Ten conditional batches in flight each: every one lands where it expected to or is refused, never with a 45.
+
+    Through one proxy what stands behind a refused batch falls with it. Through two it may be torn: the other's batch,
+    of the same size, took the sequence that the first one lost, and so Kafka finds the second one next in line.
+    """
+    log = Log(kafka.bootstrap)
+    topic = create(proxy.bootstrap, log, unique_topic("required"))
+    addresses = [proxy.bootstrap, [proxy, second_proxy][proxies - 1].bootstrap]
+    tallies = [Tally(), Tally()]
+    won_whole = torn = 0
+    start_line = threading.Barrier(2)
+
+    def writer(name: str, address: str, tally: Tally) -> Callable[[], None]:
+        def write() -> None:
+            nonlocal won_whole, torn
+            end = number = 0
+            with Connection(address) as connection:
+                while end < 1000:
+                    line_up(start_line)
+                    chain = [value_of(name, number + i, end + i) for i in range(10)]
+                    number += 10
+                    requests = [
+                        produce_request({topic: {0: batch(value, expected=end + i)}}) for i, value in enumerate(chain)
+                    ]
+                    # All at once: what is sent only after a refusal has left stands for itself.
+                    connection.socket.sendall(b"".join(connection.frame(request, 9)[1] for request in requests))
+                    answers = [connection.receive_produce()[1][topic, 0] for _ in chain]
+                    for value, answer in zip(chain, answers, strict=True):
+                        tally.note(value, answer)
+                    codes = [answer.error_code for answer in answers]
+                    assert set(codes) <= {OK, POLICY_VIOLATION}
+                    won_whole += codes == [OK] * 10
+                    torn += codes != sorted(codes)  # an OK behind a refusal
+                    end = max(answer.base_offset + (answer.error_code == OK) for answer in answers)
+            start_line.abort()
+
+        return write
+
+    together(*(writer(name, address, tally) for name, address, tally in zip("ab", addresses, tallies, strict=True)))
+    both = Tally()
+    for tally in tallies:
+        both.accepted |= tally.accepted
+        both.refused |= tally.refused
+    say(
+        f"chains of ten, {proxies} proxies: {len(both.accepted)} appends accepted, {len(both.refused)} refused; "
+        f"{won_whole} chains won whole, {torn} torn"
+    )
+    assert both.check(log, topic) == []
+    assert log.end(topic) == len(both.accepted)
+    assert all(tally.accepted and tally.refused for tally in tallies)
+    if proxies == 1:
+        assert torn == 0
+
+
+def test_cold_gates_of_two_proxies_agree(
+    kafka: KafkaCluster, proxy: ProxyProcess, second_proxy: ProxyProcess, unique_topic: Callable[..., str], say: Say
+) -> None:
+    """A broker that does not know the stamp's producer takes any first sequence: equal expectations have equal ones."""
+    log = Log(kafka.bootstrap)
+    topics = [create(proxy.bootstrap, log, unique_topic("required")) for _ in range(30)]
+    codes: Counter[int] = Counter()
+    with ExitStack() as stack:
+        connections = [
+            stack.enter_context(Connection(address))
+            for address in (proxy.bootstrap, second_proxy.bootstrap, proxy.bootstrap, second_proxy.bootstrap)
+        ]
+        for topic in topics:
+            values = [value_of(f"c{i}", 0, 0) for i in range(len(connections))]
+            for connection, value in zip(connections, values, strict=True):
+                connection.send_produce({topic: {0: batch(value, expected=0)}})
+            tally = Tally()
+            for connection, value in zip(connections, values, strict=True):
+                tally.note(value, connection.receive_produce()[1][topic, 0])
+            codes.update(tally.codes)
+            assert len(tally.accepted) == 1
+            assert tally.check(log, topic) == []
+    say(f"{len(topics)} cold partitions, four writers each: answers {dict(codes)}")
+    assert codes[OK] == len(topics)
+
+
+# --- beside others who say nothing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("proxies", [1, 2])
+def test_unconditional_writers_on_the_same_topic(  # noqa: PLR0917
+    proxies: int,
+    kafka: KafkaCluster,
+    proxy: ProxyProcess,
+    second_proxy: ProxyProcess,
+    unique_topic: Callable[..., str],
+    say: Say,
+) -> None:
+    """Through one process nothing lands where it did not expect to; through two it may, and then it is told so."""
+    log = Log(kafka.bootstrap)
+    topic = create(proxy.bootstrap, log, unique_topic("checked"))
+    rounds = 600
+    tallies = [Tally() for _ in range(4)]
+    other = [proxy, second_proxy][proxies - 1].bootstrap
+    done = threading.Event()
+
+    def unconditional(name: str, address: str, tally: Tally, *, idempotent: bool) -> Callable[[], None]:
+        def write() -> None:
+            with Connection(address) as connection:
+                producer = connection.init_producer_id() if idempotent else Producer(-1, -1, -1)
+                number = 0
+                while not done.is_set():
+                    value = value_of(name, number, None)
+                    who = producer._replace(sequence=number) if idempotent else None
+                    answer = connection.append(topic, batch(value, producer=who))
+                    assert answer.error_code in (OK, NOT_LEADER), answer
+                    if answer.error_code == OK:
+                        tally.note(value, answer)
+                        number += 1
+                    time.sleep(0.003)
+
+        return write
+
+    def conditional(name: str, address: str, tally: Tally) -> Callable[[], None]:
+        race = conditional_writer(name, address, topic, tally, rounds)
+
+        def write() -> None:
+            try:
+                race()
+            finally:
+                done.set()
+
+        return write
+
+    together(
+        conditional("c0", proxy.bootstrap, tallies[0]),
+        conditional("c1", other, tallies[1]),
+        unconditional("plain", other, tallies[2], idempotent=False),
+        unconditional("idempotent", proxy.bootstrap, tallies[3], idempotent=True),
+    )
+    total = Tally()
+    for tally in tallies:
+        total.accepted |= tally.accepted
+        total.refused |= tally.refused
+        total.violated |= tally.violated
+        total.unknown |= tally.unknown
+    misplaced = total.check(log, topic)
+    say(
+        f"{proxies} proxies: conditional {len(tallies[0].accepted)} + {len(tallies[1].accepted)} accepted, "
+        f"{len(total.refused)} refused, {len(total.violated)} violated; plain {len(tallies[2].accepted)}, "
+        f"idempotent {len(tallies[3].accepted)}"
+    )
+    assert not total.unknown
+    assert all(expected_of(value) in (None, offset) for value, offset in total.accepted.items())
+    assert set(misplaced) == total.violated.keys()
+    if proxies == 1:
+        assert not total.violated
+    assert all(tally.accepted for tally in tallies)
+
+
+# --- a broker that is paused, cut off, killed -------------------------------------------------------------------------
+
+
+@dataclass
+class Stage:
+    """One broker of our own behind a wire that can be cut, and two proxies that go through that wire."""
+
+    kafka: KafkaCluster
+    wire: Forwarder
+    log: Log
+    proxies: tuple[ProxyProcess, ProxyProcess]
+    naive: tuple[ProxyProcess, ProxyProcess]
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """Both proxies start cold, and at once: neither finds a state topic or a producer id."""
+    with ExitStack() as stack:
+        wire = stack.enter_context(Forwarder())
+        port = _free_port()
+        advertised = f"PLAINTEXT://127.0.0.1:{port},WIRE://{wire.address}"
+        kafka = stack.enter_context(
+            running_kafka(
+                1, ports=[port], listeners={"WIRE": "PLAINTEXT"}, properties={"advertised.listeners": advertised}
+            )
+        )
+        wire.target = kafka.address(1, "WIRE")
+
+        def start(name: str, config: str) -> ProxyProcess:
+            return ProxyProcess(wire.address, tmp_path_factory.mktemp(name), config=config)
+
+        with ThreadPoolExecutor(2) as pool:
+            started = list(pool.map(start, ("p1", "p2"), (STAMPED, STAMPED)))
+        started += [start("n1", NAIVE), start("n2", NAIVE)]
+        for each in started:
+            stack.enter_context(each)
+        p1, p2, n1, n2 = started
+        yield Stage(kafka, wire, Log(kafka.bootstrap), (p1, p2), (n1, n2))
+
+
+def _free_port() -> int:
+    with Forwarder() as nobody:
+        return nobody.port
+
+
+def test_proxies_that_start_at_once_stamp_alike(stage: Stage, unique_topic: Callable[..., str]) -> None:
+    stamps = set()
+    for proxy in stage.proxies:
+        topic = create(proxy.bootstrap, stage.log, unique_topic("required"))
+        with Connection(proxy.bootstrap) as connection:
+            assert connection.append(topic, batch(b"x", expected=0)).base_offset == 0
+        stamps |= {each.producer_id for each in stage.log.batches(topic)}
+    assert len(stamps) == 1
+
+
+def warm_up(stage: Stage, proxy: ProxyProcess, topic: str, run: int, tally: Tally) -> int:
+    """Appends once through the proxy, so that its gate is sure of the log end; gives that back."""
+    end = stage.log.end(topic)
+    with Connection(proxy.bootstrap) as connection:
+        for attempt in range(100):
+            value = value_of(f"warm{run}", attempt, end)
+            answer = connection.append(topic, batch(value, expected=end))
+            tally.note(value, answer)
+            if answer.error_code == OK:
+                return end + 1
+            if answer.base_offset >= 0:
+                end = answer.base_offset
+            time.sleep(0.01)
+    raise AssertionError(f"the gate of {topic} does not get warm: {answer}")
+
+
+def one_run(stage: Stage, proxies: tuple[ProxyProcess, ProxyProcess], topic: str, run: int, tally: Tally) -> Answer:
+    """A's append waits in the paused broker; what carried it is gone; B wants the same offset.
+
+    In turn: only A's client goes; the proxy's connection to Kafka goes, and B comes through the same proxy; the same,
+    and B comes through another proxy, which was the last to append and is sure of the log end.
+    """
+    through_another = run % 3 == 2
+    first, second = proxies[0], proxies[int(through_another)]
+    end = warm_up(stage, second, topic, run, tally)
+    value_a, value_b = value_of("a", run, end), value_of("b", run, end)
+    tally.unknown.add(value_a)  # its client does not wait for the answer
+    mark = f"a/{run}/{topic}"
+    # The broker takes a moment to check it: whoever comes later may overtake it.
+    heavy = batch(Record(value_a, expected=end), b"\0" * 4_000_000, codec=GZIP)
+    with Connection(first.bootstrap) as a, Connection(second.bootstrap) as b:
+        b.api_versions()  # its connection to Kafka is up
+        # A refusal makes A's proxy read the log end: it may send one append without asking again.
+        value = value_of("far", run, end + 1000)
+        tally.note(value, a.append(topic, batch(value, expected=end + 1000)))
+        a.client_id = mark
+        stage.kafka.pause(1)
+        try:
+            a.send_produce({topic: {0: heavy}})
+            if run % 3 == 0:
+                stage.wire.wait_for(mark.encode())
+                a.reset()
+            else:
+                stage.wire.cut_behind(mark.encode())
+            b.send_produce({topic: {0: batch(value_b, expected=end)}})
+            time.sleep(0.02)
+        finally:
+            stage.kafka.resume(1)
+        answer = b.receive_produce()[1][topic, 0]
+    tally.note(value_b, answer)
+    return answer
+
+
+@pytest.mark.parametrize("stamped", [True, False], ids=["stamped", "not stamped"])
+def test_a_queued_append_whose_connection_died(
+    stamped: bool, stage: Stage, unique_topic: Callable[..., str], say: Say
+) -> None:
+    """No re-read of the log is a barrier for what a broker has in its queue; Kafka's own comparison is one."""
+    runs = 50
+    proxies = stage.proxies if stamped else stage.naive
+    topic = create(proxies[0].bootstrap, stage.log, unique_topic("required"))
+    tally = Tally()
+    answers: Counter[str] = Counter()
+    for run in range(runs):
+        answer = one_run(stage, proxies, topic, run, tally)
+        answers[f"{answer.error_code} {(answer.message or '').split(' ')[0]}".strip()] += 1
+    misplaced = tally.check(stage.log, topic)
+    queued = sum(value.startswith(b"a/") for value in offsets(stage.log, topic))
+    say(
+        f"{'stamped' if stamped else 'not stamped'}: {runs} runs, {queued} queued appends landed, "
+        f"{len(misplaced)} at a wrong offset; second writers got {dict(answers)}"
+    )
+    if stamped:
+        assert misplaced == []
+    else:
+        assert len(misplaced) > 5, "without the stamp hardly anything went wrong: these runs show nothing"
+
+
+def test_a_proxy_that_is_killed_with_an_append_in_the_queue(
+    stage: Stage, unique_topic: Callable[..., str], say: Say
+) -> None:
+    first, second = stage.proxies
+    topic = create(first.bootstrap, stage.log, unique_topic("required"))
+    tally = Tally()
+    for run in range(6):
+        end = warm_up(stage, first, topic, run, tally)
+        value_a, value_b = value_of("a", run, end), value_of("b", run, end)
+        tally.unknown.add(value_a)
+        with Connection(first.bootstrap) as a, Connection(second.bootstrap) as b:
+            for each in (a, b):
+                each.api_versions()
+            stage.kafka.pause(1)
+            try:
+                a.send_produce({topic: {0: batch(value_a, expected=end)}})
+                stage.wire.wait_for(value_a)
+                first.kill()
+                b.send_produce({topic: {0: batch(value_b, expected=end)}})
+                time.sleep(0.02)
+            finally:
+                stage.kafka.resume(1)
+            tally.note(value_b, b.receive_produce()[1][topic, 0])
+        first.restart()
+    assert tally.check(stage.log, topic) == []
+    say(f"proxy killed: 6 runs, answers {dict(tally.codes)}")
+
+
+def test_the_broker_is_killed_while_writers_race(stage: Stage, unique_topic: Callable[..., str], say: Say) -> None:
+    topic = create(stage.proxies[0].bootstrap, stage.log, unique_topic("required"))
+    tallies = [Tally() for _ in range(3)]
+    done = threading.Event()
+
+    def writer(name: str, address: str, tally: Tally) -> Callable[[], None]:
+        def write() -> None:
+            end = number = 0
+            while not done.is_set():
+                with suppress(Closed, OSError), Connection(address) as connection:
+                    while not done.is_set():
+                        number += 1
+                        value = value_of(name, number, end)
+                        tally.unknown.add(value)
+                        answer = connection.append(topic, batch(value, expected=end))
+                        tally.unknown.discard(value)
+                        tally.note(value, answer)
+                        if answer.error_code == OK:
+                            end = answer.base_offset + 1
+                        elif answer.base_offset >= 0:
+                            end = answer.base_offset
+                        else:
+                            time.sleep(0.02)
+                time.sleep(0.02)
+
+        return write
+
+    def kill_and_restart() -> None:
+        try:
+            until(lambda: stage.log.end(topic) >= 100, "the writers to get on")
+            stage.kafka.kill(1)
+            stage.kafka.restart(1)
+            before = stage.log.end(topic)
+            until(lambda: stage.log.end(topic) >= before + 100, "the writers to get on after the restart")
+        finally:
+            done.set()
+
+    together(
+        kill_and_restart,
+        *(writer(f"w{i}", stage.proxies[i % 2].bootstrap, tally) for i, tally in enumerate(tallies)),
+    )
+    total = Tally()
+    for tally in tallies:
+        total.accepted |= tally.accepted
+        total.refused |= tally.refused
+        total.unknown |= tally.unknown
+        total.violated |= tally.violated
+        total.codes.update(tally.codes)
+    say(f"broker killed: {len(total.accepted)} accepted, {len(total.unknown)} unknown, answers {dict(total.codes)}")
+    assert total.check(stage.log, topic) == []
+    assert not total.violated
+    assert len(set(total.accepted.values())) == len(total.accepted)
+
+
+# --- what cannot be known now -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("timeout_ms", "bound_seconds"), [(1500, 0.5), (30_000, GATE_WAIT_MAX_SECONDS)])
+def test_a_log_end_that_cannot_be_known_is_not_waited_for_long(
+    timeout_ms: int, bound_seconds: float, stage: Stage, unique_topic: Callable[..., str]
+) -> None:
+    """Clients give up at their timeout: a third of it is ours, and never more than the configured longest wait."""
+    proxy = stage.proxies[0]
+    topic = create(proxy.bootstrap, stage.log, unique_topic("required"))
+    with Connection(proxy.bootstrap) as client:
+        client.api_versions()
+        stage.kafka.pause(1)
+        try:
+            sent = time.monotonic()
+            answer = client.append(topic, batch(b"x", expected=0), timeout_ms=timeout_ms)
+            waited = time.monotonic() - sent
+        finally:
+            stage.kafka.resume(1)
+        assert (answer.error_code, answer.base_offset) == (NOT_LEADER, -1)
+        assert (answer.message or "").startswith("TRY_AGAIN the log end could not be known in time")
+        assert bound_seconds - 0.1 < waited < bound_seconds + 0.4
+        again = until(lambda: _answer_that_counts(client, topic, batch(b"y", expected=0)), "an answer that counts")
+    assert (again.error_code, again.base_offset) == (OK, 0)
+    assert stage.log.values(topic) == [b"y"]
+
+
+def _answer_that_counts(client: Connection, topic: str, records: bytes) -> Answer | None:
+    answer = client.append(topic, records)
+    return None if answer.error_code == NOT_LEADER else answer
+
+
+def test_no_append_passes_while_the_configs_are_older_than_the_lease(
+    stage: Stage, unique_topic: Callable[..., str]
+) -> None:
+    """Another process may have switched a check on meanwhile: whether a topic is guarded is not known."""
+    proxy = stage.proxies[0]
+    topics = [create(proxy.bootstrap, stage.log, unique_topic(prefix)) for prefix in ("required", "checked", "plain")]
+    with Connection(proxy.bootstrap) as client:
+        for topic in topics:
+            until(lambda topic=topic: client.append(topic, batch(b"x", expected=0)).error_code == OK, "an append")
+        stage.kafka.pause(1)
+        try:
+            time.sleep(1.5)  # the lease is 1 s
+            for topic in topics:
+                sent = time.monotonic()
+                answer = client.append(topic, batch(b"never", expected=1))
+                assert answer.error_code == NOT_LEADER
+                assert (answer.message or "").startswith("TRY_AGAIN the proxy has not (re)read its topic configs")
+                assert time.monotonic() - sent < 0.3
+        finally:
+            stage.kafka.resume(1)
+        for topic in topics:
+            answer = until(
+                lambda topic=topic: _answer_that_counts(client, topic, batch(b"again", expected=1)), "the lease"
+            )
+            assert (answer.error_code, answer.base_offset) == (OK, 1)
+    assert all(stage.log.values(topic) == [b"x", b"again"] for topic in topics)
