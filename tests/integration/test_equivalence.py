@@ -1,0 +1,614 @@
+"""A proxy that nobody notices: the same scripts by the same clients, direct and proxied, have equal results.
+
+`SCRIPTS` is the table. A script is given a `Stage` (where to connect, and names of its own) and returns what its user
+saw. Names and brokers' addresses are made equal before two results are compared, nothing else is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import aiokafka
+import aiokafka.admin
+import aiokafka.errors
+import confluent_kafka
+import confluent_kafka.admin as confluent_admin
+import kafka as kafka_python
+import kafka.admin as kafka_admin
+import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions
+from kafka.errors import KafkaError
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.types import Address
+from tests.support.kafka import unique_topic
+from tests.support.messages import RawConnection
+from tests.support.proxy import ProxyProcess
+
+pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
+
+WAIT_SECONDS = 30.0
+AT_MS = 1_700_000_000_000
+LARGE, TOO_LARGE = 900_000, 1_500_000
+HEADERS = [("a", b"1"), ("a", b"2"), ("empty", b""), ("null", None)]
+NOT_NULL = [header for header in HEADERS if header[1] is not None]
+METADATA = 3
+
+
+class Stage:
+    """`name("x")` is a name of this stage's own: a topic, a group, a transactional id."""
+
+    def __init__(self, bootstrap: str, brokers: int) -> None:
+        self.bootstrap = bootstrap
+        self.brokers = brokers
+        self._prefix = unique_topic("stage")
+
+    def name(self, what: str) -> str:
+        return f"{self._prefix}-{what}"
+
+    def topic(self, what: str = "topic", partitions: int = 2) -> str:
+        """Created by the client at hand's cluster: kafka-python's admin, for all clients alike."""
+        admin = kafka_python.KafkaAdminClient(bootstrap_servers=self.bootstrap)
+        try:
+            admin.create_topics(
+                [kafka_admin.NewTopic(self.name(what), partitions, self.brokers)], wait_for_metadata=True
+            )
+        finally:
+            admin.close()
+        _until_led(self.bootstrap, self.name(what))
+        return self.name(what)
+
+    def plain(self, value: Any, brokers: dict[str, str]) -> Any:
+        """Text with this stage's names and addresses replaced."""
+        text = repr(value).replace(self._prefix, "stage")
+        for address, name in brokers.items():
+            host, _, port = address.rpartition(":")
+            text = text.replace(address, name).replace(f"'{host}', {port}", f"'{name}'")
+        return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "an id", text)
+
+
+def _until_led(bootstrap: str, topic: str) -> None:
+    """Kafka names leaders a moment before they take office; the first errors of that moment are nobody's business."""
+    with kafka_python_consumer(bootstrap) as consumer:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while True:
+            found = consumer.partitions_for_topic(topic) or set()
+            try:
+                consumer.end_offsets([kafka_python.TopicPartition(topic, partition) for partition in found])
+            except KafkaError:
+                assert time.monotonic() < deadline
+            else:
+                if found:
+                    return
+            time.sleep(0.05)
+
+
+def outcome(action: Callable[[], Any]) -> Any:
+    """What it gave, or the class (and Kafka's code) of what it raised."""
+    try:
+        return action()
+    except confluent_kafka.KafkaException as error:
+        return f"KafkaException {error.args[0].name()}"
+    except Exception as error:
+        return type(error).__name__
+
+
+# --- kafka-python -----------------------------------------------------------------------------------------------------
+
+
+class kafka_python_consumer:
+    def __init__(self, bootstrap: str, *topics: str, **settings: Any) -> None:
+        defaults = {"auto_offset_reset": "earliest", "enable_auto_commit": False, "group_id": None}
+        self._consumer = kafka_python.KafkaConsumer(*topics, bootstrap_servers=bootstrap, **defaults | settings)
+
+    def __enter__(self) -> Any:
+        return self._consumer
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+
+def _read(stage: Stage, topic: str, **settings: Any) -> list[Any]:
+    """All of a topic, by hand-assigned partitions."""
+    with kafka_python_consumer(stage.bootstrap, **settings) as consumer:
+        partitions = [kafka_python.TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic))]
+        consumer.assign(partitions)
+        consumer.seek_to_beginning(*partitions)
+        ends = consumer.end_offsets(partitions)
+        found = []
+        deadline = time.monotonic() + WAIT_SECONDS
+        while any(consumer.position(p) < ends[p] for p in partitions):
+            assert time.monotonic() < deadline, (found, ends)
+            for records in consumer.poll(200).values():
+                found += [(r.partition, r.offset, r.timestamp, r.key, r.value, r.headers) for r in records]
+        return sorted(found, key=repr)
+
+
+def _produced(stage: Stage) -> Any:
+    """What three clients' `produce` wrote. Appends that nobody confirms overtake each other between connections."""
+    unconfirmed = _settled(lambda: _read(stage, stage.name("unconfirmed")), 15)
+    return _read(stage, stage.name("confirmed")), sorted((p, *rest) for p, _, *rest in unconfirmed)
+
+
+def kp_produce(stage: Stage) -> Any:
+    topics = {0: stage.topic("unconfirmed"), 1: stage.topic("confirmed")}
+    sent = []
+    for acks in (0, 1, "all"):
+        topic = topics.get(acks, topics[1])
+        for compression in (None, "gzip", "snappy", "lz4", "zstd"):
+            producer = kafka_python.KafkaProducer(
+                bootstrap_servers=stage.bootstrap, acks=acks, compression_type=compression, enable_idempotence=False
+            )
+            for number in range(3):
+                value = f"{acks} {compression} {number} ".encode() * 20
+                future = producer.send(
+                    topic, value, key=b"k", partition=number % 2, headers=NOT_NULL, timestamp_ms=AT_MS + number
+                )
+                met = future.get(WAIT_SECONDS)
+                sent.append((met.partition, met.offset))
+            producer.close()
+    return sent, _produced(stage)
+
+
+def kp_idempotent_and_large(stage: Stage) -> Any:
+    topic = stage.topic()
+    producer = kafka_python.KafkaProducer(
+        bootstrap_servers=stage.bootstrap, enable_idempotence=True, max_request_size=4 * TOO_LARGE
+    )
+    seen = [
+        outcome(lambda size=size: producer.send(topic, b"x" * size, partition=0).get(WAIT_SECONDS).offset)
+        for size in (1, LARGE, TOO_LARGE)
+    ]
+    producer.close()
+    return seen, [(partition, offset, len(value)) for partition, offset, _, _, value, _ in _read(stage, topic)]
+
+
+def kp_transactions(stage: Stage) -> Any:
+    topic = stage.topic()
+    producer = kafka_python.KafkaProducer(bootstrap_servers=stage.bootstrap, transactional_id=stage.name("txn"))
+    producer.init_transactions()
+    for end in ("commit", "abort", "commit"):
+        producer.begin_transaction()
+        for partition in (0, 1):
+            producer.send(topic, end.encode(), partition=partition, timestamp_ms=AT_MS).get(WAIT_SECONDS)
+        (producer.commit_transaction if end == "commit" else producer.abort_transaction)()
+    producer.close()
+    return [
+        _settled(lambda level=level: _read(stage, topic, isolation_level=level), count)
+        for level, count in (("read_committed", 4), ("read_uncommitted", 6))
+    ]
+
+
+def _settled(read: Callable[[], list[Any]], count: int) -> list[Any]:
+    """Markers follow a commit a moment later; until then the last stable offset lags."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        found = read()
+        if len(found) >= count or time.monotonic() > deadline:
+            return found
+        time.sleep(0.1)
+
+
+def kp_group(stage: Stage) -> Any:
+    topic, group = stage.topic(), stage.name("group")
+    _fill(stage, topic, 20)
+    seen: list[Any] = []
+    for count in (7, 13):
+        with kafka_python_consumer(stage.bootstrap, topic, group_id=group, max_poll_records=1) as consumer:
+            values = []
+            deadline = time.monotonic() + WAIT_SECONDS
+            while len(values) < count:
+                assert time.monotonic() < deadline, values
+                for records in consumer.poll(500).values():
+                    values += [record.value for record in records]
+            consumer.commit()
+            committed = [consumer.committed(kafka_python.TopicPartition(topic, p)) for p in (0, 1)]
+            seen.append((len(values), sum(offset or 0 for offset in committed)))
+            seen.append(values)
+    # Which of the two partitions comes first is a matter of timing, which records come twice or never is not.
+    return [seen[0], seen[2], sorted(seen[1] + seen[3])]
+
+
+def kp_seek_and_times(stage: Stage) -> Any:
+    topic = stage.topic()
+    _fill(stage, topic, 20)
+    first, second = (kafka_python.TopicPartition(topic, p) for p in (0, 1))
+    with kafka_python_consumer(stage.bootstrap) as consumer:
+        consumer.assign([first])
+        consumer.seek(first, 6)
+        record = next(consumer)
+        times = consumer.offsets_for_times({first: AT_MS + 8, second: AT_MS + 10_000})
+        consumer.seek(first, 10_000)
+        consumer.poll(300)
+        return [
+            (record.offset, record.value),
+            [times[first], times[second]],
+            sorted(consumer.beginning_offsets([first, second]).items()),
+            sorted(consumer.end_offsets([first, second]).items()),
+            consumer.position(first),
+        ]
+
+
+def kp_admin(stage: Stage) -> Any:
+    admin = kafka_python.KafkaAdminClient(bootstrap_servers=stage.bootstrap)
+    topic, group = stage.topic(), stage.name("group")
+    _fill(stage, topic, 6)
+    resource = kafka_admin.ConfigResource(kafka_admin.ConfigResourceType.TOPIC, topic)
+    acl = kafka_admin.ACL(
+        "User:a",
+        "*",
+        kafka_admin.ACLOperation.READ,
+        kafka_admin.ACLPermissionType.ALLOW,
+        kafka_admin.ResourcePattern(kafka_admin.ResourceType.TOPIC, topic),
+    )
+    offsets = {kafka_python.TopicPartition(topic, 0): kafka_python.OffsetAndMetadata(2, "m", -1)}
+    try:
+        with kafka_python_consumer(stage.bootstrap, group_id=group) as consumer:
+            consumer.assign(list(offsets))
+            consumer.commit(offsets)
+        change = kafka_admin.ConfigResource(kafka_admin.ConfigResourceType.TOPIC, topic, {"retention.ms": "123456"})
+        return [
+            outcome(lambda: admin.create_topics([kafka_admin.NewTopic(topic, 1, 1)])),
+            outcome(lambda: admin.create_topics([kafka_admin.NewTopic(stage.name("wide"), 1, 77)])),
+            outcome(lambda: admin.create_topics([kafka_admin.NewTopic("not a name", 1, 1)])),
+            outcome(lambda: admin.create_partitions({topic: 4})),
+            outcome(lambda: admin.create_partitions({topic: 1})),
+            outcome(lambda: admin.alter_configs([change])),
+            outcome(lambda: admin.describe_configs([resource])),
+            outcome(lambda: admin.delete_records({kafka_python.TopicPartition(topic, 0): 2})),
+            outcome(lambda: admin.describe_groups([group])),
+            outcome(lambda: [g for g in admin.list_groups() if group in str(g)]),
+            outcome(lambda: admin.list_group_offsets([group])),
+            outcome(lambda: admin.delete_groups([group])),
+            outcome(lambda: admin.create_acls([acl])),
+            outcome(lambda: admin.describe_acls(kafka_admin.ACLFilter(*[None] * 2, *_any_acl()))),
+            outcome(lambda: sorted(map(str, _brokers_of(admin.describe_cluster())))),
+            outcome(lambda: [t["name"] for t in admin.describe_topics([topic])]),
+            outcome(lambda: admin.delete_topics([topic])),
+            outcome(lambda: admin.delete_topics([stage.name("nowhere")])),
+        ]
+    finally:
+        admin.close()
+
+
+def _any_acl() -> Iterable[Any]:
+    return (
+        kafka_admin.ACLOperation.ANY,
+        kafka_admin.ACLPermissionType.ANY,
+        kafka_admin.ResourcePatternFilter(kafka_admin.ResourceType.ANY, None, kafka_admin.ACLResourcePatternType.ANY),
+    )
+
+
+def _brokers_of(described: dict[str, Any]) -> list[Any]:
+    return [(each.get("node_id", each.get("broker_id")), each["host"], each["port"]) for each in described["brokers"]]
+
+
+def _fill(stage: Stage, topic: str, count: int) -> None:
+    """`count` records over two partitions, one per batch, with timestamps that rise by one."""
+    producer = kafka_python.KafkaProducer(bootstrap_servers=stage.bootstrap, batch_size=0, enable_idempotence=False)
+    for number in range(count):
+        producer.send(topic, b"%03d" % number, partition=number % 2, timestamp_ms=AT_MS + number).get(WAIT_SECONDS)
+    producer.close()
+
+
+# --- aiokafka ---------------------------------------------------------------------------------------------------------
+
+
+def in_asyncio(script: Callable[[Stage], Awaitable[Any]]) -> Callable[[Stage], Any]:
+    def run(stage: Stage) -> Any:
+        return asyncio.run(script(stage))  # type: ignore[arg-type]
+
+    run.__name__ = getattr(script, "__name__", "script")
+    return run
+
+
+async def _outcome(action: Awaitable[Any]) -> Any:
+    try:
+        return await action
+    except Exception as error:
+        return type(error).__name__
+
+
+@in_asyncio
+async def aio_produce(stage: Stage) -> Any:
+    topics = {acks: await asyncio.to_thread(stage.topic, what) for acks, what in ((0, "unconfirmed"), (1, "confirmed"))}
+    sent = []
+    for acks in (0, 1, "all"):
+        topic = topics.get(acks, topics[1])
+        for compression in (None, "gzip", "snappy", "lz4", "zstd"):
+            async with aiokafka.AIOKafkaProducer(
+                bootstrap_servers=stage.bootstrap, acks=acks, compression_type=compression
+            ) as producer:
+                for number in range(3):
+                    value = f"{acks} {compression} {number} ".encode() * 20
+                    met = await producer.send_and_wait(topic, value, b"k", number % 2, AT_MS + number, NOT_NULL)
+                    # Without an answer there is no offset.
+                    sent.append(met and (met.partition, met.offset))
+    return sent, await asyncio.to_thread(_produced, stage)
+
+
+@in_asyncio
+async def aio_idempotent_large_and_transactions(stage: Stage) -> Any:
+    topic = await asyncio.to_thread(stage.topic)
+    seen = []
+    async with aiokafka.AIOKafkaProducer(
+        bootstrap_servers=stage.bootstrap, enable_idempotence=True, max_request_size=4 * TOO_LARGE
+    ) as producer:
+        for size in (1, LARGE, TOO_LARGE):
+            met = await _outcome(producer.send_and_wait(topic, b"x" * size, partition=0))
+            seen.append(met if isinstance(met, str) else met.offset)
+    async with aiokafka.AIOKafkaProducer(
+        bootstrap_servers=stage.bootstrap, transactional_id=stage.name("aio-txn")
+    ) as producer:
+        for end in ("commit", "abort", "commit"):
+            await producer.begin_transaction()
+            for partition in (0, 1):
+                await producer.send_and_wait(topic, end.encode(), partition=partition, timestamp_ms=AT_MS)
+            await (producer.commit_transaction() if end == "commit" else producer.abort_transaction())
+    committed = await asyncio.to_thread(_settled, lambda: _read(stage, topic, isolation_level="read_committed"), 6)
+    return seen, [(partition, offset, value[:10]) for partition, offset, _, _, value, _ in committed]
+
+
+@in_asyncio
+async def aio_group_seek_and_times(stage: Stage) -> Any:
+    topic, group = await asyncio.to_thread(stage.topic), stage.name("group")
+    await asyncio.to_thread(_fill, stage, topic, 20)
+    values, counts = [], []
+    for count in (7, 13):
+        async with aiokafka.AIOKafkaConsumer(
+            topic,
+            bootstrap_servers=stage.bootstrap,
+            group_id=group,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        ) as consumer:
+            for _ in range(count):
+                values.append((await asyncio.wait_for(consumer.getone(), WAIT_SECONDS)).value)
+            await consumer.commit()
+            counts.append(sum([await consumer.committed(p) or 0 for p in consumer.assignment()]))
+    async with aiokafka.AIOKafkaConsumer(bootstrap_servers=stage.bootstrap) as consumer:
+        first, second = (aiokafka.TopicPartition(topic, p) for p in (0, 1))
+        consumer.assign([first, second])
+        consumer.seek(second, 4)
+        record = await consumer.getone(second)
+        times = await consumer.offsets_for_times({first: AT_MS + 8, second: AT_MS + 10_000})
+        ends = await consumer.end_offsets([first, second])
+    return sorted(values), counts, (record.offset, record.value), times[first], times[second], sorted(ends.values())
+
+
+@in_asyncio
+async def aio_admin(stage: Stage) -> Any:
+    topic = await asyncio.to_thread(stage.topic)
+    await asyncio.to_thread(_fill, stage, topic, 6)
+    admin = aiokafka.admin.AIOKafkaAdminClient(bootstrap_servers=stage.bootstrap)
+    await admin.start()
+    new = aiokafka.admin.NewTopic
+    resource = aiokafka.admin.config_resource.ConfigResource(
+        aiokafka.admin.config_resource.ConfigResourceType.TOPIC, topic, {"retention.ms": "123456"}
+    )
+    try:
+        seen = [
+            await _outcome(admin.create_topics([new(topic, 1, 1)])),
+            await _outcome(admin.create_topics([new(stage.name("wide"), 1, 77)])),
+            await _outcome(admin.create_partitions({topic: aiokafka.admin.NewPartitions(4)})),
+            await _outcome(admin.alter_configs([resource])),
+            await _outcome(admin.describe_configs([resource])),
+            await _outcome(admin.describe_consumer_groups([stage.name("nobody")])),
+            await _outcome(admin.delete_topics([topic])),
+        ]
+        described = await admin.describe_cluster()
+        return [_without_throttle(each) for each in seen], sorted(map(str, _brokers_of(described)))
+    finally:
+        await admin.close()
+
+
+def _without_throttle(value: Any) -> Any:
+    """Answers of aiokafka are bare structs: as text, all the same to the eye that knows what Kafka itself varies."""
+    return re.sub(r"throttle_time_ms=\d+", "", str(value))
+
+
+# --- confluent-kafka --------------------------------------------------------------------------------------------------
+
+
+def _ck_producer(stage: Stage, **settings: Any) -> Any:
+    named = {key.replace("_", "."): value for key, value in settings.items()}
+    return confluent_kafka.Producer({"bootstrap.servers": stage.bootstrap, **named})
+
+
+def _ck_send(producer: Any, topic: str, values: Iterable[bytes], **more: Any) -> list[Any]:
+    seen: list[Any] = []
+
+    def delivered(error: Any, message: Any) -> None:
+        seen.append(error.name() if error else (message.partition(), message.offset()))
+
+    for number, value in enumerate(values):
+        producer.produce(topic, value, partition=number % 2, timestamp=AT_MS + number, on_delivery=delivered, **more)
+        assert producer.flush(WAIT_SECONDS) == 0
+    return seen
+
+
+def ck_produce(stage: Stage) -> Any:
+    topics = {0: stage.topic("unconfirmed"), 1: stage.topic("confirmed")}
+    sent = []
+    for acks in (0, 1, "all"):
+        topic = topics.get(acks, topics[1])
+        for compression in ("none", "gzip", "snappy", "lz4", "zstd"):
+            producer = _ck_producer(stage, acks=acks, compression_type=compression)
+            values = [f"{acks} {compression} {number} ".encode() * 20 for number in range(3)]
+            sent += _ck_send(producer, topic, values, key=b"k", headers=HEADERS)
+    return sent, _produced(stage)
+
+
+def ck_idempotent_large_and_transactions(stage: Stage) -> Any:
+    topic = stage.topic()
+    producer = _ck_producer(stage, enable_idempotence=True, message_max_bytes=4 * TOO_LARGE)
+    seen: list[Any] = _ck_send(producer, topic, [b"x" * size for size in (1, 2, LARGE, LARGE)])
+    unchecked = _ck_producer(stage, message_max_bytes=4 * TOO_LARGE)
+    seen += _ck_send(unchecked, topic, [b"x" * TOO_LARGE])
+    producer = _ck_producer(stage, transactional_id=stage.name("ck-txn"))
+    producer.init_transactions(WAIT_SECONDS)
+    for end in ("commit", "abort", "commit"):
+        producer.begin_transaction()
+        seen += _ck_send(producer, topic, [end.encode()] * 2)
+        (producer.commit_transaction if end == "commit" else producer.abort_transaction)(WAIT_SECONDS)
+    committed = _settled(lambda: _read(stage, topic, isolation_level="read_committed"), 8)
+    return seen, [(partition, offset, value[:10]) for partition, offset, _, _, value, _ in committed]
+
+
+def _ck_group(stage: Stage, protocol: str) -> Any:
+    topic, group = stage.topic(protocol), stage.name(f"group-{protocol}")
+    _fill(stage, topic, 20)
+    values, committed = [], []
+    for count in (7, 13):
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": stage.bootstrap,
+                "group.id": group,
+                "group.protocol": protocol,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+            }
+        )
+        consumer.subscribe([topic])
+        taken = 0
+        deadline = time.monotonic() + WAIT_SECONDS
+        while taken < count:
+            assert time.monotonic() < deadline, values
+            for message in consumer.consume(1, 0.5):
+                assert message.error() is None, message.error()
+                values.append(message.value())
+                taken += 1
+        stored = consumer.commit(asynchronous=False)
+        committed.append(sum(each.offset for each in consumer.committed(consumer.assignment(), WAIT_SECONDS)
+                             if each.offset > 0))  # fmt: skip
+        assert all(each.error is None for each in stored)
+        consumer.close()
+    return sorted(values), committed
+
+
+def ck_group_classic(stage: Stage) -> Any:
+    return _ck_group(stage, "classic")
+
+
+def ck_group_consumer(stage: Stage) -> Any:
+    return _ck_group(stage, "consumer")
+
+
+def ck_seek_and_times(stage: Stage) -> Any:
+    topic = stage.topic()
+    _fill(stage, topic, 20)
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": stage.bootstrap, "group.id": stage.name("none")})
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(topic, 0, 6)])
+        message = consumer.poll(WAIT_SECONDS)
+        asked = [
+            confluent_kafka.TopicPartition(topic, 0, AT_MS + 8),
+            confluent_kafka.TopicPartition(topic, 1, AT_MS * 2),
+        ]
+        times = consumer.offsets_for_times(asked, WAIT_SECONDS)
+        marks = [consumer.get_watermark_offsets(each, WAIT_SECONDS) for each in asked]
+        return (message.offset(), message.value(), message.timestamp()), [each.offset for each in times], marks
+    finally:
+        consumer.close()
+
+
+def ck_admin(stage: Stage) -> Any:
+    admin = confluent_admin.AdminClient({"bootstrap.servers": stage.bootstrap})
+    topic, group = stage.topic(), stage.name("group")
+    _fill(stage, topic, 6)
+    partition = confluent_kafka.TopicPartition(topic, 0, 2)
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": stage.bootstrap, "group.id": group})
+    consumer.commit(offsets=[partition], asynchronous=False)
+    consumer.close()
+
+    def of(futures: Any) -> list[Any]:
+        if not isinstance(futures, dict):
+            futures = {"": futures}
+        return [outcome(lambda future=future: future.result(WAIT_SECONDS)) for future in futures.values()]
+
+    def shown(configs: Any) -> Any:
+        # What the proxy adds is virtual topic configs, and nothing else.
+        return sorted((e.name, e.value, e.source, e.is_default) for e in configs.values() if "expected" not in e.name)
+
+    resource = confluent_admin.ConfigResource("topic", topic)
+    entry = confluent_admin.ConfigEntry(
+        "retention.ms", "123456", incremental_operation=confluent_admin.AlterConfigOpType.SET
+    )
+    change = confluent_admin.ConfigResource("topic", topic, incremental_configs=[entry])
+    any_acl = confluent_admin.AclBindingFilter(
+        confluent_admin.ResourceType.ANY, None, confluent_admin.ResourcePatternType.ANY, None, None,
+        confluent_admin.AclOperation.ANY, confluent_admin.AclPermissionType.ANY,
+    )  # fmt: skip
+    new = confluent_admin.NewTopic
+    cluster = admin.describe_cluster().result(WAIT_SECONDS)
+    described = admin.describe_topics(confluent_kafka.TopicCollection([topic]))[topic].result(WAIT_SECONDS)
+    latest = {partition: confluent_admin.OffsetSpec.latest()}
+    members = admin.describe_consumer_groups([group])[group].result(WAIT_SECONDS)
+    return [
+        of(admin.create_topics([new(topic, 1, 1), new(stage.name("wide"), 1, 77), new("not a name", 1, 1)])),
+        of(admin.create_partitions([confluent_admin.NewPartitions(topic, 4)])),
+        of(admin.create_partitions([confluent_admin.NewPartitions(topic, 1)])),
+        of(admin.incremental_alter_configs([change])),
+        [shown(each) for each in of(admin.describe_configs([resource]))],
+        [each.offset for each in of(admin.list_offsets(latest))],
+        [each.low_watermark for each in of(admin.delete_records([partition]))],
+        of(admin.describe_acls(any_acl)),
+        sorted(str((node.id, node.host, node.port)) for node in cluster.nodes),
+        [(each.id, str(each.leader), sorted(map(str, each.replicas)))
+         for each in described.partitions][: 1 if stage.brokers == 1 else 0],
+        (members.group_id.replace(group, "g"), str(members.state), members.members),
+        [each.group_id for each in admin.list_consumer_groups().result(WAIT_SECONDS).valid if each.group_id == group],
+        [[p.offset for p in each.topic_partitions] for each in of(
+            admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]))],
+        of(admin.delete_consumer_groups([group])),
+        of(admin.delete_topics([topic, stage.name("nowhere")])),
+    ]  # fmt: skip
+
+
+SCRIPTS: dict[str, Callable[[Stage], Any]] = {
+    "kafka-python: produce": kp_produce,
+    "kafka-python: idempotent, large": kp_idempotent_and_large,
+    "kafka-python: transactions": kp_transactions,
+    "kafka-python: group, commit, resume": kp_group,
+    "kafka-python: seek, offsets for times": kp_seek_and_times,
+    "kafka-python: admin": kp_admin,
+    "aiokafka: produce": aio_produce,
+    "aiokafka: idempotent, large, transactions": aio_idempotent_large_and_transactions,
+    "aiokafka: group, seek, offsets for times": aio_group_seek_and_times,
+    "aiokafka: admin": aio_admin,
+    "confluent-kafka: produce": ck_produce,
+    "confluent-kafka: idempotent, large, transactions": ck_idempotent_large_and_transactions,
+    "confluent-kafka: group, commit, resume": ck_group_classic,
+    "confluent-kafka: group.protocol=consumer": ck_group_consumer,
+    "confluent-kafka: seek, offsets for times": ck_seek_and_times,
+    "confluent-kafka: admin": ck_admin,
+}
+
+
+def _addresses(bootstrap: str) -> dict[str, str]:
+    """Address → name, the bootstrap listener included."""
+    with RawConnection(Address.parse(bootstrap.partition(",")[0])) as connection:
+        brokers = connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
+    return {f"{each['Host']}:{each['Port']}": f"broker {each['NodeId']}" for each in brokers}
+
+
+@pytest.mark.parametrize("brokers", [1, 3])
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_client_sees_the_same_through_the_proxy(brokers: int, script: str, request: pytest.FixtureRequest) -> None:
+    cluster: KafkaCluster = request.getfixturevalue("kafka" if brokers == 1 else "kafka3")
+    proxy: ProxyProcess = request.getfixturevalue("proxied" if brokers == 1 else "proxied3")
+
+    def play(bootstrap: str) -> Any:
+        stage = Stage(bootstrap, brokers)
+        return stage.plain(SCRIPTS[script](stage), _addresses(bootstrap))
+
+    with ThreadPoolExecutor(2) as pool:
+        direct, proxied = pool.map(play, [cluster.bootstrap, proxy.bootstrap])
+
+    assert proxied == direct
+    assert len(direct) > 20
