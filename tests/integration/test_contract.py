@@ -562,6 +562,29 @@ def test_a_chain_behind_a_refused_batch_is_refused_with_it(
     assert client.append(topic, batch(b"next", expected=8)).base_offset == 8
 
 
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_what_was_sent_behind_a_refused_batch_falls_with_it_though_it_would_fit(
+    idempotent: bool, client: Connection, log: Log, new_topic: NewTopic
+) -> None:
+    """Its sender thinks that the refused one lies before it. Another producer's batch stands alone."""
+    topic = new_topic("checked", partitions=2, length=3)
+    mine, other = client.init_producer_id(), client.init_producer_id()
+    refused = batch(b"refused", expected=7, producer=mine if idempotent else None)
+    behind = [
+        batch(b"fits", expected=3, producer=mine._replace(sequence=1) if idempotent else None),
+        batch(b"says nothing", producer=mine._replace(sequence=2) if idempotent else None),
+        batch(b"another's", expected=3, producer=other),
+    ]
+    requests = [_request(topic, records) for records in (refused, *behind)]
+    requests.append(produce_request({topic: {1: batch(b"elsewhere", expected=0)}}))
+    client.socket.sendall(b"".join(client.frame(request, 9)[1] for request in requests))
+    answers = [next(iter(client.receive_produce()[1].values())) for _ in requests]
+    assert [each.error_code for each in answers] == [POLICY_VIOLATION] * 3 + [OK] * 2
+    assert_refused(answers[1], POLICY_VIOLATION, "SENT_BEHIND_A_FAILED_BATCH OFFSET_MISMATCH")
+    assert (log.values(topic, 0)[3:], log.values(topic, 1)) == ([b"another's"], [b"elsewhere"])
+    assert client.append(topic, batch(b"sent knowing it", expected=4)).base_offset == 4
+
+
 def test_answers_keep_the_order_of_requests(client: Connection, log: Log, new_topic: NewTopic) -> None:
     required, plain = new_topic("required"), new_topic("plain")
     expected_kinds = []
