@@ -822,6 +822,31 @@ def test_a_lost_idempotent_append_is_sent_again_as_it_is_before_anybody_else_pas
     assert talk.granted(conditional) == g.Stamp(SHARED, 0, 10)
 
 
+@pytest.mark.parametrize("error", [19, 6, 3, 7])
+def test_a_resend_that_cannot_be_had_now_is_tried_again(error: int) -> None:
+    talk = warm(10, Check.ON)
+    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    talk.granted(own)
+    talk.tell(g.Lost(own))
+    talk.next(g.Resend)
+    talk.tell(g.Resent(own, PartitionResult(3, error)))
+    talk.silent()  # the first send may be in the log all the same: 19 is answered before duplicates are looked for
+    talk.now += 0.1
+    talk.tell(g.Tick())
+    talk.next(g.Resend)
+
+
+@pytest.mark.parametrize("error", [TOO_LARGE, OLD_TIMESTAMP, OUT_OF_ORDER, WRONG_EPOCH])
+def test_no_error_on_a_resend_says_that_the_first_send_was_not_appended(error: int) -> None:
+    talk = warm(10, Check.ON)
+    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    talk.granted(own)
+    talk.tell(g.Lost(own))
+    talk.next(g.Resend)
+    talk.tell(g.Resent(own, PartitionResult(3, error)))
+    assert talk.answered(own).error_code == TIMED_OUT
+
+
 def test_forgetting_drops_what_was_believed_and_a_read_that_was_under_way() -> None:
     talk = Talk()
     ticket = talk.offer(expecting(10, b"a"))

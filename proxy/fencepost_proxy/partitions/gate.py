@@ -115,6 +115,15 @@ _ABOUT_THE_STAMP = frozenset(
         90,  # PRODUCER_FENCED
     }
 )
+#: Answers to a resend that only say that it cannot be had now.
+_FOR_NOW = frozenset(
+    {
+        Error.UNKNOWN_TOPIC_OR_PARTITION,
+        Error.LEADER_NOT_AVAILABLE,
+        Error.NOT_LEADER_OR_FOLLOWER,
+        Error.NOT_ENOUGH_REPLICAS,
+    }
+)
 _REMEMBERED_PER_PRODUCER = 5
 _POLICY = ConditionalPublish()
 _NAMES = HeaderNames()
@@ -754,11 +763,16 @@ class Gate:
     def _resent(self, ticket: Ticket, result: PartitionResult | None, now: float) -> None:
         if ticket not in self._doubts:
             return
-        if result is None or result.error_code in _IN_DOUBT or result.error_code == Error.NOT_LEADER_OR_FOLLOWER:
-            self._settle_later(ticket, now)
-        else:
+        if result is not None and result.error_code == Error.NONE:
             self._settled(ticket)
             self._answer(ticket, result)
+        elif result is None or result.error_code in _IN_DOUBT or result.error_code in _FOR_NOW:
+            self._settle_later(ticket, now)
+        else:
+            # Kafka looks at size, time stamps and rights before it looks for duplicates, and forgets all but a
+            # producer's last batch when it restarts: no error on a resend says that the first send was not appended.
+            self._settled(ticket)
+            self._answer_unknown(ticket, f"sent again, it was answered error {result.error_code}")
 
     def _settle_later(self, ticket: Ticket, now: float) -> None:
         if now < ticket.settle_until:
