@@ -32,7 +32,7 @@ from fencepost_proxy.wire.produce import (
 from tests.simulation.clock import Connection, End, Sim
 
 NONE, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT = 0, 3, 6, 7
-NOT_ENOUGH_REPLICAS, AFTER_APPEND, CORRUPT = 19, 20, 2
+NOT_ENOUGH_REPLICAS, AFTER_APPEND, CORRUPT, TOO_LARGE = 19, 20, 2, 10
 OUT_OF_ORDER, WRONG_EPOCH, INVALID_TXN_STATE = 45, 47, 48
 INVALID_RECORD, UNKNOWN_TOPIC_ID = 87, 100
 _SEQUENCES = 1 << 31
@@ -304,6 +304,7 @@ class Cluster:
         log_append_time: bool,
         unclean: bool,
         slow_requests: float,
+        too_large: float,
     ) -> None:
         self.sim = sim
         self.brokers = [Broker() for _ in range(broker_count)]
@@ -312,6 +313,7 @@ class Cluster:
         self.log_append_time = log_append_time
         self.unclean = unclean
         self.slow_requests = slow_requests
+        self.too_large = too_large
         self.partitions: dict[TopicPartition, Partition] = {}
         self.retired: list[Partition] = []
         self.transactions: dict[int, Transaction] = {}
@@ -436,6 +438,8 @@ class Cluster:
             return done(PartitionResult(0, CORRUPT))
         if header.base_offset != 0:
             return done(PartitionResult(0, INVALID_RECORD))
+        if self.too_large and sim.chance(self.too_large):
+            return done(PartitionResult(0, TOO_LARGE))
         if header.is_transactional:
             transaction = self.transactions.get(header.producer_id)
             if (

@@ -66,6 +66,7 @@ KINDS = {
     "liar": Kind(conditional=0.8, lies=0.5, producer=0.7, write_ids=0.3),
     "bypass": Kind(conditional=0.0, producer=0.5, bypass=True, lies=0.3),
     "transactional": Kind(conditional=0.4, transactional=True),
+    "transactional-plain": Kind(conditional=0.0, transactional=True),
     "old": Kind(old=0.4, write_ids=0.5, producer=0.3),
 }
 
@@ -122,8 +123,9 @@ class Client:
         self._job: list[Write] = []
         self._tries_left = 0
         self._round = 0
+        self._connections = 0
         self._transaction_parts = 0
-        self.sim.after(self.sim.between(0.0, 1.0), self._next)
+        self.sim.after(self.sim.between(0.3, 1.2), self._next)
 
     # ---- what it does
 
@@ -199,11 +201,13 @@ class Client:
         expected: int | None = None
         headers: list[list[Header]] = [[] for _ in range(count)]
         base_offset = 0
-        lie = rng.choice(("sequence", "expectation", "shared", "contradiction", "crc", "again")) if lying else ""
+        lie = rng.choice(("sequence", "expectation", "shared", "contradiction", "crc", "write-id")) if lying else ""
         if conditional:
             expected = end
             if lie == "expectation":
                 expected = max(0, end + rng.choice((-3, -2, -1, 1, 2)))
+            if lie == "write-id":
+                expected = self._taken_offset(name) or expected
             if expected > 0 and sim.chance(0.1):
                 base_offset = expected
             else:
@@ -211,6 +215,8 @@ class Client:
                 if lie == "contradiction" and count > 1:
                     headers[1].append(("expected-offset", b"%d" % (expected + 5)))
         write_id = b"%s/%d" % (self.name.encode(), number) if conditional and self.uses_write_ids else None
+        if lie == "write-id" and conditional:
+            write_id = self._taken_write_id(name, end) or write_id
         if write_id is not None:
             headers[0].append(("write-id", write_id))
         timestamp_ms = sim.wall_ms
@@ -242,7 +248,20 @@ class Client:
         if self.kind.transactional:
             kind = "transactional"
         honest = not lie or lie == "expectation"
-        return self._note(name, kind, records, count, expected, write_id, honest)
+        write = self._note(name, kind, records, count, expected, write_id, honest)
+        write.forbidden = lie in ("shared", "crc") or (
+            lie == "contradiction" and conditional and count > 1 and not base_offset
+        )
+        return write
+
+    def _taken_write_id(self, name: TopicPartition, end: int) -> bytes | None:
+        """Of another's last write to that partition."""
+        taken = [w for w in self.world.history.writes if w.write_id and w.partition == name]
+        return taken[-1].write_id if taken else None
+
+    def _taken_offset(self, name: TopicPartition) -> int | None:
+        taken = [w for w in self.world.history.writes if w.write_id and w.partition == name]
+        return taken[-1].expected if taken else None
 
     def _note(
         self,
@@ -308,13 +327,16 @@ class Client:
             self.proxy = proxy.number
             socket.connection = proxy.accept(socket, node)
         self.socket = socket if socket.connection is not None else None
+        self._connections += 1
         return self.socket is not None
 
     def _request(self, writes: list[Write]) -> None:
         assert self.socket is not None
         self._correlation += 1
         request = Request(self._correlation, list(writes), version=self.version)
-        request.tries = [self.world.history.tried(write, self.sim.now, self.proxy) for write in writes]
+        request.tries = [
+            self.world.history.tried(write, self.sim.now, self.proxy, self._connections) for write in writes
+        ]
         self._in_flight.append(request)
         topics: dict[str, list[PartitionData]] = {}
         for write in writes:

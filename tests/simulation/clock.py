@@ -31,6 +31,7 @@ class Sim:
         return int((self.now + WALL_MINUS_MONOTONIC) * 1000)
 
     def after(self, delay: float, call: Callable[..., None], *args: Any) -> None:
+        assert delay >= 0.0, "time does not run backwards"
         self._count += 1
         heapq.heappush(self._heap, (self.now + delay, self._count, call, args))
 

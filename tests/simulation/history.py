@@ -15,7 +15,8 @@ _HEADER_BYTES = 61
 class Write:
     """One thing that a client wants in the log once. `kind`: conditional, plain, idempotent, transactional.
 
-    `honest`: its producer fields are its own and used once; else nothing but safety is owed to it.
+    `honest`: its producer fields are its own and used once; else nothing but safety is owed to it. `forbidden`: it breaks
+    the rules in a way that must be refused, whatever the log is like.
     """
 
     number: int
@@ -28,6 +29,7 @@ class Write:
     write_id: bytes | None
     honest: bool = True
     bypass: bool = False
+    forbidden: bool = False
     tries: list[Try] = field(default_factory=list)
 
     @property
@@ -45,6 +47,7 @@ class Try:
     write: Write
     sent_at: float
     proxy: int | None
+    connection: int = 0
     result: PartitionResult | None = None
     answered_at: float | None = None
 
@@ -61,8 +64,8 @@ class History:
         self.closings: list[tuple[str, type[Exception] | None]] = []
         self.broken: list[str] = []
 
-    def tried(self, write: Write, now: float, proxy: int | None) -> Try:
-        attempt = Try(write, now, proxy)
+    def tried(self, write: Write, now: float, proxy: int | None, connection: int = 0) -> Try:
+        attempt = Try(write, now, proxy, connection)
         write.tries.append(attempt)
         self.tries.append(attempt)
         return attempt

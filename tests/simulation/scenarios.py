@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fencepost_policies.append import Check
+from fencepost_proxy.partitions.events import GateLimits
 from tests.simulation.checkers import check, check_bounds, check_rest
 from tests.simulation.clients import Client, Probe
 from tests.simulation.history import History
@@ -19,6 +20,29 @@ SCENARIOS = {
     for scenario in (
         Scenario("race", clients=("honest", "sequenced", "bare", "twin"), proxies=2),
         Scenario("chains", clients=("chain", "chain", "honest"), slow_requests=0.05),
+        Scenario(
+            "refused-chains",
+            clients=("chain", "chain", "chain"),
+            faults=("cut", "expire", "kill"),
+            expiration_seconds=8.0,
+            seconds=14.0,
+            too_large=0.05,
+        ),
+        Scenario(
+            "retries",
+            clients=("sequenced", "sequenced", "honest"),
+            faults=("snip",),
+            faults_max=20,
+            slow_requests=0.0,
+            lossy_reads=0.0,
+            partitions=2,
+        ),
+        Scenario(
+            "crowd",
+            clients=("bare",) * 9,
+            faults=("pause", "snip"),
+            limits=GateLimits(queue_max=3, in_flight_max=2, remembered_batches_max=8, remembered_producers_max=2),
+        ),
         Scenario(
             "one-broker",
             clients=("honest", "sequenced", "chain", "twin"),
@@ -49,14 +73,18 @@ SCENARIOS = {
             clients=("honest", "old", "sequenced", "chain"),
             proxies=2,
             faults=("expire", "expire", "cut", "kill", "delete"),
-            expiration_seconds=4.0,
+            expiration_seconds=8.0,
+            seconds=14.0,
         ),
         Scenario(
             "log-append-time",
             clients=("honest", "sequenced", "twin", "chain"),
             proxies=2,
             faults=("cut", "kill", "expire", "pause"),
-            expiration_seconds=4.0,
+            # No request may wait as long as the state that it relies on lives: a day, in life.
+            expiration_seconds=16.0,
+            seconds=20.0,
+            pause_max=2.0,
             log_append_time=True,
         ),
         Scenario("recreated", clients=("honest", "chain", "sequenced"), faults=("recreate", "delete", "cut", "crash"), proxies=2),
@@ -90,6 +118,24 @@ SCENARIOS = {
             partitions=2,
             clients=("transactional", "transactional", "honest", "idempotent", "several"),
             faults=("cut", "kill", "pause"),
+            airtight=False,
+        ),
+        Scenario(
+            "calm-transactions",
+            check=Check.ON,
+            clients=("transactional-plain", "transactional-plain", "honest", "bare"),
+            faults=("snip",),
+            faults_max=0,
+            slow_requests=0.0,
+        ),
+        # Not airtight: a partition that a transaction was allowed to add (AddPartitionsToTxn passes the proxy) gets its
+        # marker although its batches were refused.
+        Scenario("refused-transactions", clients=("transactional", "honest"), faults=("cut",), airtight=False),
+        Scenario(
+            "bypass-true",
+            check=Check.ON,
+            clients=("bypass", "honest", "sequenced", "chain"),
+            faults=("cut", "kill"),
             airtight=False,
         ),
         Scenario(

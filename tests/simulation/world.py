@@ -59,6 +59,8 @@ class Scenario:
     by_topic_id: bool = True
     slow_requests: float = 0.02
     lossy_reads: float = 0.02
+    too_large: float = 0.0
+    pause_max: float = 5.0
     start_offsets: tuple[int, ...] = (0, 0, 0, (1 << 31) - 9)
     limits: gates.GateLimits = field(
         default_factory=lambda: gates.GateLimits(queue_max=50, in_flight_max=4, cold_send_seconds=0.5, settle_seconds=3.0)
@@ -464,7 +466,7 @@ class ControlCall:
             if sim.now + wait < self.deadline:
                 sim.after(wait, self._at_broker, call, args)
             else:
-                self.proxy.later(self.deadline - sim.now, self._failed, "the broker does not answer")
+                self.proxy.later(max(0.0, self.deadline - sim.now), self._failed, "the broker does not answer")
         else:
             sim.after(sim.between(0.0003, 0.004), self._at_broker, call, args)
 
@@ -651,6 +653,7 @@ class World:
             log_append_time=scenario.log_append_time,
             unclean=scenario.unclean,
             slow_requests=scenario.slow_requests,
+            too_large=scenario.too_large,
         )
         start = sim.rng.choice(scenario.start_offsets)
         self.names = [TopicPartition(TOPIC, number) for number in range(scenario.partitions)]
@@ -685,7 +688,7 @@ class World:
         self.sim.log("all faults end")
         self.quiet = True
         self.lossy_reads = 0.0
-        self.cluster.slow_requests = 0.0
+        self.cluster.slow_requests = self.cluster.too_large = 0.0
         self.state.reachable = True
         for node, broker in enumerate(self.cluster.brokers):
             broker.paused_until = min(broker.paused_until, self.sim.now)
@@ -705,6 +708,14 @@ class World:
             self.sim.log(f"a connection of proxy {link.proxy.number} is cut ({link.number})")
             side.cut()
 
+    def _fault_snip(self) -> None:
+        """A client is gone; its upstream connection is not."""
+        links = self._links()
+        if links:
+            link = self.sim.rng.choice(links)
+            self.sim.log(f"a client of proxy {link.proxy.number} is cut off ({link.number})")
+            link.client.cut()
+
     def _fault_kill(self) -> None:
         node = self.sim.rng.randrange(len(self.cluster.brokers))
         if self.cluster.brokers[node].alive and not self.quiet:
@@ -714,7 +725,7 @@ class World:
     def _fault_pause(self) -> None:
         node = self.sim.rng.randrange(len(self.cluster.brokers))
         if self.cluster.brokers[node].alive and not self.quiet:
-            self.cluster.pause(node, self.sim.between(0.1, 5.0))
+            self.cluster.pause(node, self.sim.between(0.1, self.scenario.pause_max))
 
     def _fault_move(self) -> None:
         if not self.quiet:
