@@ -10,6 +10,7 @@ import csv
 import json
 import os
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -48,8 +49,6 @@ try:
 except OSError as error:
     print("nobody:", error)
 """
-#: What the compose file takes where the environment does not say otherwise.
-DEFAULT_BASE_IMAGE = "python:3.12-slim"
 ROWS = 1000
 PARTITIONS = 4
 
@@ -81,8 +80,11 @@ def _compose_command() -> list[str]:
     pytest.skip("a Docker daemon answers, but there is neither 'docker compose' nor 'docker-compose'")
 
 
-def _need(image: str, variable: str) -> None:
-    """Skips the test where an image that is not ours to build is neither here nor in reach."""
+def _need(variable: str) -> None:
+    """Skips the test where an image that is not ours to build, named as in the compose file, is not to be had."""
+    default = re.search(rf"\$\{{{variable}:-(.+)\}}", (ROOT / "docker-compose.yml").read_text())
+    assert default is not None
+    image = os.environ.get(variable) or default[1]
     if _run(["docker", "image", "inspect", image], 30).returncode == 0:
         return
     pulled = _run(["docker", "pull", "--quiet", image], UP_SECONDS)
@@ -155,11 +157,11 @@ def _free_ports(count: int) -> int:
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     command = _compose_command()
-    _need(os.environ.get("FENCEPOST_KAFKA_IMAGE") or "apache/kafka:4.3.1", "FENCEPOST_KAFKA_IMAGE")
+    _need("FENCEPOST_KAFKA_IMAGE")
     ours = {"proxy": "FENCEPOST_IMAGE", "spark": "FENCEPOST_SPARK_IMAGE"}
     to_build = [service for service, variable in ours.items() if not os.environ.get(variable)]
     if to_build:
-        _need(os.environ.get("FENCEPOST_BASE_IMAGE") or DEFAULT_BASE_IMAGE, "FENCEPOST_BASE_IMAGE")
+        _need("FENCEPOST_BASE_IMAGE")
     data = tmp_path_factory.mktemp("data")
     data.chmod(0o755)  # the job is not the user that runs the tests
     stack = Stack(command, data)
