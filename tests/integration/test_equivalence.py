@@ -610,5 +610,7 @@ def test_a_client_sees_the_same_through_the_proxy(brokers: int, script: str, req
     with ThreadPoolExecutor(2) as pool:
         direct, proxied = pool.map(play, [cluster.bootstrap, proxy.bootstrap])
 
-    assert proxied == direct
+    print(proxy.log[-2000:])
+    at = next((index for index, pair in enumerate(zip(proxied, direct, strict=False)) if pair[0] != pair[1]), None)
+    assert proxied == direct, f"proxied …{proxied[at - 80 : at + 200]}\ndirect …{direct[at - 80 : at + 200]}"
     assert len(direct) > 20

@@ -500,6 +500,19 @@ def test_while_the_configs_are_not_known_nothing_is_let_through() -> None:
     assert {key: value[0] for key, value in read(talk.answer()).items()} == {("plain", 0): 6, ("guarded-a", 0): 6}
 
 
+def test_while_the_configs_are_not_known_an_append_that_nobody_confirms_waits() -> None:
+    """Refused, it would be lost: its client would never hear of it."""
+    talk = Talk(is_fresh=False)
+    ask = produce(("plain", 0, batch(b"p")), acks=0)
+    talk.client(ask)
+    assert not talk.next(m.ReadClient).on
+    talk.silent()
+    talk.around.is_fresh = True
+    talk.tell(m.Tick())
+    talk.next(m.ReadClient)
+    assert talk.upstream() == ask
+
+
 def test_a_cold_grant_that_waited_too_long_is_given_back_and_asked_for_again() -> None:
     talk = Talk(grants_hold=False)
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))

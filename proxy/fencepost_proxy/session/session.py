@@ -419,6 +419,10 @@ class Session:
                 return False
             return self._collect(length, now)
         around = self._around
+        if peek.acks == 0 and not around.fresh(now):
+            # Its client cannot be told to try again. It waits, as it would for a broker that does not read.
+            self._pause_client()
+            return False
         streamed = (
             around.fresh(now)
             and peek.topic_count == 1
