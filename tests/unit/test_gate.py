@@ -767,6 +767,15 @@ def test_a_tail_that_cannot_be_read_is_asked_for_again_until_the_wait_is_over() 
     assert talk.answered(ticket).error_code == NOT_LEADER
 
 
+def test_a_partition_that_does_not_exist_is_said_at_once_as_kafka_says_it() -> None:
+    talk = Talk()
+    tickets = [talk.offer(expecting(10, b"a"), connection=i) for i in range(2)]
+    talk.next(g.ReadTail)
+    talk.tell(g.TailUnknown("there is no such partition", 3))
+    assert [talk.answered(ticket).error_code for ticket in tickets] == [3, 3]
+    assert talk.gate.idle
+
+
 def test_the_queue_is_bounded() -> None:
     talk = Talk(gate=Gate(TP, g.GateLimits(queue_max=2)))
     for _ in range(2):

@@ -78,7 +78,7 @@ class GateReads:
                     break
         except UpstreamUnavailable as error:
             _limited_log.warning(f"tail {partition}", "the log end cannot be read", partition=partition, reason=error)
-            return gates.TailUnknown(str(error))
+            return gates.TailUnknown(str(error), error.error_code)
         if not reading.consistent:
             return gates.TailUnknown("the log moved while it was read")
         topic = self._control.topic(partition.topic)

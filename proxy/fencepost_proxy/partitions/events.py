@@ -160,7 +160,10 @@ class TailRead:
 
 @dataclass(frozen=True, slots=True)
 class TailUnknown:
+    """`error_code`: Kafka's, where waiting would not help (3: there is no such partition), else None."""
+
     reason: str
+    error_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,8 +218,8 @@ class Gate:
                 self._lost(ticket, now)
             case TailRead(tail):
                 self._tail_read(tail)
-            case TailUnknown():
-                self._tail_unknown(now)
+            case TailUnknown(_, error_code):
+                self._tail_unknown(error_code, now)
             case Looked(ticket, result):
                 self._looked(ticket, result, now)
             case Resent(ticket, result):
@@ -482,10 +482,15 @@ class Gate:
             return f"the log ends at {tail.log_end_offset}, the stamp's next sequence is {next_sequence} above {base}"
         return None
 
-    def _tail_unknown(self, now: float) -> None:
-        if self.phase is Phase.READING:
-            self.phase = Phase.COLD
-            self._retry_at = now + self._limits.read_retry_seconds
+    def _tail_unknown(self, error_code: int | None, now: float) -> None:
+        if self.phase is not Phase.READING:
+            return
+        self.phase = Phase.COLD
+        self._retry_at = now + self._limits.read_retry_seconds
+        if error_code == Error.UNKNOWN_TOPIC_OR_PARTITION:
+            while self._queue:
+                ticket = self._queue.popleft()
+                self._answer(ticket, PartitionResult(ticket.partition.partition, error_code))
 
     def _base_published(self, ok: bool, now: float) -> None:
         if self.phase is Phase.PUBLISHING:
