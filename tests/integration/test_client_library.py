@@ -18,10 +18,6 @@ from itertools import pairwise
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer, TopicPartition
 from kafka.record.memory_records import MemoryRecords
-from tests.support import clients
-from tests.support.clients import LIBRARIES, Producer
-from tests.support.kafka import running_kafka
-from tests.support.proxy import ProxyProcess
 
 import fencepost.aiokafka
 import fencepost.confluent
@@ -39,6 +35,10 @@ from fencepost import (
     RetryPolicy,
 )
 from fencepost_proxy.dev.cluster import FREE_PORTS, HOST, KafkaCluster
+from tests.support import clients
+from tests.support.clients import LIBRARIES, Producer
+from tests.support.kafka import running_kafka
+from tests.support.proxy import ProxyProcess
 
 pytestmark = [pytest.mark.kafka, pytest.mark.parametrize("library", LIBRARIES)]
 

@@ -18,10 +18,10 @@ import confluent_kafka
 import kafka.errors
 import pytest
 from kafka import KafkaProducer
-from tests.support import clients
-from tests.support.proxy import ProxyProcess
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support import clients
+from tests.support.proxy import ProxyProcess
 
 pytestmark = pytest.mark.kafka
 

@@ -25,11 +25,11 @@ from typing import Any
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
-from tests.support.clients import create_topic, log_end, read_all
 
 from fencepost.errors import OffsetMismatch
 from fencepost.kafka_python import ConditionalProducer
 from fencepost_proxy.dev.cluster import FREE_PORTS
+from tests.support.clients import create_topic, log_end, read_all
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 

@@ -17,6 +17,8 @@ import pytest
 from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import (
     CODECS,
@@ -32,8 +34,6 @@ from tests.support.raw import (
     sign,
     until,
 )
-
-from fencepost_proxy.dev.cluster import KafkaCluster
 
 pytestmark = pytest.mark.kafka
 

@@ -14,7 +14,6 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka import TopicPartition as ConfluentPartition
 from confluent_kafka.admin import AdminClient
-from tests.support.waiting import until
 
 from fencepost_proxy.config import Limits
 from fencepost_proxy.dev.cluster import KafkaCluster
@@ -30,6 +29,7 @@ from fencepost_proxy.net.control import (
 from fencepost_proxy.types import Address, LeaderEpoch, NodeId, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire.batch import parse_batch_header, stamp_batch
 from fencepost_proxy.wire.plain_batch import encode_plain_batch, read_plain_records
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kafka
 

@@ -15,7 +15,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from tests.support.kafka import running_kafka
 
 from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
 from fencepost_proxy.dev.cluster import KafkaCluster
@@ -32,6 +31,7 @@ from fencepost_proxy.wire.control import (
     parse_response_header,
 )
 from fencepost_proxy.wire.schema import Message
+from tests.support.kafka import running_kafka
 
 pytestmark = pytest.mark.kafka
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from kafka import KafkaProducer
+
 from tests.support.kafka import kafka_version
 
 pytestmark = pytest.mark.kafka

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from tests.support.kafka import kafka_version, running_kafka
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.errors import ClusterError, PortTakenError, ToolError
 from fencepost_proxy.dev.tools import compile_java, run_java, run_tool
+from tests.support.kafka import kafka_version, running_kafka
 
 pytestmark = pytest.mark.kafka
 

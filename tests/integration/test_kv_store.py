@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.proxy import ProxyProcess
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.proxy import ProxyProcess
 
 pytestmark = pytest.mark.kafka
 

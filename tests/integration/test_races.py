@@ -15,12 +15,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.forwarder import Forwarder
 from tests.support.kafka import running_kafka
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
 from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, Record, batch, produce_request, until
-
-from fencepost_proxy.dev.cluster import KafkaCluster
 
 pytestmark = pytest.mark.kafka
 

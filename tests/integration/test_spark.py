@@ -28,10 +28,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import PolicyViolationError
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.partitioner import murmur2
-from tests.support.proxy import ProxyProcess
 
 from fencepost_proxy.dev.cluster import FREE_PORTS, KafkaCluster
 from fencepost_proxy.dev.jars import fetch
+from tests.support.proxy import ProxyProcess
 
 pytestmark = [
     pytest.mark.kafka,

@@ -8,7 +8,6 @@ from uuid import UUID
 
 import pytest
 from kafka.protocol.consumer import FetchRequest
-from tests.support import raw
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.errors import Error
@@ -29,6 +28,7 @@ from fencepost_proxy.wire.produce import (
     encode_produce_request,
     parse_produce_response,
 )
+from tests.support import raw
 
 pytestmark = pytest.mark.kafka
 

@@ -21,7 +21,6 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ConfigResource,
     ResourceType,
 )
-from tests.support.waiting import until
 
 from fencepost_proxy.config import Limits
 from fencepost_proxy.dev.cluster import KafkaCluster
@@ -30,6 +29,7 @@ from fencepost_proxy.net.state_topic import TOPIC_CONFIGS, StateTopic
 from fencepost_proxy.topics.state import StateError, StateRecord, encode_producer_id, encode_topic_config
 from fencepost_proxy.types import ProducerId, TopicPartition
 from fencepost_proxy.wire.plain_batch import encode_plain_batch
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.kafka
 

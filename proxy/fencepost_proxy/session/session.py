@@ -312,7 +312,7 @@ class Session:
             self._pump_upstream(now)
             if not self._upstream_paused:
                 self._commands.append(ReadUpstream(True))
-        if self._client_paused and not self._closing and not self._client_is_blocked():
+        if self._client_paused and not (self._closing or self.client_gone or self._client_is_blocked()):
             self._client_paused = False
             self._client.feed(memoryview(b""))
             self._pump_client(now)
@@ -941,14 +941,7 @@ class Session:
     def _client_lost(self, now: float) -> None:
         self.client_gone = True
         self._drain_until = now + self._around.request_timeout_seconds
-        turn, self._turn = self._turn, None
-        if turn is not None:
-            for ticket in (*turn.granted, turn.waiting_for):
-                if ticket is not None:
-                    self._commands.append(ToGate(ticket, Withdrawn(ticket)))
-            if self._turn_slot is not None:
-                self._around.release(self._turn_slot.reserved_bytes)
-                self._turn_slot.reserved_bytes = 0
+        self._give_turns_back()
         self._around.release(self._collecting_bytes)
         self._collecting_bytes = 0
         # Nobody is left to keep order for; what is under way is read on, to learn how the appends ended.
@@ -957,11 +950,26 @@ class Session:
             slot.reserved_bytes = 0
         self._to_client.clear()
 
+    def _give_turns_back(self) -> None:
+        """The request that waits at a gate will not be sent any more."""
+        turn, self._turn = self._turn, None
+        slot, self._turn_slot = self._turn_slot, None
+        if turn is not None:
+            for ticket in (*turn.granted, turn.waiting_for):
+                if ticket is not None:
+                    self._commands.append(ToGate(ticket, Withdrawn(ticket)))
+        if slot is not None:
+            self._around.release(slot.reserved_bytes)
+            slot.reserved_bytes = 0
+
     def _upstream_lost(self, reason: str) -> None:
         """Everything that was sent and not answered is in doubt from here on; the gates look into the log."""
         if self.upstream_gone:
             return
         self.upstream_gone = True
+        # Its client's connection may take long to close. A grant that comes before would be taken for sent, and its
+        # gate wait for ever.
+        self._give_turns_back()
         for turn in self._turns.values():
             for ticket in turn.granted:
                 if turn.sent and ticket.partition not in turn.results:

@@ -41,9 +41,8 @@ class Turn:
     """`results` fills up with the final answer of each partition; `tickets` are its appends to guarded ones.
 
     `waiting_for` is the ticket offered last, None once all have a verdict. `granted` hold their gates until the
-    request is sent or withdrawn. `starts_at` – the byte of its connection that it begins with. `answer_by` – when the
-    client has to be told something, monotonic seconds. `proving` – it only waits for Kafka to say whether the client may
-    know.
+    request is sent or withdrawn. `answer_by` – when the client has to be told something, monotonic seconds.
+    `proving` – it only waits for Kafka to say whether the client may know.
     """
 
     request: ProduceRequest
