@@ -147,7 +147,8 @@ class Connection:
         out, back = (self.to_b, self.to_a) if by == "a" else (self.to_a, self.to_b)
         back.dead = True
         out.end(lambda: self._tell(other))
-        self._sim.after(0.0, self._tell, by)
+        # A transport that has bytes left to write is not closed before they are gone.
+        self._sim.after(self._sim.between(0.1, 2.0) if self._sim.chance(0.1) else 0.0, self._tell, by)
 
     def cut(self) -> None:
         """The network takes it away. The ends learn of it at different times."""

@@ -668,6 +668,31 @@ def test_what_was_sent_over_a_connection_that_broke_is_in_doubt() -> None:
     assert talk.around.free_bytes == 1 << 20
 
 
+def test_a_turn_is_given_back_when_the_upstream_connection_breaks_though_the_client_is_still_closing() -> None:
+    talk = Talk()
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 0, expecting(5, b"x"))))
+    first = talk.offered()
+    talk.grant(first)
+    second = talk.offered()
+    talk.tell(m.UpstreamLost("the broker closed the connection"))
+    assert talk.next(m.ToGate) == m.ToGate(first, g.Withdrawn(first))
+    assert talk.next(m.ToGate) == m.ToGate(second, g.Withdrawn(second))
+    talk.next(m.CloseClient)
+    talk.grant(second)  # was on its way
+    assert talk.next(m.ToGate) == m.ToGate(second, g.Withdrawn(second))
+    talk.silent()
+
+
+def test_what_a_vanished_client_had_sent_behind_a_waiting_turn_is_not_read_any_more() -> None:
+    talk = Talk()
+    behind = produce(("guarded-b", 0, expecting(5, b"x")), correlation=2)
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))) + behind[:-1])
+    talk.offered()
+    talk.tell(m.ClientLost())
+    assert talk.session.finished
+    assert talk.around.free_bytes == 1 << 20
+
+
 def test_an_outcome_that_is_not_known_in_time_is_told_as_unknown() -> None:
     talk = Talk()
     (ticket,) = guarded(talk, timeout_ms=1000)
