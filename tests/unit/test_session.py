@@ -506,7 +506,9 @@ def test_while_the_configs_are_not_known_an_append_that_nobody_confirms_waits() 
     ask = produce(("plain", 0, batch(b"p")), acks=0)
     talk.client(ask)
     assert not talk.next(m.ReadClient).on
-    talk.silent()
+    talk.tell(m.Tick())
+    assert {type(command) for command in talk.commands} == {m.ReadClient}
+    talk.commands.clear()
     talk.around.is_fresh = True
     talk.tell(m.Tick())
     talk.next(m.ReadClient)

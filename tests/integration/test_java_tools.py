@@ -1,0 +1,217 @@
+"""Kafka's own tools, a Kafka Streams application and kcat: through the proxy as without it.
+
+The tools of one side run in one JVM (`tests/java/ToolRunner.java`), since starting one costs seconds.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import kafka as kafka_python
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.tools import MAIN_CLASSES, compile_java, run_java
+from fencepost_proxy.types import Address
+from tests.support.kafka import kafka_version, unique_topic
+from tests.support.messages import RawConnection
+from tests.support.proxy import ProxyProcess
+
+pytestmark = [pytest.mark.kafka, pytest.mark.brokers, pytest.mark.timeout(180)]
+
+SOURCES = Path(__file__).parents[1] / "java"
+METADATA = 3
+#: Of 3.9.2; see `fencepost_proxy.dev.tools`.
+OLDER = {"kafka-console-producer": "kafka.tools.ConsoleProducer"}
+
+
+def run_tools(bootstrap: str, prefix: str, directory: Path) -> list[tuple[str, int, str]]:
+    """(tool, exit code, what it printed) of each, with names, addresses and measured numbers made equal."""
+    topic, group = f"{prefix}-topic", f"{prefix}-group"
+    here = ("--bootstrap-server", bootstrap)
+    # What reads at most so much and gives up after so long ends by itself.
+    commands: list[tuple[str, str, tuple[str, ...]]] = [
+        ("kafka-topics", "", (*here, "--create", "--topic", topic, "--partitions", "2")),
+        ("kafka-topics", "", (*here, "--create", "--topic", topic)),
+        ("kafka-topics", "", (*here, "--describe", "--topic", topic)),
+        ("kafka-topics", "", (*here, "--alter", "--topic", topic, "--partitions", "3")),
+        ("kafka-configs", "", (*here, "--alter", "--topic", topic, "--add-config", "retention.ms=1234567")),
+        ("kafka-configs", "", (*here, "--describe", "--topic", topic)),
+        ("kafka-console-producer", "a\\nb\\nc\\n", (*here, "--topic", topic)),
+        ("kafka-console-consumer", "", (
+            *here, "--topic", topic, "--group", group, "--from-beginning",
+            "--max-messages", "3", "--timeout-ms", "20000",
+        )),
+        ("kafka-consumer-groups", "", (*here, "--describe", "--group", group)),
+        ("kafka-consumer-groups", "", (*here, "--list")),
+        ("kafka-get-offsets", "", (*here, "--topic", topic)),
+        ("kafka-producer-perf-test", "", (
+            "--topic", topic, "--num-records", "2000", "--record-size", "100", "--throughput", "-1",
+            "--producer-props", f"bootstrap.servers={bootstrap}",
+        )),
+        ("kafka-consumer-perf-test", "", (
+            *here, "--topic", topic, "--messages" if _is_old() else "--num-records", "2003", "--timeout", "20000",
+        )),
+        ("kafka-get-offsets", "", (*here, "--topic", topic)),
+        ("kafka-transactions", "", (*here, "describe-producers", "--topic", topic, "--partition", "0")),
+        ("kafka-transactions", "", (*here, "list")),
+        ("kafka-features", "", (*here, "describe")),
+        ("kafka-consumer-groups", "", (*here, "--delete", "--group", group)),
+        ("kafka-topics", "", (*here, "--delete", "--topic", topic)),
+    ]  # fmt: skip
+    script = directory / f"{prefix}.tools"
+    script.write_text(
+        "".join("\t".join([_main_class(tool), stdin, *arguments]) + "\n" for tool, stdin, arguments in commands)
+    )
+    classes = compile_java([SOURCES / "ToolRunner.java"], version=kafka_version())
+    printed = run_java(
+        "ToolRunner", [str(script)], classes=classes, version=kafka_version(), timeout_seconds=120
+    ).output
+    parts = re.split(r"^=== \d+ (-?\d+)\n", printed, flags=re.MULTILINE)[1:]
+    names = _addresses(bootstrap)
+    ran = zip(commands, parts[::2], parts[1::2], strict=True)
+    return [(tool, int(code), _plain(tool, text, prefix, names)) for (tool, _, _), code, text in ran]
+
+
+def _is_old() -> bool:
+    return kafka_version().startswith(("3.", "4.0"))
+
+
+def _main_class(tool: str) -> str:
+    return OLDER.get(tool, MAIN_CLASSES[tool]) if kafka_version().startswith("3.") else MAIN_CLASSES[tool]
+
+
+def _addresses(bootstrap: str) -> dict[str, str]:
+    with RawConnection(Address.parse(bootstrap.partition(",")[0])) as connection:
+        brokers = connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
+    return {f"{each['Host']}:{each['Port']}": f"broker-{each['NodeId']}" for each in brokers}
+
+
+def _plain(tool: str, text: str, prefix: str, names: dict[str, str]) -> str:
+    for address, name in names.items():
+        text = text.replace(address, name)
+    text = text.replace(prefix, "x")
+    text = re.sub(r"TopicId: \S+", "TopicId: id", text)
+    # Where Kafka places a partition is chance, and so is how often the cluster's metadata changed meanwhile.
+    text = re.sub(r"(Leader|Replicas|Isr|Epoch): \d+", r"\1: n", text)
+    if tool.endswith("perf-test"):
+        # How fast is another test's business; how many is this one's.
+        return " ".join(re.findall(r"\d+ records sent|[a-zA-Z.]{4,}|\b2003\b", text))
+    if tool == "kafka-transactions":
+        # Producer ids and times, and the ids of others.
+        return re.sub(r"\d+", "n", "\n".join(line for line in text.splitlines() if "x-" in line or "Producer" in line))
+    if tool == "kafka-console-consumer":
+        return "\n".join(sorted(text.split()))
+    if "--list" in text or tool == "kafka-consumer-groups":
+        lines = [line for line in text.splitlines() if "x-" in line or "GROUP" in line or "rror" in line]
+        # How the three records fell on partitions is the producer's choice.
+        return re.sub(r"\s+", " ", "\n".join(sorted(line.split(" ")[0] for line in lines)))
+    if tool == "kafka-get-offsets":
+        return str(sum(int(line.rpartition(":")[2]) for line in text.split()))
+    return text
+
+
+@pytest.mark.parametrize("brokers", [1, 3])
+def test_kafkas_own_tools_do_the_same_through_the_proxy(
+    brokers: int, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    cluster: KafkaCluster = request.getfixturevalue("kafka" if brokers == 1 else "kafka3")
+    proxy: ProxyProcess = request.getfixturevalue("proxied" if brokers == 1 else "proxied3")
+
+    with ThreadPoolExecutor(2) as pool:
+        direct, proxied = pool.map(
+            lambda bootstrap: run_tools(bootstrap, unique_topic("tools"), tmp_path),
+            [cluster.bootstrap, proxy.bootstrap],
+        )
+
+    for one, other in zip(direct, proxied, strict=True):
+        print(other)
+        assert other == one
+    by_tool = {tool: text for tool, _, text in proxied}
+    assert by_tool["kafka-get-offsets"] == "2003"
+    assert by_tool["kafka-console-consumer"] == "a\nb\nc"
+    assert [code for _, code, _ in proxied].count(0) >= len(proxied) - 1, "all but the topic that is there already"
+
+
+def test_a_streams_application_counts_exactly_once_through_the_proxy(
+    kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
+) -> None:
+    classes = compile_java([SOURCES / "WordCount.java"], version=kafka_version())
+    lines = [f"word{number % 7} word{number % 11} word{number % 13}" for number in range(200)]
+    expected: dict[str, int] = {}
+    for word in " ".join(lines).split():
+        expected[word] = expected.get(word, 0) + 1
+
+    def count(bootstrap: str) -> dict[str, int]:
+        prefix = unique_topic("words")
+        admin = kafka_python.KafkaAdminClient(bootstrap_servers=bootstrap)
+        admin.create_topics(
+            [kafka_python.admin.NewTopic(f"{prefix}-{what}", 2, 1) for what in ("in", "out")], wait_for_metadata=True
+        )
+        admin.close()
+        producer = kafka_python.KafkaProducer(bootstrap_servers=bootstrap)
+        for number, line in enumerate(lines):
+            producer.send(f"{prefix}-in", line.encode(), partition=number % 2)
+        producer.flush()
+        producer.close()
+        state = tmp_path / prefix
+        arguments = [bootstrap, f"{prefix}-app", f"{prefix}-in", f"{prefix}-out", str(state), str(3 * len(lines))]
+        run_java("WordCount", arguments, classes=classes, version=kafka_version(), timeout_seconds=120)
+        # Every update of every word, committed: as many as there are words, the last of each its count.
+        updates = _committed(bootstrap, f"{prefix}-out")
+        assert len(updates) == 3 * len(lines)
+        return {word: max(number for other, number in updates if other == word) for word, _ in updates}
+
+    with ThreadPoolExecutor(2) as pool:
+        direct, through = pool.map(count, [kafka.bootstrap, proxied.bootstrap])
+
+    assert through == direct == expected
+
+
+def _committed(bootstrap: str, topic: str) -> list[tuple[str, int]]:
+    consumer = kafka_python.KafkaConsumer(
+        topic,
+        bootstrap_servers=bootstrap,
+        auto_offset_reset="earliest",
+        isolation_level="read_committed",
+        consumer_timeout_ms=2_000,
+    )
+    found = [(record.key.decode(), int(record.value)) for record in consumer]
+    consumer.close()
+    return found
+
+
+@pytest.mark.skipif(shutil.which("kcat") is None, reason="kcat is not installed (Debian: apt-get install kcat)")
+def test_kcat_does_the_same_through_the_proxy(kafka: KafkaCluster, proxied: ProxyProcess) -> None:
+    def run(bootstrap: str) -> list[str]:
+        topic = unique_topic("kcat")
+
+        def kcat(*arguments: str, stdin: str = "") -> str:
+            done = subprocess.run(
+                ["kcat", "-b", bootstrap, "-t", topic, *arguments],
+                input=stdin,
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=True,
+            )
+            return done.stdout.replace(topic, "x")
+
+        kcat("-P", "-p", "0", "-K", ":", "-H", "h=1", stdin="a:1\nb:2\n")
+        kcat("-P", "-p", "0", "-z", "lz4", stdin="three\n")
+        read = kcat("-C", "-e", "-q", "-f", "%p %o %k %s %h\n")
+        listed = kcat("-L")
+        names = _addresses(bootstrap)
+        for address, name in names.items():
+            listed = listed.replace(address, name)
+        listed = re.sub(r"\(from .*\)|\s*\(controller\)", "", listed)
+        return [read, listed]
+
+    direct, through = run(kafka.bootstrap), run(proxied.bootstrap)
+
+    assert through == direct
+    assert through[0] == "0 0 a 1 h=1\n0 1 b 2 h=1\n0 2  three \n"
