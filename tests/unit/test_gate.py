@@ -856,6 +856,29 @@ def test_no_error_on_a_resend_says_that_the_first_send_was_not_appended(error: i
     assert talk.answered(own).error_code == TIMED_OUT
 
 
+@pytest.mark.parametrize("conditional", [True, False])
+def test_a_retry_that_came_while_its_first_try_still_waited_is_appended_once(conditional: bool) -> None:
+    talk = warm(10, Check.ON)
+    talk.append(10, b"x")
+    named = talk.offer(expecting(11, b"a", producer=(5, 0, 0)))
+    talk.granted(named)
+    talk.kafka(named, base_offset=11)
+    talk.accepted(named, 11)
+    records = expecting(13, b"b", producer=(5, 0, 1)) if conditional else batch(b"b", producer=(5, 0, 1))
+    ahead = talk.offer(expecting(12, b"c"), connection=2)
+    talk.granted(ahead)
+    first = talk.offer(records)
+    again = talk.offer(records, connection=3)
+    talk.silent()  # both wait for the other connection's append
+    talk.kafka(ahead, base_offset=12)
+    talk.accepted(ahead, 12)
+    talk.granted(first)
+    talk.kafka(first, base_offset=13)
+    talk.accepted(first, 13)
+    talk.accepted(again, 13)
+    talk.silent()
+
+
 def test_forgetting_drops_what_was_believed_and_a_read_that_was_under_way() -> None:
     talk = Talk()
     ticket = talk.offer(expecting(10, b"a"))

@@ -534,6 +534,9 @@ class Gate:
             if ticket.behind is not None:
                 self._queue.popleft()
                 self._answer(ticket, ticket.behind, "behind_refused")
+            elif ticket.kind.stamped and ticket.append.producer_id >= 0 and self._known_retry(ticket):
+                # Its first try was still waiting here when it came, and has been answered since.
+                self._queue.popleft()
             elif ticket.kind is Kind.OWN:
                 self._grant(ticket)
             elif not self._decide(ticket, now):
