@@ -1,0 +1,238 @@
+"""Brokers that come, go and move: listeners follow, and clients recover as they would without the proxy.
+
+A cluster of its own, since it is taken apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import aiokafka
+import confluent_kafka
+import kafka as kafka_python
+import pytest
+from kafka.admin import NewTopic
+
+from fencepost_proxy.dev.cluster import KafkaCluster, _free_ports
+from fencepost_proxy.types import Address
+from tests.support.kafka import running_kafka, unique_topic
+from tests.support.messages import Closed, Fields, RawConnection
+from tests.support.proxy import ProxyProcess
+
+pytestmark = [pytest.mark.kafka, pytest.mark.brokers, pytest.mark.timeout(240)]
+
+METADATA, FIND_COORDINATOR = 3, 10
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KafkaCluster]:
+    # One replica of the offsets: a group whose broker is down has no coordinator, and Kafka says so.
+    with running_kafka(3, properties={"offsets.topic.replication.factor": "1"}) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def proxy(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    config = "[limits]\nmetadata_refresh_seconds = 1.0\n"
+    with ProxyProcess(cluster.bootstrap, tmp_path_factory.mktemp("changes"), config=config) as running:
+        yield running
+
+
+def brokers_seen(proxy: ProxyProcess) -> dict[int, Address]:
+    with RawConnection(Address.parse(proxy.bootstrap)) as connection:
+        brokers = connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
+    return {each["NodeId"]: Address(each["Host"], each["Port"]) for each in brokers}
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        with contextlib.suppress(OSError, Closed):
+            if found := condition():
+                return found
+        assert time.monotonic() < deadline, f"in vain: {what}"
+        time.sleep(0.2)
+
+
+def answers(address: Address) -> bool:
+    with RawConnection(address, 5.0) as connection:
+        return bool(connection.ask(METADATA, 9, {"Topics": []})["Brokers"])
+
+
+class Clients:
+    """One producer of each library, kept open while the cluster changes; each appends to all three partitions."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.topic = unique_topic("changes")
+        admin = kafka_python.KafkaAdminClient(bootstrap_servers=bootstrap)
+        admin.create_topics([NewTopic(self.topic, 3, 3)], wait_for_metadata=True)
+        admin.close()
+        self._bootstrap = bootstrap
+        self._loop = asyncio.new_event_loop()
+        self._kafka_python = kafka_python.KafkaProducer(bootstrap_servers=bootstrap, retries=100, acks="all")
+        self._confluent = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "acks": "all"})
+        self._aiokafka = self._loop.run_until_complete(self._start())
+        self.sent = 0
+
+    async def _start(self) -> Any:
+        producer = aiokafka.AIOKafkaProducer(bootstrap_servers=self._bootstrap, acks="all")
+        await producer.start()
+        return producer
+
+    def append(self) -> None:
+        """Nine records that are acknowledged, however long that takes."""
+        for partition in range(3):
+            self._kafka_python.send(self.topic, b"kafka-python", partition=partition).get(PATIENCE_SECONDS)
+            self._loop.run_until_complete(self._aiokafka.send_and_wait(self.topic, b"aiokafka", partition=partition))
+            reports: list[Any] = []
+            self._confluent.produce(
+                self.topic, b"confluent", partition=partition, on_delivery=lambda *report, to=reports: to.append(report)
+            )
+            assert self._confluent.flush(PATIENCE_SECONDS) == 0
+            assert [error for error, _ in reports] == [None]
+            self.sent += 3
+
+    def read(self) -> int:
+        """How many records there are, read through the proxy by a new consumer."""
+        partitions = [kafka_python.TopicPartition(self.topic, partition) for partition in range(3)]
+        consumer = kafka_python.KafkaConsumer(bootstrap_servers=self._bootstrap, auto_offset_reset="earliest")
+        try:
+            consumer.assign(partitions)
+            ends = consumer.end_offsets(partitions)
+            count = 0
+            while any(consumer.position(each) < ends[each] for each in partitions):
+                count += sum(map(len, consumer.poll(500).values()))
+            return count
+        finally:
+            consumer.close()
+
+    def close(self) -> None:
+        self._loop.run_until_complete(self._aiokafka.stop())
+        self._loop.close()
+        self._kafka_python.close()
+
+
+@pytest.fixture(scope="module")
+def clients(proxy: ProxyProcess) -> Iterator[Clients]:
+    running = Clients(proxy.bootstrap)
+    running.append()
+    yield running
+    running.close()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_clients_go_on_while_a_broker_is_away_and_when_it_is_back(
+    cluster: KafkaCluster, proxy: ProxyProcess, clients: Clients
+) -> None:
+    before = brokers_seen(proxy)
+    cluster.shut_down(2)
+    clients.append()
+
+    # Its listener is there still, and tells nobody anything while its broker is away.
+    with contextlib.suppress(OSError, Closed):
+        assert not answers(before[2])
+
+    with RawConnection(before[1]) as connection:
+        names = [f"group-{number}" for number in range(30)]
+        found = connection.ask(FIND_COORDINATOR, 4, {"CoordinatorKeys": names})["Coordinators"]
+    lost = [each for each in found if each["ErrorCode"]]
+    assert lost, "a group whose coordinator is away"
+    assert {(each["ErrorCode"], each["Host"], each["Port"]) for each in lost} == {(15, "", -1)}
+
+    cluster.restart(2)
+    until(lambda: brokers_seen(proxy) == before and answers(before[2]), "broker 2 behind its listener again")
+    clients.append()
+    assert clients.read() >= clients.sent
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_broker_that_moved_is_found_behind_its_old_listener(
+    cluster: KafkaCluster, proxy: ProxyProcess, clients: Clients
+) -> None:
+    before = brokers_seen(proxy)
+    old = cluster.address(3)
+    cluster.shut_down(3)
+    new = move(cluster, 3)
+    cluster.restart(3)
+
+    assert new != old
+    until(lambda: brokers_seen(proxy) == before and answers(before[3]), "broker 3 behind its listener again")
+    clients.append()
+    assert clients.read() >= clients.sent
+
+
+def move(cluster: KafkaCluster, node_id: int) -> Address:
+    """Another port for a broker that is down."""
+    old = cluster.address(node_id)
+    (new_port,) = _free_port()
+    file = cluster.data / f"node-{node_id}" / "server.properties"
+    file.write_text(file.read_text().replace(f"PLAINTEXT://{old}", f"PLAINTEXT://{old.host}:{new_port}"))
+    cluster._ports[node_id]["PLAINTEXT"] = new_port
+    return cluster.address(node_id)
+
+
+def _free_port() -> list[int]:
+    """As the clusters choose theirs."""
+    return _free_ports(1, set())
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_new_broker_gets_a_listener(cluster: KafkaCluster, proxy: ProxyProcess, clients: Clients) -> None:
+    known = brokers_seen(proxy)
+    node_id = cluster.add_broker()
+
+    seen = until(lambda: found if node_id in (found := brokers_seen(proxy)) else None, "the new broker")
+
+    assert seen.keys() == known.keys() | {node_id}
+    assert seen[node_id] != cluster.address(node_id)
+    assert answers(seen[node_id])
+    topic = unique_topic("on-the-new-broker")
+    with RawConnection(seen[node_id]) as connection:
+        wanted: Fields = {"Name": topic, "NumPartitions": -1, "ReplicationFactor": -1}
+        wanted["Assignments"] = [{"PartitionIndex": 0, "BrokerIds": [node_id]}]
+        assert connection.ask(19, 7, {"Topics": [wanted]})["Topics"][0]["ErrorCode"] == 0
+    producer = kafka_python.KafkaProducer(bootstrap_servers=proxy.bootstrap, retries=100)
+    assert producer.send(topic, b"first").get(PATIENCE_SECONDS).offset == 0
+    producer.close()
+    clients.append()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_proxy_may_be_started_before_its_kafka(tmp_path: Path) -> None:
+    """Clients of a proxy without a Kafka wait in the kernel's queue or are sent away; then all is well."""
+    port, listen = (_free_port()[0] for _ in range(2))
+    with (tmp_path / "proxy.log").open("w") as log:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "fencepost_proxy", "proxy"),
+                *("--upstream", f"127.0.0.1:{port}", "--listen", f"127.0.0.1:{listen}"),
+            ],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+    try:
+        assert process.stdout is not None
+        time.sleep(1.0)
+        assert process.poll() is None, "it waits"
+        with running_kafka(1, ports=[port]):
+            assert process.stdout.readline() == f"ready bootstrap=127.0.0.1:{listen}\n"
+            assert answers(Address("127.0.0.1", listen))
+        # And Kafka is gone again: whoever connects now is sent away, as by a broker that is down.
+        with pytest.raises((OSError, Closed)), RawConnection(Address("127.0.0.1", listen), 10.0) as connection:
+            connection.ask(METADATA, 9, {"Topics": []})
+        assert process.poll() is None
+    finally:
+        process.terminate()
+        process.wait(20)
+        assert process.stdout is not None
+        process.stdout.close()
+    assert "no upstream connection for a client" in (tmp_path / "proxy.log").read_text()
