@@ -305,6 +305,7 @@ class Cluster:
         unclean: bool,
         slow_requests: float,
         too_large: float,
+        transactions_v2: bool,
     ) -> None:
         self.sim = sim
         self.brokers = [Broker() for _ in range(broker_count)]
@@ -314,6 +315,7 @@ class Cluster:
         self.unclean = unclean
         self.slow_requests = slow_requests
         self.too_large = too_large
+        self.transactions_v2 = transactions_v2
         self.partitions: dict[TopicPartition, Partition] = {}
         self.retired: list[Partition] = []
         self.transactions: dict[int, Transaction] = {}
@@ -441,6 +443,8 @@ class Cluster:
         if self.too_large and sim.chance(self.too_large):
             return done(PartitionResult(0, TOO_LARGE))
         if header.is_transactional:
+            if self.transactions_v2:
+                self._add(header.producer_id, header.producer_epoch, partition.name)
             transaction = self.transactions.get(header.producer_id)
             if (
                 transaction is None
@@ -731,6 +735,10 @@ class Cluster:
         self.transactions[producer_id] = Transaction(producer_id, 0)
 
     def add_partition(self, producer_id: int, epoch: int, name: TopicPartition) -> bool:
+        """AddPartitionsToTxn. Under transactions v2 the broker does it itself, with the first append."""
+        return self.transactions_v2 or self._add(producer_id, epoch, name)
+
+    def _add(self, producer_id: int, epoch: int, name: TopicPartition) -> bool:
         transaction = self.transactions[producer_id]
         if transaction.epoch != epoch:
             return False

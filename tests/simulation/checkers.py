@@ -56,9 +56,8 @@ def refused(attempt: Try) -> bool:
     if result is None:
         return False
     if result.error_code == 44:
-        return "POSSIBLY_YOURS" not in attempt.message and "OFFSET_VIOLATION" not in attempt.message and (
-            bool(attempt.message)
-        )
+        # POSSIBLY_YOURS speaks of an earlier try: this one has appended nothing.
+        return bool(attempt.message) and "OFFSET_VIOLATION" not in attempt.message
     if result.error_code == 6:
         return result.base_offset == -1
     return result.error_code in (32, 87, 45, 47, 2, 3, 10, 19)

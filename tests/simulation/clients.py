@@ -446,7 +446,7 @@ class Client:
         elif self.kind.transactional and self.sim.chance(0.4):
             self._transaction_over(commit=self.sim.chance(0.7))
         self._job = []
-        self.sim.after(self.sim.between(0.0, 0.6), self._next)
+        self.sim.after(self.sim.between(0.0, self.world.scenario.think_max), self._next)
 
     def _new_epoch(self) -> None:
         self._transaction_parts = 0

@@ -29,6 +29,27 @@ SCENARIOS = {
             too_large=0.05,
         ),
         Scenario(
+            "idle-chains",
+            clients=("chain", "chain"),
+            faults=("expire",),
+            faults_max=40,
+            expiration_seconds=3.0,
+            seconds=25.0,
+            think_max=6.0,
+            slow_requests=0.0,
+            too_large=0.25,
+        ),
+        Scenario(
+            "resends",
+            check=Check.ON,
+            clients=("idempotent", "idempotent-chain", "idempotent"),
+            brokers=3,
+            min_isr=2,
+            faults=("move", "move", "kill", "pause"),
+            faults_max=20,
+            too_large=0.2,
+        ),
+        Scenario(
             "retries",
             clients=("sequenced", "sequenced", "honest"),
             faults=("snip",),
@@ -124,9 +145,9 @@ SCENARIOS = {
             "calm-transactions",
             check=Check.ON,
             clients=("transactional-plain", "transactional-plain", "honest", "bare"),
-            faults=("snip",),
             faults_max=0,
             slow_requests=0.0,
+            transactions_v2=True,
         ),
         # Not airtight: a partition that a transaction was allowed to add (AddPartitionsToTxn passes the proxy) gets its
         # marker although its batches were refused.

@@ -60,7 +60,9 @@ class Scenario:
     slow_requests: float = 0.02
     lossy_reads: float = 0.02
     too_large: float = 0.0
+    transactions_v2: bool = False
     pause_max: float = 5.0
+    think_max: float = 0.6
     start_offsets: tuple[int, ...] = (0, 0, 0, (1 << 31) - 9)
     limits: gates.GateLimits = field(
         default_factory=lambda: gates.GateLimits(queue_max=50, in_flight_max=4, cold_send_seconds=0.5, settle_seconds=3.0)
@@ -654,6 +656,7 @@ class World:
             unclean=scenario.unclean,
             slow_requests=scenario.slow_requests,
             too_large=scenario.too_large,
+            transactions_v2=scenario.transactions_v2,
         )
         start = sim.rng.choice(scenario.start_offsets)
         self.names = [TopicPartition(TOPIC, number) for number in range(scenario.partitions)]

@@ -1,0 +1,530 @@
+"""Seeded defects: each breaks one rule of the gate, and simulation has to notice.
+
+Switched on by this harness only, as monkeypatches of the code under test. `python -m tests.simulation.mutants` tries
+all of them and writes docs/mutants.md.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fencepost_policies.append import Refusal
+from fencepost_proxy.errors import Error
+from fencepost_proxy.partitions import events as g
+from fencepost_proxy.partitions import gate as gate_module
+from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.session import session as session_module
+from fencepost_proxy.session import turn as turn_module
+from fencepost_proxy.session.messages import ToGate
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.switch import Switch
+from fencepost_proxy.session.turn import Turn
+from fencepost_proxy.topics.state import StateView
+from tests.simulation import world as world_module
+from tests.simulation.scenarios import SCENARIOS, run
+
+
+class Patch:
+    """Attributes replaced for as long as a mutant lives."""
+
+    def __init__(self) -> None:
+        self._old: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        self._old.append((owner, name, owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)))
+        setattr(owner, name, value)
+
+    def undo(self) -> None:
+        for owner, name, value in reversed(self._old):
+            setattr(owner, name, value)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`breaks` – what is wrong with it; `rule` – what forbids that; `scenarios` – where it shows."""
+
+    name: str
+    breaks: str
+    rule: str
+    scenarios: tuple[str, ...]
+    apply: Callable[[Patch], None]
+
+
+MUTANTS: list[Mutant] = []
+
+
+def mutant(breaks: str, rule: str, *scenarios: str) -> Callable[[Callable[[Patch], None]], Callable[[Patch], None]]:
+    def note(apply: Callable[[Patch], None]) -> Callable[[Patch], None]:
+        MUTANTS.append(Mutant(apply.__name__.replace("_", "-"), breaks, rule, scenarios, apply))
+        return apply
+
+    return note
+
+
+# ------------------------------------------------------------------------------------------------- what is compared
+
+
+@mutant("batches go unstamped: the gate alone compares", "Kafka itself does the comparing", "race", "one-broker")
+def no_stamp(patch: Patch) -> None:
+    orig = Gate.__init__
+
+    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_module._NAMES) -> None:
+        orig(self, partition, replace(limits, stamping=False), names)
+
+    patch.set(Gate, "__init__", init)
+
+
+@mutant("the high watermark is taken for the log end", "the log end is the leader's LEO", "cluster")
+def high_watermark_for_log_end(patch: Patch) -> None:
+    patch.set(
+        world_module.ControlCall, "log_end", lambda self, partition: partition.replicas[self.node].high_watermark
+    )
+
+
+@mutant("sequences do not wrap", "sequence = (expected − shift) mod 2³¹", "race")
+def no_wrap(patch: Patch) -> None:
+    patch.set(gate_module, "SEQUENCE_MODULUS", 1 << 40)
+
+
+@mutant("an answer's base offset is not compared", "0 means success only at the expected offset", "bypass", "bypass-true")
+def base_offset_not_compared(patch: Patch) -> None:
+    orig = Gate._stamped_success
+
+    def success(self: Gate, ticket: g.Ticket, result: Any, now: float) -> None:
+        if result.log_append_time_ms == -1 and ticket.at is not None:
+            self._landed_at(ticket, -1, result.log_start_offset, now)
+        else:
+            orig(self, ticket, result, now)
+
+    patch.set(Gate, "_stamped_success", success)
+
+
+@mutant("a duplicate is taken for a success", "another's batch may lie there: rule 5", "race", "one-broker")
+def duplicate_is_success(patch: Patch) -> None:
+    orig = Gate._stamped_success
+    patch.set(
+        Gate,
+        "_stamped_success",
+        lambda self, ticket, result, now: orig(self, ticket, replace(result, log_append_time_ms=-1), now),
+    )
+
+
+@mutant("on a LogAppendTime topic a 0 is not read back", "fresh and duplicate look the same: rule 4", "log-append-time")
+def log_append_time_not_read_back(patch: Patch) -> None:
+    patch.set(
+        Gate,
+        "_stamped_success",
+        lambda self, ticket, result, now: self._landed_at(ticket, result.log_append_time_ms, -1, now),
+    )
+
+
+@mutant("a violation is told as a mismatch", "44 without OFFSET_VIOLATION means nothing appended", "bypass", "bypass-true")
+def violation_not_told(patch: Patch) -> None:
+    def elsewhere(self: Gate, ticket: g.Ticket, result: Any) -> None:
+        self._go_cold()
+        message = f"OFFSET_MISMATCH topic=orders partition=0 expected={ticket.at} actual={result.base_offset}"
+        self._refuse(ticket, Refusal(Error.POLICY_VIOLATION, "offset_mismatch", message, result.base_offset))
+
+    patch.set(Gate, "_landed_elsewhere", elsewhere)
+
+
+@mutant("an appended batch moves the believed end by one record", "the end moves by the batch's records", "chains", "race")
+def end_moves_by_one(patch: Patch) -> None:
+    orig = Gate._landed_at
+
+    def landed(self: Gate, ticket: g.Ticket, *rest: Any) -> None:
+        orig(self, ticket, *rest)
+        if ticket.append.record_count > 1 and self._log_end == ticket.at + ticket.append.record_count:  # type: ignore[operator]
+            self._log_end -= 1
+            self._end_as_of = float("inf")
+
+    patch.set(Gate, "_landed_at", landed)
+
+
+# --------------------------------------------------------------------------------------------------- warm and cold
+
+
+@mutant("once warm, always warm", "warm for half of producer.id.expiration.ms", "idle-chains")
+def warm_for_ever(patch: Patch) -> None:
+    patch.set(Gate, "_warm", lambda self, now: self.phase is gate_module.Phase.OPEN and self._warm_until > 0)
+
+
+@mutant("chains go out while cold", "pipeline only while warm: rule 13", "refused-chains")
+def cold_pipeline(patch: Patch) -> None:
+    def fits(self: Gate, ticket: g.Ticket, now: float) -> bool:
+        flight = self._in_flight
+        same = all(o.kind.stamped and o.connection == ticket.connection for o in flight)
+        return not flight or (ticket.kind.stamped and self.phase is gate_module.Phase.OPEN and same)
+
+    patch.set(Gate, "_fits_beside_in_flight", fits)
+
+
+@mutant("old and missing timestamps are stamped", "stamp only fresh timestamps: rules 2, 3", "expiry")
+def any_timestamp(patch: Patch) -> None:
+    patch.set(Gate, "_timestamps", lambda self, ticket, now: None)
+
+
+@mutant("unstamped appends go beside stamped ones", "what is not stamped moves the log", "true-one", "liars-true")
+def own_beside_stamped(patch: Patch) -> None:
+    orig = Gate._fits_beside_in_flight
+    patch.set(
+        Gate,
+        "_fits_beside_in_flight",
+        lambda self, ticket, now: ticket.kind is g.Kind.OWN or orig(self, ticket, now),
+    )
+
+
+@mutant("the shift is not counted", "every unstamped append shifts the stamp: rule 6", "true-one", "liars-true")
+def shift_not_counted(patch: Patch) -> None:
+    patch.set(Gate, "_own_success", lambda self, ticket, result: self._answer(ticket, result))
+
+
+# ----------------------------------------------------------------------------------------- the stamp that is agreed on
+
+
+@mutant("a log that moved without its stamp is not noticed", "publish a new base: rule 6", "bypass")
+def base_never_published(patch: Patch) -> None:
+    patch.set(Gate, "_stamp_left_behind", staticmethod(lambda tail: None))
+
+
+@mutant("the new base is published under the old epoch", "a new base needs a new epoch", "bypass")
+def epoch_not_raised(patch: Patch) -> None:
+    orig = world_module.ControlCall._publish
+    patch.set(
+        world_module.ControlCall,
+        "_publish",
+        lambda self, effect: orig(self, replace(effect, producer_epoch=max(0, effect.producer_epoch - 1))),
+    )
+
+
+@mutant("the epoch that the partition knows is not adopted", "adopt what DescribeProducers shows: rule 15", "bypass-true")
+def epoch_not_adopted(patch: Patch) -> None:
+    orig = Gate._tail_read
+
+    def read(self: Gate, tail: g.Tail) -> None:
+        orig(self, tail)
+        if self.phase is gate_module.Phase.OPEN:
+            self._epoch = tail.stamp_base[0]
+
+    patch.set(Gate, "_tail_read", read)
+
+
+@mutant("published bases are not read", "whoever gets 47 adopts what is published", "bypass")
+def base_not_read(patch: Patch) -> None:
+    patch.set(StateView, "stamp_base", lambda self, topic_id, partition: None)
+
+
+@mutant("45 and 47 go to the client", "no bare 45 for a stamped batch", "race", "one-broker", "true-many")
+def stamp_errors_passed_on(patch: Patch) -> None:
+    patch.set(gate_module, "_ABOUT_THE_STAMP", frozenset())
+
+
+# ------------------------------------------------------------------------------------------------------------- doubts
+
+
+@mutant("7, 20 and errors beside an offset are final", "an error after the append is no refusal", "cluster", "one-broker")
+def timeout_is_final(patch: Patch) -> None:
+    orig = Gate._answered
+
+    def answered(self: Gate, ticket: g.Ticket, result: Any, now: float) -> None:
+        if result.error_code != 0:
+            result = replace(result, error_code=Error.NOT_LEADER_OR_FOLLOWER, base_offset=-1)
+        orig(self, ticket, result, now)
+
+    patch.set(Gate, "_answered", answered)
+
+
+@mutant("an error on a resend is final", "only the log decides: rule 1", "resends")
+def resend_error_is_final(patch: Patch) -> None:
+    def resent(self: Gate, ticket: g.Ticket, result: Any, now: float) -> None:
+        if ticket in self._doubts:
+            if result is None:
+                self._settle_later(ticket, now)
+            else:
+                self._settled(ticket)
+                self._answer(ticket, result)
+
+    patch.set(Gate, "_resent", resent)
+
+
+@mutant("doubts are never looked at again", "settled in time, always", "one-broker", "cluster")
+def no_second_look(patch: Patch) -> None:
+    orig = Gate._tick
+
+    def tick(self: Gate, now: float) -> None:
+        if self.phase is gate_module.Phase.SETTLING:
+            self._retry_at = None
+        orig(self, now)
+
+    patch.set(Gate, "_tick", tick)
+
+
+@mutant("a client that vanishes takes its append out of the gate", "a vanished client does not release the gate", "true-one", "liars-true")
+def client_loss_releases(patch: Patch) -> None:
+    lost = Session._client_lost
+    withdrawn = Gate._withdrawn
+
+    def client_lost(self: Session, now: float) -> None:
+        for turn in self._turns.values():
+            for ticket in turn.granted:
+                self._commands.append(ToGate(ticket, g.Withdrawn(ticket)))
+        lost(self, now)
+
+    def out(self: Gate, ticket: g.Ticket) -> None:
+        if ticket in self._in_flight:
+            self._in_flight.remove(ticket)
+        else:
+            withdrawn(self, ticket)
+
+    patch.set(Session, "_client_lost", client_lost)
+    patch.set(Gate, "_withdrawn", out)
+
+
+# ------------------------------------------------------------------------------------------------------------ retries
+
+
+@mutant("a producer's retry is not known", "retries come before the offset check", "retries")
+def retry_not_known(patch: Patch) -> None:
+    patch.set(Gate, "_known_retry", lambda self, ticket: False)
+
+
+@mutant("a retry is known by its sequence alone", "the same sequence with other records is another batch", "liars", "liars-true")
+def retry_without_digest(patch: Patch) -> None:
+    def known(self: Gate, ticket: g.Ticket) -> bool:
+        for first, landed in self._retries.get(ticket.producer, ()):
+            if first == ticket.append.base_sequence:
+                self._accept(ticket, landed)
+                return True
+        return False
+
+    patch.set(Gate, "_known_retry", known)
+
+
+@mutant("equal records are taken for the client's own", "never success by mere likeness", "race", "one-broker")
+def likeness_is_success(patch: Patch) -> None:
+    patch.set(
+        Gate,
+        "_names_itself",
+        staticmethod(lambda ticket, there: there.digest == ticket.digest),
+    )
+
+
+@mutant("a write-id alone is proof", "the records have to be equal too", "liars")
+def write_id_alone(patch: Patch) -> None:
+    orig = Gate._end_mismatch
+
+    def end(self: Gate, ticket: g.Ticket, there: Any) -> None:
+        if there is not None and self._names_itself(ticket, there):
+            self._accept(ticket, there)
+        else:
+            orig(self, ticket, there)
+
+    patch.set(Gate, "_end_mismatch", end)
+
+
+@mutant("write-ids are not looked for", "a named write is recognised for ever", "one-broker", "race")
+def write_id_ignored(patch: Patch) -> None:
+    patch.set(Gate, "_names_itself", staticmethod(lambda ticket, there: False))
+
+
+@mutant("POSSIBLY_YOURS is left out", "an equal batch at E has to be told: rule 14", "race", "one-broker")
+def not_marked(patch: Patch) -> None:
+    orig = Gate._end_mismatch
+
+    def end(self: Gate, ticket: g.Ticket, there: Any) -> None:
+        own = there is not None and there.digest == ticket.digest and self._names_itself(ticket, there)
+        orig(self, ticket, there if own else None)
+
+    patch.set(Gate, "_end_mismatch", end)
+
+
+@mutant("the end that is remembered is told", "actual was true during the call", "race", "one-broker")
+def old_actual(patch: Patch) -> None:
+    orig = Gate._decide
+
+    def decide(self: Gate, ticket: g.Ticket, now: float) -> bool:
+        offered_at, ticket.offered_at = ticket.offered_at, float("-inf")
+        try:
+            return orig(self, ticket, now)
+        finally:
+            ticket.offered_at = offered_at
+
+    patch.set(Gate, "_decide", decide)
+
+
+# ------------------------------------------------------------------------------------------- transactions, topics
+
+
+@mutant("open transactions are not looked at", "a marker takes an offset: rule 7", "calm-transactions")
+def marker_ignored(patch: Patch) -> None:
+    orig = Gate._tail_read
+    patch.set(
+        Gate, "_tail_read", lambda self, tail: orig(self, replace(tail, open_transactions=frozenset()))
+    )
+
+
+@mutant("transactions pass on `required` topics", "nothing unstamped there: rule 7", "refused-transactions")
+def transactions_on_required(patch: Patch) -> None:
+    patch.set(Gate, "_no_transactions", staticmethod(lambda ticket: None))
+
+
+@mutant("appends go by topic name", "a topic created again is another one: rule 11", "recreated")
+def by_name(patch: Patch) -> None:
+    patch.set(Session, "_by_topic_id", lambda self, request: request)
+
+
+@mutant("conditional appends keep the client's acks", "acks=all, or a truncation gives an offset twice", "cluster")
+def acks_as_asked(patch: Patch) -> None:
+    orig = Turn.upstream_request
+
+    def request(self: Turn) -> Any:
+        made = orig(self)
+        return None if made is None else replace(made, acks=self.request.acks)
+
+    patch.set(Turn, "upstream_request", request)
+
+
+# ----------------------------------------------------------------------------------------------- what is let through
+
+
+@mutant("damaged batches are stamped", "stamping would make a wrong CRC right", "liars", "liars-true")
+def crc_not_checked(patch: Patch) -> None:
+    patch.set(turn_module, "verify_crc", lambda records: True)
+
+
+@mutant("clients may use the shared producer id", "refuse client batches under it: rule 9", "liars", "liars-true")
+def shared_id_let_through(patch: Patch) -> None:
+    orig = session_module.make_ticket
+    patch.set(
+        session_module,
+        "make_ticket",
+        lambda bid, partition, data: orig(replace(bid, shared_producer_id=-1), partition, data),
+    )
+
+
+@mutant("contradictions pass", "an expectation that contradicts its place is a mismatch", "liars", "liars-true")
+def contradiction_passes(patch: Patch) -> None:
+    orig = turn_module._append
+    patch.set(
+        turn_module, "_append", lambda partition, scan: replace(orig(partition, scan), contradiction=None)
+    )
+
+
+# ----------------------------------------------------------------------------------------------- order and bounds
+
+
+@mutant("answers go out as they are made", "one connection's answers in its order", "chains", "refused-chains")
+def answers_out_of_order(patch: Patch) -> None:
+    def front(self: Session) -> None:
+        for slot in [slot for slot in self._to_client if slot.done]:
+            self._to_client.remove(slot)
+            self._client_out += slot.chunks
+
+    patch.set(Session, "_answer_front", front)
+
+
+@mutant("a gate's queue has no bound", "a partition's queue is bounded", "crowd")
+def queue_unbounded(patch: Patch) -> None:
+    orig = Gate.__init__
+
+    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_module._NAMES) -> None:
+        orig(self, partition, replace(limits, queue_max=1000), names)
+
+    patch.set(Gate, "__init__", init)
+
+
+@mutant("a gate remembers every batch", "bounded memory", "crowd")
+def remembers_everything(patch: Patch) -> None:
+    orig = Gate.__init__
+
+    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_module._NAMES) -> None:
+        orig(self, partition, replace(limits, remembered_batches_max=1 << 30), names)
+
+    patch.set(Gate, "__init__", init)
+
+
+@mutant("a grant to a client that is gone is not given back", "no stuck gate", "crowd", "chains", "one-broker")
+def grant_to_nobody(patch: Patch) -> None:
+    orig = Switch._tell
+
+    def tell(self: Switch, ticket: g.Ticket, event: Any, gate: Gate) -> None:
+        if ticket.connection in self.sessions:
+            orig(self, ticket, event, gate)
+
+    patch.set(Switch, "_tell", tell)
+    patch.set(Session, "_give_turns_back", lambda self: None)
+
+
+@mutant("a turn that is withdrawn is kept", "no stuck gate", "whole-requests", "true-cluster")
+def withdrawn_keeps_its_turn(patch: Patch) -> None:
+    orig = Gate._withdrawn
+    patch.set(Gate, "_withdrawn", lambda self, ticket: None if ticket is self._granted else orig(self, ticket))
+
+
+@mutant("a request's memory is not given back", "bounded memory", "race")
+def memory_kept(patch: Patch) -> None:
+    def end(self: Session, slot: Any, chunks: Any) -> None:
+        slot.chunks, slot.done, slot.reserved_bytes = chunks, True, 0
+        self._answer_front()
+
+    patch.set(Session, "_end", end)
+
+
+# --------------------------------------------------------------------------------------------------------- running
+
+
+@contextmanager
+def alive(one: Mutant) -> Iterator[None]:
+    patch = Patch()
+    try:
+        one.apply(patch)
+        yield
+    finally:
+        patch.undo()
+
+
+def hunt(one: Mutant, seeds: int) -> tuple[str, int, str] | None:
+    """(scenario, seed, what was found) of the first run that notices it; None if none of so many does."""
+    names = [name for name in one.scenarios if name in SCENARIOS]
+    with alive(one):
+        for seed in range(seeds):
+            for name in names:
+                try:
+                    outcome = run(SCENARIOS[name], seed)
+                except Exception as error:
+                    return name, seed, f"CRASH: {type(error).__name__}: {error}"
+                if outcome.found:
+                    return name, seed, outcome.found[0]
+    return None
+
+
+def main() -> int:
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    rows = []
+    survivors = 0
+    for one in MUTANTS:
+        caught = hunt(one, seeds)
+        survivors += caught is None
+        where = "**not caught**" if caught is None else f"{caught[0]}, seed {caught[1]}"
+        what = "" if caught is None else caught[2].split(":")[0]
+        print(f"{one.name:<32}{where:<32}{'' if caught is None else caught[2][:90]}", flush=True)
+        rows.append(f"| `{one.name}` | {one.breaks} | {one.rule} | {where} | {what} |")
+    table = "\n".join(rows)
+    Path("docs/mutants.md").write_text(
+        "# Mutants\n\n"
+        "Defects that the simulation must notice, each a rule of the gate broken once. Made by `make mutants` from\n"
+        "`tests/simulation/mutants.py`; the seed is the first that notices it (`python -m tests.simulation` replays\n"
+        "seeds of the code as it is).\n\n"
+        "| mutant | what is wrong with it | the rule | caught by | as |\n|---|---|---|---|---|\n" + table + "\n"
+    )
+    print(f"{len(MUTANTS) - survivors} of {len(MUTANTS)} caught")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

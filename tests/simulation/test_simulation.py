@@ -1,0 +1,49 @@
+"""Some thousand short runs of the whole proxy without a socket in it, each from a seed (`scenarios.py`, `checkers.py`).
+
+`make simulate SEEDS=20000` runs more of them.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from .scenarios import SCENARIOS, run
+
+#: Runs of each scenario, in batches of which a failure names the seed.
+_SEEDS = int(os.environ.get("FENCEPOST_SEEDS", "90"))
+_BATCHES = 3
+
+
+@pytest.mark.parametrize("batch", range(_BATCHES))
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_seed_keeps_the_promises(name: str, batch: int) -> None:
+    for seed in range(batch, _SEEDS, _BATCHES):
+        outcome = run(SCENARIOS[name], seed)
+        replay = f"python -m tests.simulation --scenario {name} --seed {seed} --trace"
+        assert not outcome.found, f"seed {seed} of {name}: {'; '.join(outcome.found)}\nreplay: {replay}"
+
+
+@pytest.mark.parametrize("name", ["cluster", "transactions", "true-many"])
+def test_a_seed_gives_the_same_run_whatever_the_process(name: str) -> None:
+    """Byte for byte, and whatever Python's hashes are."""
+    command = [sys.executable, "-m", "tests.simulation", "--scenario", name, "--seed", "5", "--trace"]
+    traces = [
+        subprocess.run(
+            command, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONHASHSEED": hashes}
+        ).stdout
+        for hashes in ("1", "2")
+    ]
+    assert traces[0] == traces[1]
+    assert len(traces[0].splitlines()) > 50
+
+
+def test_runs_are_not_idle() -> None:
+    """What is simulated happens: appends are accepted, refused, and lost, in every scenario."""
+    for name, scenario in SCENARIOS.items():
+        outcomes = [run(scenario, seed) for seed in range(6)]
+        assert sum(o.accepted for o in outcomes) > 20, name
+        assert sum(o.refused + o.unknown for o in outcomes) > 0, name
