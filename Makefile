@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 KAFKA_VERSIONS_OLDER := 4.0.2 3.9.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-kafka test-brokers lint lock clean
+.PHONY: help demo test test-fast test-kafka test-brokers simulate mutants lint lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -30,6 +30,13 @@ test-fast: $(VENV)/.installed-all  ## only the tests that need no Kafka, Spark o
 
 test-kafka: jars  ## only the tests against real Kafka
 	@$(PYTEST) -m "kafka and not soak"
+
+SEEDS ?= 20000
+simulate: $(VENV)/.installed-all  ## SEEDS=20000 runs of the proxy among modelled brokers, clients and faults
+	@$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+mutants: $(VENV)/.installed-all  ## every seeded defect: does the simulation notice it? Writes docs/mutants.md
+	@$(BIN)/python -m tests.simulation.mutants
 
 test-brokers: jars  ## the core tests on older Kafka releases
 	@set -e; for version in $(KAFKA_VERSIONS_OLDER); do \

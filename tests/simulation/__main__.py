@@ -1,4 +1,7 @@
-"""`python -m tests.simulation --seeds 20000`: many seeds of every scenario. `--seed N --scenario NAME --trace`: one again."""
+"""`python -m tests.simulation --seeds 20000`: many seeds, spread over the scenarios.
+
+`--scenario NAME --seed N --trace` replays one and tells what happens.
+"""
 
 from __future__ import annotations
 
@@ -70,15 +73,18 @@ def _many(work: list[tuple[str, int]], jobs: int) -> int:
                     if len(failures[outcome.scenario]) <= 5:
                         print(f"FAILED {outcome.scenario} seed {outcome.seed}: {outcome.found[0]}", flush=True)
             if sys.stderr.isatty() or number % 50 == 0:
-                print(f"{sum(runs.values())} of {len(work)} runs, {sum(map(len, failures.values()))} failed", file=sys.stderr)
+                print(
+                    f"{sum(runs.values())} of {len(work)} runs, {sum(map(len, failures.values()))} failed",
+                    file=sys.stderr,
+                )
     print(f"\n{'scenario':<18}{'runs':>8}{'failed':>8}")
     for name in SCENARIOS:
         if runs[name]:
             print(f"{name:<18}{runs[name]:>8}{len(failures.get(name, [])):>8}")
     seconds = time.monotonic() - started
     print(
-        f"\n{sum(runs.values())} runs in {seconds:.0f} s: {totals['tries']} appends tried, {totals['accepted']} accepted, "
-        f"{totals['refused']} refused, {totals['unknown']} of unknown outcome"
+        f"\n{sum(runs.values())} runs in {seconds:.0f} s: {totals['tries']} appends tried, "
+        f"{totals['accepted']} accepted, {totals['refused']} refused, {totals['unknown']} of unknown outcome"
     )
     for name, failed in failures.items():
         print(f"replay: python -m tests.simulation --scenario {name} --seed {failed[0].seed} --trace")

@@ -10,6 +10,7 @@ reach each broker late. Kills are those of a process: what was written stays (th
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -233,6 +234,7 @@ class Transaction:
     ongoing: bool = False
     partitions: list[TopicPartition] = field(default_factory=list)
     began_at: float = 0.0
+    markers_due: int = 0
 
 
 class BrokerSide(End):
@@ -413,18 +415,18 @@ class Cluster:
             else:
                 partition = self.partitions[TopicPartition(topic.name, data.partition)]
             records = bytes(data.records or b"")
-            self.append(
-                node, partition, records, request.acks, request.timeout_ms, lambda result, key=key: one(key, result)
-            )
+            done_with = functools.partial(one, key)
+            self.append(node, partition, records, done_with, acks=request.acks, timeout_ms=request.timeout_ms)
 
     def append(
         self,
         node: int,
         partition: Partition,
         records: bytes,
+        done: Callable[[PartitionResult], None],
+        *,
         acks: int,
         timeout_ms: int,
-        done: Callable[[PartitionResult], None],
     ) -> None:
         sim = self.sim
         view = partition.views[node]
@@ -698,9 +700,7 @@ class Cluster:
                     partition.isr.remove(node)
                 self.elect(partition)
             else:
-                self.sim.after(
-                    self.sim.between(0.001, 0.3), self._learn_leader, partition, node, broker.incarnation
-                )
+                self.sim.after(self.sim.between(0.001, 0.3), self._learn_leader, partition, node, broker.incarnation)
 
     def pause(self, node: int, seconds: float) -> None:
         self.sim.log(f"broker {node} is paused for {seconds:.2f} s")
@@ -738,9 +738,13 @@ class Cluster:
         """AddPartitionsToTxn. Under transactions v2 the broker does it itself, with the first append."""
         return self.transactions_v2 or self._add(producer_id, epoch, name)
 
+    def busy(self, producer_id: int) -> bool:
+        """CONCURRENT_TRANSACTIONS: the markers of the last one are still being written."""
+        return self.transactions[producer_id].markers_due > 0
+
     def _add(self, producer_id: int, epoch: int, name: TopicPartition) -> bool:
         transaction = self.transactions[producer_id]
-        if transaction.epoch != epoch:
+        if transaction.epoch != epoch or transaction.markers_due:
             return False
         if not transaction.ongoing:
             transaction.ongoing, transaction.partitions, transaction.began_at = True, [], self.sim.now
@@ -757,6 +761,7 @@ class Cluster:
 
     def _end_transaction(self, transaction: Transaction, *, commit: bool) -> None:
         transaction.ongoing = False
+        transaction.markers_due += len(transaction.partitions)
         for name in transaction.partitions:
             self.sim.after(
                 self.sim.between(0.002, 0.3), self._marker, name, transaction.producer_id, transaction.epoch, commit
@@ -770,6 +775,7 @@ class Cluster:
         if node is None or not self.leads(node, partition, partition.epoch):
             self.sim.after(0.2, self._marker, name, producer_id, epoch, commit)
             return
+        self.transactions[producer_id].markers_due -= 1
         replica = partition.replicas[node]
         known = replica.producers.get(producer_id)
         if known is not None and known.epoch > epoch:

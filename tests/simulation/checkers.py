@@ -209,7 +209,10 @@ def check_bounds(world: World) -> list[str]:
         for gate in proxy.switch.gates.values():
             if gate.waiting > limits.queue_max + limits.in_flight_max:
                 found.append(f"UNBOUNDED: {gate.waiting} wait at {gate.partition}")
-            if len(gate._landed) > limits.remembered_batches_max or len(gate._retries) > limits.remembered_producers_max:
+            if (
+                len(gate._landed) > limits.remembered_batches_max
+                or len(gate._retries) > limits.remembered_producers_max
+            ):
                 found.append(f"UNBOUNDED: {gate.partition} remembers too much")
     return found
 

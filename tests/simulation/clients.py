@@ -133,6 +133,9 @@ class Client:
         if self.writes_left <= 0 or (self.world.quiet and self.kind.bypass):
             self._finish()
             return
+        if self.kind.transactional and self.world.cluster.busy(self.producer_id):
+            self.sim.after(0.05, self._next)
+            return
         self._job = self._compose()
         self._tries_left = _TRIES_MAX if self.sim.chance(self.kind.retries) else 1
         self._send()
@@ -182,7 +185,15 @@ class Client:
             return None
         self.writes_left -= 1
         other = self.sim.rng.choice(candidates)
-        return self._note(other.partition, "conditional", other.records, other.count, other.expected, None, True)
+        return self._note(
+            other.partition,
+            "conditional",
+            other.records,
+            count=other.count,
+            expected=other.expected,
+            write_id=None,
+            honest=True,
+        )
 
     def _end_of(self, name: TopicPartition) -> int:
         """Where it thinks that the log ends: what it was told, or has read just now."""
@@ -248,7 +259,7 @@ class Client:
         if self.kind.transactional:
             kind = "transactional"
         honest = not lie or lie == "expectation"
-        write = self._note(name, kind, records, count, expected, write_id, honest)
+        write = self._note(name, kind, records, count=count, expected=expected, write_id=write_id, honest=honest)
         write.forbidden = lie in ("shared", "crc") or (
             lie == "contradiction" and conditional and count > 1 and not base_offset
         )
@@ -268,6 +279,7 @@ class Client:
         name: TopicPartition,
         kind: str,
         records: memoryview,
+        *,
         count: int,
         expected: int | None,
         write_id: bytes | None,
@@ -341,9 +353,7 @@ class Client:
         topics: dict[str, list[PartitionData]] = {}
         for write in writes:
             self.sim.log(f"{self.name} -> proxy {self.proxy}: {write}, try {len(write.tries)}")
-            topics.setdefault(write.partition.topic, []).append(
-                PartitionData(write.partition.partition, write.records)
-            )
+            topics.setdefault(write.partition.topic, []).append(PartitionData(write.partition.partition, write.records))
         message = ProduceRequest(
             self.version,
             request.correlation_id,
@@ -380,11 +390,11 @@ class Client:
             return
         request = self._in_flight.popleft()
         response: ProduceResponse = parse_produce_response(memoryview(frame), request.version)
-        results = {
-            (topic.name, result.partition): result for topic in response.topics for result in topic.partitions
-        }
+        results = {(topic.name, result.partition): result for topic in response.topics for result in topic.partitions}
         if len(results) != len(request.writes):
-            self.world.history.broken.append(f"{self.name} got {len(results)} results for {len(request.writes)} batches")
+            self.world.history.broken.append(
+                f"{self.name} got {len(results)} results for {len(request.writes)} batches"
+            )
         for attempt in request.tries:
             name = attempt.write.partition
             attempt.result = results.get((name.topic, name.partition))

@@ -15,8 +15,8 @@ _HEADER_BYTES = 61
 class Write:
     """One thing that a client wants in the log once. `kind`: conditional, plain, idempotent, transactional.
 
-    `honest`: its producer fields are its own and used once; else nothing but safety is owed to it. `forbidden`: it breaks
-    the rules in a way that must be refused, whatever the log is like.
+    `honest`: its producer fields are its own and used once; else nothing but safety is owed to it. `forbidden`: it
+    breaks the rules in a way that must be refused, whatever the log is like.
     """
 
     number: int

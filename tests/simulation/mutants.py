@@ -81,9 +81,7 @@ def no_stamp(patch: Patch) -> None:
 
 @mutant("the high watermark is taken for the log end", "the log end is the leader's LEO", "cluster")
 def high_watermark_for_log_end(patch: Patch) -> None:
-    patch.set(
-        world_module.ControlCall, "log_end", lambda self, partition: partition.replicas[self.node].high_watermark
-    )
+    patch.set(world_module.ControlCall, "log_end", lambda self, partition: partition.replicas[self.node].high_watermark)
 
 
 @mutant("sequences do not wrap", "sequence = (expected − shift) mod 2³¹", "race")
@@ -91,7 +89,9 @@ def no_wrap(patch: Patch) -> None:
     patch.set(gate_module, "SEQUENCE_MODULUS", 1 << 40)
 
 
-@mutant("an answer's base offset is not compared", "0 means success only at the expected offset", "bypass", "bypass-true")
+@mutant(
+    "an answer's base offset is not compared", "0 means success only at the expected offset", "bypass", "bypass-true"
+)
 def base_offset_not_compared(patch: Patch) -> None:
     orig = Gate._stamped_success
 
@@ -123,7 +123,9 @@ def log_append_time_not_read_back(patch: Patch) -> None:
     )
 
 
-@mutant("a violation is told as a mismatch", "44 without OFFSET_VIOLATION means nothing appended", "bypass", "bypass-true")
+@mutant(
+    "a violation is told as a mismatch", "44 without OFFSET_VIOLATION means nothing appended", "bypass", "bypass-true"
+)
 def violation_not_told(patch: Patch) -> None:
     def elsewhere(self: Gate, ticket: g.Ticket, result: Any) -> None:
         self._go_cold()
@@ -133,7 +135,9 @@ def violation_not_told(patch: Patch) -> None:
     patch.set(Gate, "_landed_elsewhere", elsewhere)
 
 
-@mutant("an appended batch moves the believed end by one record", "the end moves by the batch's records", "chains", "race")
+@mutant(
+    "an appended batch moves the believed end by one record", "the end moves by the batch's records", "chains", "race"
+)
 def end_moves_by_one(patch: Patch) -> None:
     orig = Gate._landed_at
 
@@ -202,7 +206,9 @@ def epoch_not_raised(patch: Patch) -> None:
     )
 
 
-@mutant("the epoch that the partition knows is not adopted", "adopt what DescribeProducers shows: rule 15", "bypass-true")
+@mutant(
+    "the epoch that the partition knows is not adopted", "adopt what DescribeProducers shows: rule 15", "bypass-true"
+)
 def epoch_not_adopted(patch: Patch) -> None:
     orig = Gate._tail_read
 
@@ -227,7 +233,9 @@ def stamp_errors_passed_on(patch: Patch) -> None:
 # ------------------------------------------------------------------------------------------------------------- doubts
 
 
-@mutant("7, 20 and errors beside an offset are final", "an error after the append is no refusal", "cluster", "one-broker")
+@mutant(
+    "7, 20 and errors beside an offset are final", "an error after the append is no refusal", "cluster", "one-broker"
+)
 def timeout_is_final(patch: Patch) -> None:
     orig = Gate._answered
 
@@ -264,7 +272,12 @@ def no_second_look(patch: Patch) -> None:
     patch.set(Gate, "_tick", tick)
 
 
-@mutant("a client that vanishes takes its append out of the gate", "a vanished client does not release the gate", "true-one", "liars-true")
+@mutant(
+    "a client that vanishes takes its append out of the gate",
+    "a vanished client does not release the gate",
+    "true-one",
+    "liars-true",
+)
 def client_loss_releases(patch: Patch) -> None:
     lost = Session._client_lost
     withdrawn = Gate._withdrawn
@@ -293,7 +306,12 @@ def retry_not_known(patch: Patch) -> None:
     patch.set(Gate, "_known_retry", lambda self, ticket: False)
 
 
-@mutant("a retry is known by its sequence alone", "the same sequence with other records is another batch", "liars", "liars-true")
+@mutant(
+    "a retry is known by its sequence alone",
+    "the same sequence with other records is another batch",
+    "liars",
+    "liars-true",
+)
 def retry_without_digest(patch: Patch) -> None:
     def known(self: Gate, ticket: g.Ticket) -> bool:
         for first, landed in self._retries.get(ticket.producer, ()):
@@ -363,9 +381,7 @@ def old_actual(patch: Patch) -> None:
 @mutant("open transactions are not looked at", "a marker takes an offset: rule 7", "calm-transactions")
 def marker_ignored(patch: Patch) -> None:
     orig = Gate._tail_read
-    patch.set(
-        Gate, "_tail_read", lambda self, tail: orig(self, replace(tail, open_transactions=frozenset()))
-    )
+    patch.set(Gate, "_tail_read", lambda self, tail: orig(self, replace(tail, open_transactions=frozenset())))
 
 
 @mutant("transactions pass on `required` topics", "nothing unstamped there: rule 7", "refused-transactions")
@@ -399,7 +415,7 @@ def crc_not_checked(patch: Patch) -> None:
 
 @mutant("clients may use the shared producer id", "refuse client batches under it: rule 9", "liars", "liars-true")
 def shared_id_let_through(patch: Patch) -> None:
-    orig = session_module.make_ticket
+    orig = turn_module.make_ticket
     patch.set(
         session_module,
         "make_ticket",
@@ -410,9 +426,7 @@ def shared_id_let_through(patch: Patch) -> None:
 @mutant("contradictions pass", "an expectation that contradicts its place is a mismatch", "liars", "liars-true")
 def contradiction_passes(patch: Patch) -> None:
     orig = turn_module._append
-    patch.set(
-        turn_module, "_append", lambda partition, scan: replace(orig(partition, scan), contradiction=None)
-    )
+    patch.set(turn_module, "_append", lambda partition, scan: replace(orig(partition, scan), contradiction=None))
 
 
 # ----------------------------------------------------------------------------------------------- order and bounds

@@ -108,7 +108,12 @@ SCENARIOS = {
             pause_max=2.0,
             log_append_time=True,
         ),
-        Scenario("recreated", clients=("honest", "chain", "sequenced"), faults=("recreate", "delete", "cut", "crash"), proxies=2),
+        Scenario(
+            "recreated",
+            clients=("honest", "chain", "sequenced"),
+            faults=("recreate", "delete", "cut", "crash"),
+            proxies=2,
+        ),
         Scenario(
             "true-one",
             check=Check.ON,
@@ -208,9 +213,7 @@ def run(scenario: Scenario, seed: int, *, tracing: bool = False) -> Outcome:
     history = History()
     world = World(scenario, seed, history, tracing=tracing)
     sim = world.sim
-    clients = [
-        Client(world, f"{kind}-{number}", kind, scenario.writes) for number, kind in enumerate(scenario.clients)
-    ]
+    clients = [Client(world, f"{kind}-{number}", kind, scenario.writes) for number, kind in enumerate(scenario.clients)]
     world.schedule_faults()
     found: list[str] = []
     end = sim.now + scenario.seconds

@@ -20,7 +20,7 @@ from fencepost_proxy.topics.state import StateRecord, StateView, encode_producer
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import SEQUENCE_MODULUS, LogEndOffset, Offset, ProducerEpoch, ProducerId, TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames, zero_base_offset
-from fencepost_proxy.wire.produce import NodeEndpoint
+from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult
 from tests.simulation.broker import NOT_LEADER, BrokerSide, Cluster, Partition
 from tests.simulation.clock import WALL_MINUS_MONOTONIC, Connection, End, Sim
 
@@ -65,7 +65,9 @@ class Scenario:
     think_max: float = 0.6
     start_offsets: tuple[int, ...] = (0, 0, 0, (1 << 31) - 9)
     limits: gates.GateLimits = field(
-        default_factory=lambda: gates.GateLimits(queue_max=50, in_flight_max=4, cold_send_seconds=0.5, settle_seconds=3.0)
+        default_factory=lambda: gates.GateLimits(
+            queue_max=50, in_flight_max=4, cold_send_seconds=0.5, settle_seconds=3.0
+        )
     )
     refuse_whole_requests: bool = False
 
@@ -535,9 +537,7 @@ class ControlCall:
     def _tail_came(self, tail: gates.Tail) -> None:
         proxy = self.proxy
         base = proxy.stamp_base(proxy.leader(self.wanted.partition)[2], self.wanted.partition.partition)
-        proxy.sim.log(
-            f"proxy {proxy.number} reads end {tail.log_end_offset}, state {tail.producer_state}, base {base}"
-        )
+        proxy.sim.log(f"proxy {proxy.number} reads end {tail.log_end_offset}, state {tail.producer_state}, base {base}")
         self._tell(gates.TailRead(replace(tail, stamp_base=base)))
 
     def _fetch(self, look: gates.Look) -> None:
@@ -573,12 +573,12 @@ class ControlCall:
             proxy.later(0.05, self._tell, gates.Resent(effect.ticket, None))
             proxy.later(0.05, proxy.refresh, self.wanted.partition)
             return
-        answered: list[bool] = []
+        told: list[bool] = []
         cluster = proxy.world.cluster
 
         def tell(result: gates.Resent) -> None:
-            if not answered:
-                answered.append(True)
+            if not told:
+                told.append(True)
                 if result.result is not None and result.result.error_code == NOT_LEADER:
                     proxy.refresh(self.wanted.partition)
                 self._tell(result)
@@ -587,16 +587,11 @@ class ControlCall:
             if partition.topic_id != topic_id or partition.deleted:
                 return
             records = bytes(zero_base_offset(effect.ticket.records))
-            cluster.append(
-                node,
-                partition,
-                records,
-                -1,
-                2000,
-                lambda r: proxy.later(
-                    proxy.world.delay(), tell, gates.Resent(effect.ticket, replace(r, partition=partition.name.partition))
-                ),
-            )
+            cluster.append(node, partition, records, answered, acks=-1, timeout_ms=2000)
+
+        def answered(result: PartitionResult) -> None:
+            here = replace(result, partition=partition.name.partition)
+            proxy.later(proxy.world.delay(), tell, gates.Resent(effect.ticket, here))
 
         cluster.queue(node, cluster.brokers[node].incarnation, handled)
         proxy.later(3.0, tell, gates.Resent(effect.ticket, None))
