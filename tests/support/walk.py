@@ -109,15 +109,15 @@ def _join(group: str, member_id: str = "") -> Fields:
         "SessionTimeoutMs": 60_000,
         "RebalanceTimeoutMs": 60_000,
         "MemberId": member_id,
-        "ProtocolType": "consumer",
+        "ProtocolType": "walk",
         "Protocols": [{"Name": "range", "Metadata": b"what the member says"}],
     }
 
 
 def _produce(side: Side, version: int) -> list[Fields]:
-    def to(topic: str, index: int, acks: int, *, topic_id: UUID | None = None) -> Fields:
+    def to(topic: str, index: int, acks: int) -> Fields:
         records = bytes(batch(b"one", b"two", timestamp_ms=1_700_000_000_000))
-        data = {"Name": topic, "TopicId": topic_id, "PartitionData": [{"Index": index, "Records": records}]}
+        data = {"Name": topic, "PartitionData": [{"Index": index, "Records": records}]}
         return {"Acks": acks, "TimeoutMs": 5_000, "TopicData": [data]}
 
     return [
