@@ -879,6 +879,25 @@ def test_a_retry_that_came_while_its_first_try_still_waited_is_appended_once(con
     talk.silent()
 
 
+def test_a_retry_that_waited_for_a_first_try_whose_client_is_gone_takes_its_place() -> None:
+    talk = warm(10)
+    records = expecting(10, b"a", producer=(5, 0, 0))
+    first = talk.offer(records)
+    talk.granted(first)
+    talk.tell(g.Lost(first))
+    talk.next(g.Look)
+    again = talk.offer(records, connection=2)
+    talk.silent()
+    # Another process has written there, and was truncated again since: the first try would be sent once more.
+    talk.tell(g.Looked(first, in_log(expecting(10, b"another's"), 10)))
+    talk.tail(10, next_sequence=10)
+    assert talk.next(g.Grant).ticket is first
+    talk.tell(g.Withdrawn(first))
+    assert talk.granted(again) == g.Stamp(SHARED, 0, 10)
+    talk.kafka(again, base_offset=10)
+    talk.accepted(again, 10)
+
+
 def test_forgetting_drops_what_was_believed_and_a_read_that_was_under_way() -> None:
     talk = Talk()
     ticket = talk.offer(expecting(10, b"a"))

@@ -307,6 +307,13 @@ class Gate:
             for pending in (*self._in_flight, *self._doubts):
                 if ticket in pending.followers:
                     pending.followers.remove(ticket)
+            return
+        if ticket.followers:
+            # Retries that waited for its outcome: nothing became of it, so the first of them takes its place.
+            heir, *rest = ticket.followers
+            ticket.followers.clear()
+            heir.followers.extend(rest)
+            self._queue.appendleft(heir)
 
     def _sent(self, ticket: Ticket, now: float) -> None:
         assert ticket is self._granted, "a ticket is sent only on its grant"
