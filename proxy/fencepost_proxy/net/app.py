@@ -288,6 +288,7 @@ class Proxy:
             async with asyncio.timeout(_STORE_SECONDS):
                 assert self._state is not None
                 changes = [await self._with_topic_id(change) for change in store.changes]
+                await self._forget_deleted(changes)
                 records = self._state.view.records_of(changes)
                 if records:
                     await self._state.append(records)
@@ -301,6 +302,14 @@ class Proxy:
             error = str(failure) or "it took too long"
             _log.error("virtual configs could not be stored", reason=error)
         self.session_event(connection, sessions.Stored(store.token, error))
+
+    async def _forget_deleted(self, changes: Sequence[TopicConfigChange]) -> None:
+        """Before the client hears of it: what a gate believes of a topic must not outlive it."""
+        gone = [change.topic for change in changes if change.deleted and change.topic is not None]
+        if gone:
+            await self._control.refresh_metadata(gone)
+        for topic in gone:
+            self._topic_replaced(topic)
 
     async def _with_topic_id(self, change: TopicConfigChange) -> TopicConfigChange:
         """Where no response told it, metadata does; a topic just created is not everywhere at once."""
