@@ -65,7 +65,11 @@ def run_tools(bootstrap: str, prefix: str, directory: Path) -> list[tuple[str, i
     ]  # fmt: skip
     script = directory / f"{prefix}.tools"
     script.write_text(
-        "".join("\t".join([_main_class(tool), stdin, *arguments]) + "\n" for tool, stdin, arguments in commands)
+        "".join(
+            # Brokers learn of a new topic one by one: a tool that asks another one than the last did would not find it.
+            "\t".join([_main_class(tool), stdin, *arguments]) + ("\npause\t1500\n" if tool == "kafka-topics" else "\n")
+            for tool, stdin, arguments in commands
+        )
     )
     classes = compile_java([SOURCES / "ToolRunner.java"], version=kafka_version())
     printed = run_java(

@@ -20,6 +20,9 @@ public final class ToolRunner {
         }
     }
 
+    /** A line that is no tool: this word, then for how many milliseconds to wait. */
+    private static final String PAUSE = "pause";
+
     /** Of the tool at hand: the first counts, since some catch what ends them and exit again. */
     private static Integer exitCode;
 
@@ -36,6 +39,10 @@ public final class ToolRunner {
         int number = 0;
         for (String line : Files.readAllLines(Path.of(args[0]))) {
             String[] fields = line.split("\t", -1);
+            if (fields[0].equals(PAUSE)) {
+                Thread.sleep(Long.parseLong(fields[1]));
+                continue;
+            }
             ByteArrayOutputStream printed = new ByteArrayOutputStream();
             PrintStream capture = new PrintStream(printed, true, StandardCharsets.UTF_8);
             System.setOut(capture);
