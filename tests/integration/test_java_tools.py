@@ -66,8 +66,9 @@ def run_tools(bootstrap: str, prefix: str, directory: Path) -> list[tuple[str, i
     script = directory / f"{prefix}.tools"
     script.write_text(
         "".join(
-            # Brokers learn of a new topic one by one: a tool that asks another one than the last did would not find it.
-            "\t".join([_main_class(tool), stdin, *arguments]) + ("\npause\t1500\n" if tool == "kafka-topics" else "\n")
+            # Brokers learn of a change one by one: a tool that asks another one than the last did would not see it.
+            "\t".join([_main_class(tool), stdin, *arguments])
+            + ("\npause\t1500\n" if tool in ("kafka-topics", "kafka-configs") else "\n")
             for tool, stdin, arguments in commands
         )
     )
