@@ -722,6 +722,45 @@ def test_what_was_truncated_is_not_remembered() -> None:
     assert talk.granted(retry) == g.Stamp(SHARED, 0, 10)
 
 
+def unresolved(talk: Talk) -> memoryview:
+    """An unconditional batch of a producer that is stamped here, told 7 while its send may still be queued in Kafka."""
+    first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.granted(first)
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    records = batch(b"b", producer=(5, 0, 1))
+    lost = talk.offer(records)
+    assert talk.granted(lost) == g.Stamp(SHARED, 0, 11)
+    talk.tell(g.Lost(lost))
+    talk.next(g.Look)
+    talk.tell(g.Looked(lost, g.NotYet(11)))
+    assert talk.answered(lost).error_code == TIMED_OUT
+    return records
+
+
+def test_a_retry_of_an_unresolved_batch_is_looked_up_where_its_first_try_should_be() -> None:
+    talk = warm(10, Check.ON)
+    records = unresolved(talk)
+    retry = talk.offer(records, connection=2)
+    assert talk.next(g.Look) == g.Look(retry, 11)
+    talk.tell(g.Looked(retry, in_log(records, 11)))
+    talk.accepted(retry, 11)  # the first try has landed meanwhile
+
+
+def test_a_retry_of_an_unresolved_batch_that_is_not_there_gets_the_same_sequence() -> None:
+    talk = warm(10, Check.ON)
+    records = unresolved(talk)
+    retry = talk.offer(records, connection=2)
+    talk.next(g.Look)
+    talk.tell(g.Looked(retry, g.NotYet(11)))
+    talk.tail(11, next_sequence=11)
+    assert talk.granted(retry) == g.Stamp(SHARED, 0, 11)
+    talk.kafka(retry, base_offset=11, log_append_time_ms=now_ms())  # the first try was faster
+    assert talk.next(g.Look) == g.Look(retry, 11)
+    talk.tell(g.Looked(retry, in_log(records, 11)))
+    talk.accepted(retry, 11)
+
+
 # ------------------------------------------------------------------------------------------------------ transactions
 
 

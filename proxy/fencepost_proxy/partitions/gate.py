@@ -165,6 +165,7 @@ class Gate:
         # Remembered whatever the phase.
         self._landed: OrderedDict[int, _Landed] = OrderedDict()
         self._retries: OrderedDict[tuple[int, int], deque[tuple[int, _Landed]]] = OrderedDict()
+        self._unresolved: OrderedDict[tuple[tuple[int, int], int], tuple[bytes, int, Stamp]] = OrderedDict()
         self._check = Check.ON
         self._clean = True  # every doubt being settled was acknowledged and only had to be confirmed
         self._read_is_stale = False
@@ -249,6 +250,9 @@ class Gate:
         # A retry is known before anything is compared: its first try moved the log end itself.
         if ticket.kind.stamped and ticket.append.producer_id >= 0 and self._known_retry(ticket):
             return
+        if self._is_unresolved(ticket):
+            self._doubt(ticket, now)
+            return
         if len(self._queue) >= self._limits.queue_max:
             self._answer_later(ticket, "the gate's queue is full")
             return
@@ -295,6 +299,24 @@ class Gate:
                 pending.followers.append(ticket)
                 return True
         return False
+
+    def _is_unresolved(self, ticket: Ticket) -> bool:
+        """An unconditional batch whose last try ended unknown: look where that should be before it goes again.
+
+        Conditional ones need no such memory: they come again with their offset, and so with the same stamp.
+        """
+        known = self._unresolved.pop((ticket.producer, ticket.append.base_sequence), None)
+        if ticket.kind is not Kind.PLAIN or known is None or known[0] != ticket.digest:
+            return False
+        _, ticket.at, ticket.stamp = known
+        return True
+
+    def _remember_unresolved(self, ticket: Ticket) -> None:
+        if ticket.kind is Kind.PLAIN and ticket.append.producer_id >= 0 and ticket.at is not None and ticket.stamp:
+            key = (ticket.producer, ticket.append.base_sequence)
+            self._unresolved[key] = (ticket.digest, ticket.at, ticket.stamp)
+            while len(self._unresolved) > self._limits.remembered_batches_max:
+                self._unresolved.popitem(last=False)
 
     def _withdrawn(self, ticket: Ticket) -> None:
         if ticket is self._granted:
@@ -351,8 +373,11 @@ class Gate:
         assert self._tail is not None
         duplicate = result.log_append_time_ms != -1 and not self._tail.log_append_time
         if self._tail.log_append_time or (duplicate and ticket.kind is Kind.PLAIN):
-            # No answer tells a fresh append from a duplicate here (or it is an earlier send of this very batch).
+            # No answer tells a fresh append from a duplicate here (or it is an earlier send of this very batch, and
+            # the answer says where that lies).
             ticket.acknowledged = True
+            if ticket.kind is Kind.PLAIN:
+                ticket.at = result.base_offset
             self._doubt(ticket, now)
         elif duplicate:
             # Kafka takes an equal sequence range for a duplicate: the winner of a race lies there, or an earlier try
@@ -427,6 +452,7 @@ class Gate:
     def _forget(self) -> None:
         self._landed.clear()
         self._retries.clear()
+        self._unresolved.clear()
         self._read_is_stale = self.phase is Phase.READING
         self._go_cold()
 
@@ -756,7 +782,7 @@ class Gate:
                 there = self._read_landed(result, ticket.at, ticket)
                 if there is None or there.digest != ticket.digest or not self._is_stamp(result, ticket):
                     self._settled(ticket)
-                    self._again(ticket)
+                    self._decide_anew(ticket)
                 elif ticket.acknowledged or ticket.kind is Kind.PLAIN or self._names_itself(ticket, there):
                     self._landed_at(ticket, there.log_append_time_ms, self._log_start(), now)
                     self._settled(ticket, clean=ticket.acknowledged)
@@ -766,6 +792,10 @@ class Gate:
                     self._answer_unknown(
                         ticket, "the connection to Kafka was lost; an equal batch lies there: may be yours"
                     )
+            case NotYet(log_end) if log_end <= ticket.at and ticket.sent_at is None:
+                # Its last try may still be queued in Kafka. It gets the same sequence again: one of the two lands.
+                self._settled(ticket)
+                self._decide_anew(ticket)
             case NotYet(log_end) if log_end <= ticket.at:
                 self._settled(ticket)
                 self._answer_unknown(ticket, "the connection to Kafka was lost before it answered")
@@ -774,6 +804,13 @@ class Gate:
                 self._answer_unknown(ticket, "what was appended there is no longer readable")
             case _:
                 self._settle_later(ticket, now)
+
+    def _decide_anew(self, ticket: Ticket) -> None:
+        if ticket.sent_at is None:  # a retry that only had to be looked up first
+            ticket.at = ticket.stamp = None
+            self._queue.appendleft(ticket)
+        else:
+            self._again(ticket)
 
     def _resent(self, ticket: Ticket, result: PartitionResult | None, now: float) -> None:
         if ticket not in self._doubts:
@@ -869,6 +906,7 @@ class Gate:
 
     def _answer_unknown(self, ticket: Ticket, why: str) -> None:
         """7: it may be in the log or not, or come to be there."""
+        self._remember_unresolved(ticket)
         self._answer_error(ticket, Error.REQUEST_TIMED_OUT, f"OUTCOME_UNKNOWN {why}", "outcome_unknown")
 
     def _answer_error(self, ticket: Ticket, error: Error, message: str, reason: str) -> None:
