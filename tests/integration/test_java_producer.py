@@ -1,0 +1,61 @@
+"""What the user of Kafka's own Java producer sees of conditional publish, idempotent (its default) and not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.tools import compile_java, run_java
+from tests.support.kafka import kafka_version
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, Log
+
+pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
+
+SOURCE = Path(__file__).parents[1] / "java" / "ConditionalSends.java"
+
+
+def sends(bootstrap: str, topic: str, idempotent: bool, *expected: str) -> list[str]:
+    """One line per record: `ok OFFSET`, or the exception's class and message."""
+    version = kafka_version()
+    classes = compile_java([SOURCE], version=version)
+    arguments = [bootstrap, topic, str(idempotent).lower(), *expected]
+    return run_java("ConditionalSends", arguments, classes=classes, version=version).output.splitlines()
+
+
+@pytest.mark.parametrize("idempotent", [True, False], ids=["idempotent", "not idempotent"])
+def test_a_java_producer_sees_a_policy_violation_with_both_offsets_and_goes_on(
+    idempotent: bool, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
+    topic = unique_topic("checked")
+    with Connection(proxy.bootstrap) as client:
+        assert client.create_topic(topic) == (0, None)
+
+    seen = sends(proxy.bootstrap, topic, idempotent, "0", "7", "1", "-", "3")
+
+    print(*seen, sep="\n")
+    assert seen == [
+        "ok 0",
+        f"PolicyViolationException OFFSET_MISMATCH topic={topic} partition=0 expected=7 actual=1",
+        "ok 1",
+        "ok 2",
+        "ok 3",
+    ]
+    log = Log(kafka.bootstrap)
+    assert log.values(topic) == [b"expects 0", b"expects 1", b"expects -", b"expects 3"]
+
+
+def test_a_java_producer_that_says_nothing_where_it_must_is_told_so(
+    proxy: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
+    topic = unique_topic("required")
+    with Connection(proxy.bootstrap) as client:
+        assert client.create_topic(topic) == (0, None)
+
+    nothing_said, said = sends(proxy.bootstrap, topic, True, "-", "0")
+
+    assert nothing_said.startswith(f"PolicyViolationException EXPECTATION_REQUIRED topic={topic} partition=0")
+    assert said == "ok 0"
