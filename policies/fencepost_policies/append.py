@@ -6,7 +6,6 @@ for, so it can be read, tested and argued about without a socket in sight.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
@@ -116,9 +115,3 @@ class Policy(Protocol):
 POLICY_VIOLATION = 44
 INVALID_TIMESTAMP = 32
 INVALID_RECORD = 87
-
-ERROR_NAMES: Mapping[int, str] = {
-    POLICY_VIOLATION: "POLICY_VIOLATION",
-    INVALID_TIMESTAMP: "INVALID_TIMESTAMP",
-    INVALID_RECORD: "INVALID_RECORD",
-}

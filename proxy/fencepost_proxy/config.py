@@ -80,8 +80,7 @@ class Limits:
     reconnect_backoff_max_seconds: float = _limit(1.0, "longest pause between connection attempts to a broker")
     control_in_flight_max: int = _limit(256, "our own unanswered requests on one connection to a broker")
     metadata_refresh_seconds: float = _limit(5.0, "how often brokers and known topics are looked up again")
-    settle_backoff_min_seconds: float = _limit(0.05, "pause before an append in doubt is looked for again")
-    settle_backoff_max_seconds: float = _limit(2.0, "longest pause between two looks for an append in doubt")
+    settle_retry_seconds: float = _limit(0.05, "pause before an append in doubt is looked for again")
     drain_seconds: float = _limit(10.0, "how long a closing connection may take to pass on what is under way")
 
     def __post_init__(self) -> None:
@@ -93,12 +92,10 @@ class Limits:
                 f"limits.buffered_bytes_max ({self.buffered_bytes_max}) must not be below limits.frame_bytes_max "
                 f"({self.frame_bytes_max}): a single frame of that size could never be handled"
             )
-        for least, most in (
-            ("reconnect_backoff_min_seconds", "reconnect_backoff_max_seconds"),
-            ("settle_backoff_min_seconds", "settle_backoff_max_seconds"),
-        ):
-            if getattr(self, least) > getattr(self, most):
-                raise ConfigError(f"limits.{least} must not be above limits.{most}")
+        if self.reconnect_backoff_min_seconds > self.reconnect_backoff_max_seconds:
+            raise ConfigError(
+                "limits.reconnect_backoff_min_seconds must not be above limits.reconnect_backoff_max_seconds"
+            )
 
 
 def limit_docs() -> Mapping[str, str]:

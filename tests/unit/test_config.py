@@ -108,7 +108,7 @@ def test_the_first_glob_that_matches_decides_alone(write: Write) -> None:
         ("[limits]\nconnections_max = 0", "limits.connections_max must be above 0, not 0"),
         ("[limits]\ndrain_seconds = nan", "limits.drain_seconds must be above 0"),
         ("[limits]\nframe_bytes_max = 999999999", "limits.buffered_bytes_max (268435456) must not be below"),
-        ("[limits]\nsettle_backoff_min_seconds = 9", "settle_backoff_min_seconds must not be above"),
+        ("[limits]\nreconnect_backoff_min_seconds = 9", "reconnect_backoff_min_seconds must not be above"),
         ("limits = 3", "limits: must be a table ([limits]), not 3"),
         ('listen = "nowhere"', "listen: 'nowhere' is not HOST:PORT"),
         ('listen = "a:70000"', "listen: 'a:70000' has no usable port"),

@@ -90,7 +90,7 @@ class Proxy:
         exchanges = Exchanges(self._book, self._known, self._shared_producer_id, self._open_listeners)
         gate_limits = GateLimits(
             queue_max=limits.gate_queue_max,
-            read_retry_seconds=limits.settle_backoff_min_seconds,
+            read_retry_seconds=limits.settle_retry_seconds,
             decompressed_bytes_max=limits.decompressed_bytes_max,
             stamping=not config.unsafe_disable_stamping,
         )

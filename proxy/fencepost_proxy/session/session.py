@@ -591,7 +591,6 @@ class Session:
 
     def _refuse(self, turn: Turn, key: TopicPartition, refusal: Refusal) -> None:
         turn.results[key] = refused(key, refusal)
-        turn.refused_reasons.append(refusal.reason)
         self._commands.append(Count("refusal", refusal.reason))
 
     def _next_turn(self, now: float) -> None:

@@ -55,7 +55,6 @@ class Turn:
     waiting_for: Ticket | None = None
     granted: list[Ticket] = field(default_factory=list)
     sent: bool = False
-    refused_reasons: list[str] = field(default_factory=list)
     throttle_time_ms: int = 0
 
     @property
