@@ -1,0 +1,481 @@
+"""Writers that go around the proxy: nobody can stop them, but what they did is found out, told, and never a success.
+
+Each test lets somebody append at Kafka's own address, then looks at what clients of the proxy are told, at its metrics
+and at its log. The truth is the log, asked without the proxy.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.raw import Answer, Connection, Log, Producer, batch, produce_request, until
+
+pytestmark = pytest.mark.kafka
+
+OK, NOT_LEADER, TIMED_OUT, POLICY_VIOLATION = 0, 6, 7, 44
+OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_EPOCH = 45, 47
+HUGE_EPOCH, LAST_EPOCH = 32_000, 32_767
+SEED = 20_261
+
+NewTopic = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    """One whose metrics can be read, and that nobody else makes count."""
+    status = ("--status", "127.0.0.1:0")
+    with ProxyProcess(
+        kafka.bootstrap, tmp_path_factory.mktemp("bypassed"), config=GUARDED_BY_NAME, arguments=status
+    ) as process:
+        yield process
+        assert "Traceback" not in process.log
+        assert "crashed" not in process.log
+
+
+@pytest.fixture
+def log(kafka: KafkaCluster) -> Log:
+    return Log(kafka.bootstrap)
+
+
+@pytest.fixture
+def client(proxy: ProxyProcess) -> Iterator[Connection]:
+    with Connection(proxy.bootstrap) as connection:
+        yield connection
+
+
+@pytest.fixture
+def new_topic(client: Connection, log: Log, unique_topic: Callable[..., str]) -> NewTopic:
+    """`new_topic("required", length=3)`: guarded by its name, with so many records appended through the proxy."""
+
+    def create(prefix: str, *, length: int = 0) -> str:
+        name = unique_topic(prefix)
+        assert client.create_topic(name) == (OK, None)
+        assert log.end(name) == 0
+        for at in range(length):
+            assert settled(client, name, batch(b"old", expected=at))[:2] == (OK, at)
+        return name
+
+    return create
+
+
+def settled(client: Connection, topic: str, records: bytes) -> Answer:
+    """What it comes to: 6 says that nothing was appended and that it may come again."""
+
+    def answer() -> Answer | None:
+        last = client.append(topic, records)
+        return None if last.error_code == NOT_LEADER else last
+
+    found: Answer = until(answer, "an answer that is not retriable", within_seconds=60)
+    return found
+
+
+@dataclass
+class Watch:
+    """What the proxy counted and logged of one topic since this was made."""
+
+    proxy: ProxyProcess
+    topic: str
+
+    def __post_init__(self) -> None:
+        self._violations = violations_counted(self.proxy)
+        self._read_up_to = len(self.proxy.log)
+
+    @property
+    def counted(self) -> int:
+        return violations_counted(self.proxy) - self._violations
+
+    @property
+    def errors(self) -> list[str]:
+        lines = self.proxy.log[self._read_up_to :].splitlines()
+        return [line for line in lines if re.search(r"\berror\b", line, re.IGNORECASE) and self.topic in line]
+
+    def reported(self) -> list[str]:
+        """Its ERROR lines that say OFFSET_VIOLATION."""
+        return [line for line in self.errors if "OFFSET_VIOLATION" in line]
+
+
+def violations_counted(proxy: ProxyProcess) -> int:
+    return int(metrics(proxy)["fencepost_offset_violations_total"])
+
+
+def metrics(proxy: ProxyProcess) -> Mapping[str, float]:
+    (url,) = set(re.findall(r"url=\"?(http://[^\s\"]+/)", proxy.log))
+    with urllib.request.urlopen(f"{url}metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
+
+
+def assert_violation(answer: Answer, topic: str, *, expected: int, appended_at: int) -> None:
+    """Told with everything that its reader needs: where, what was expected, what became of it, who."""
+    assert (answer.error_code, answer.base_offset) == (POLICY_VIOLATION, appended_at), answer
+    message = answer.message or ""
+    assert message.startswith(
+        f"OFFSET_VIOLATION topic={topic} partition=0 expected={expected} appended_at={appended_at}"
+    )
+    assert re.search(r" producer_id=\d+", message), f"it does not name the producer: {message}"
+
+
+def shared_producer_id(log: Log, topic: str) -> int:
+    """The one that stamps: of the first batch that came through the proxy."""
+    return log.batches(topic)[0].producer_id
+
+
+# --- how they write ---------------------------------------------------------------------------------------------------
+
+
+def _unstamped(direct: Connection, topic: str, values: list[bytes]) -> None:
+    for value in values:
+        assert direct.append(topic, batch(value)).error_code == OK
+
+
+def _idempotent(direct: Connection, topic: str, values: list[bytes]) -> None:
+    producer = direct.init_producer_id()
+    for sequence, value in enumerate(values):
+        assert direct.append(topic, batch(value, producer=producer._replace(sequence=sequence))).error_code == OK
+
+
+def _in_one_batch(direct: Connection, topic: str, values: list[bytes]) -> None:
+    assert direct.append(topic, batch(*values)).error_code == OK
+
+
+WRITERS = {"unstamped": _unstamped, "idempotent": _idempotent, "in one batch": _in_one_batch}
+
+
+@pytest.mark.parametrize("how", WRITERS)
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_it_is_told_at_the_next_append(  # noqa: PLR0917
+    prefix: str, how: str, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
+) -> None:
+    topic = new_topic(prefix, length=3)
+    watch = Watch(proxy, topic)
+    with log.connect(topic) as direct:
+        WRITERS[how](direct, topic, [b"around", b"around"])
+
+    answer = client.append(topic, batch(b"mine", expected=3))
+
+    assert_violation(answer, topic, expected=3, appended_at=5)
+    (line,) = watch.reported()
+    assert re.search(r"\bappended_at=5\b", line), line
+    assert re.search(r"\bexpected=3\b", line), line
+    assert re.search(r"\bproducer_id=\d+", line), line
+    assert watch.counted == 1
+    # and it goes on:
+    refused = settled(client, topic, batch(b"x", expected=5))
+    assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, 6)
+    assert (refused.message or "").startswith("OFFSET_MISMATCH")
+    for at in (6, 7, 8):
+        assert settled(client, topic, batch(b"next", expected=at))[:2] == (OK, at)
+    assert watch.counted == 1
+    assert log.values(topic) == [b"old"] * 3 + [b"around"] * 2 + [b"mine"] + [b"next"] * 3
+
+
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_it_is_told_when_the_log_ends_where_nobody_appended(
+    prefix: str, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
+) -> None:
+    """No append of ours is needed: the proxy had appended three records, and finds five."""
+    topic = new_topic(prefix, length=3)
+    watch = Watch(proxy, topic)
+    with log.connect(topic) as direct:
+        _unstamped(direct, topic, [b"around", b"around"])
+
+    refused = settled(client, topic, batch(b"x", expected=1))
+
+    assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, 5)
+    assert (refused.message or "").startswith(f"OFFSET_MISMATCH topic={topic} partition=0 expected=1 actual=5")
+    assert watch.errors, "nothing was logged as an ERROR"
+    assert watch.counted >= 1
+    assert settled(client, topic, batch(b"next", expected=5))[:2] == (OK, 5)
+    assert log.values(topic) == [b"old"] * 3 + [b"around"] * 2 + [b"next"]
+
+
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_an_unconditional_or_failed_append_is_never_one(
+    prefix: str, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
+) -> None:
+    """The other side of the count: what passes the proxy as it should is no violation, however the log end moves."""
+    topic = new_topic(prefix, length=2)
+    watch = Watch(proxy, topic)
+    producer = client.init_producer_id()
+    for i in range(3):
+        if prefix == "checked":
+            client.append(topic, batch(b"said nothing"))
+            client.append(topic, batch(b"idempotent", producer=producer._replace(sequence=i)))
+        end = log.end(topic)
+        assert settled(client, topic, batch(b"x", expected=end + 5)).base_offset == end
+        assert settled(client, topic, batch(b"x", expected=0)).base_offset == end
+        assert settled(client, topic, batch(b"y", b"y", expected=end))[:2] == (OK, end)
+    assert (watch.counted, watch.errors) == (0, [])
+
+
+def test_a_retry_of_what_landed_elsewhere_is_not_told_that_it_was_refused(
+    proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
+) -> None:
+    """Its first answer was lost: the batch lies at 4, so neither a success at 3 nor a plain mismatch would be true."""
+    topic = new_topic("required", length=3)
+    producer = client.init_producer_id()
+    mine = batch(b"mine", expected=3, producer=producer, write_id=b"once")
+    with log.connect(topic) as direct:
+        _unstamped(direct, topic, [b"around"])
+    with Connection(proxy.bootstrap) as lost:
+        lost.send_produce({topic: {0: mine}})
+        until(lambda: log.end(topic) == 5, "the append")
+
+    again = settled(client, topic, mine)
+
+    assert again.error_code != OK
+    assert again.message is not None
+    assert "OFFSET_VIOLATION" in again.message or "POSSIBLY_YOURS" in again.message, again
+    assert log.values(topic) == [b"old"] * 3 + [b"around", b"mine"]
+
+
+def test_a_chain_in_flight_is_told_piece_by_piece(
+    client: Connection, proxy: ProxyProcess, log: Log, new_topic: NewTopic
+) -> None:
+    """Ten conditional appends at once behind a stranger's: Kafka takes the stamps in order, all shifted by one."""
+    topic = new_topic("required", length=3)
+    watch = Watch(proxy, topic)
+    with log.connect(topic) as direct:
+        _unstamped(direct, topic, [b"around"])
+    requests = [produce_request({topic: {0: batch(b"c%d" % i, expected=3 + i)}}) for i in range(10)]
+    client.socket.sendall(b"".join(client.frame(request, 9)[1] for request in requests))
+
+    answers = [client.receive_produce()[1][topic, 0] for _ in requests]
+
+    there = {value: at for at, value in enumerate(log.values(topic))}
+    for i, answer in enumerate(answers):
+        value = b"c%d" % i
+        assert answer.error_code == POLICY_VIOLATION, answer
+        if (answer.message or "").startswith("OFFSET_VIOLATION"):
+            assert_violation(answer, topic, expected=3 + i, appended_at=there[value])
+        else:
+            assert value not in there, answer
+    assert watch.counted == len(watch.reported()) == sum(value[:1] == b"c" for value in there)
+    assert there[b"c0"] == 4
+    end = log.end(topic)
+    assert settled(client, topic, batch(b"next", expected=end))[:2] == (OK, end)
+
+
+# --- liars: the producer id that stamps, used by somebody else --------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_the_stamp_itself_under_a_huge_epoch(
+    prefix: str, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
+) -> None:
+    """Kafka fences the proxy's own stamp (47) from then on: the gate has to find a way past the liar's epoch."""
+    topic = new_topic(prefix, length=3)
+    watch = Watch(proxy, topic)
+    liar = Producer(shared_producer_id(log, topic), HUGE_EPOCH)
+    with log.connect(topic) as direct:
+        assert direct.append(topic, batch(b"lie", producer=liar._replace(sequence=3))).error_code != OK
+        assert direct.append(topic, batch(b"lie", producer=liar)).base_offset == 3
+
+        refused = settled(client, topic, batch(b"x", expected=3))
+
+        assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, 4)
+        assert (refused.message or "").startswith("OFFSET_MISMATCH")
+        for at in (4, 5):
+            assert settled(client, topic, batch(b"next", expected=at))[:2] == (OK, at)
+        assert watch.errors, "nothing was logged as an ERROR"
+        assert watch.counted >= 1
+        # Again, with the epoch that the gate moved on to: it is no secret.
+        epoch = log.batches(topic)[-1].producer_epoch
+        assert epoch >= HUGE_EPOCH
+        again = direct.append(topic, batch(b"lie", producer=liar._replace(epoch=epoch + 1)))
+        assert again.base_offset == 6
+        refused = settled(client, topic, batch(b"x", expected=6))
+        assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, 7)
+        assert settled(client, topic, batch(b"next", expected=7))[:2] == (OK, 7)
+    assert log.values(topic) == [b"old"] * 3 + [b"lie", b"next", b"next", b"lie", b"next"]
+
+
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_the_stamp_itself_under_the_last_epoch_there_is(
+    prefix: str, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
+) -> None:
+    """There is no epoch above it. Whatever the gate makes of that: nothing false, and an ERROR that says so."""
+    topic = new_topic(prefix, length=3)
+    watch = Watch(proxy, topic)
+    with log.connect(topic) as direct:
+        liar = Producer(shared_producer_id(log, topic), LAST_EPOCH)
+        assert direct.append(topic, batch(b"lie", producer=liar)).base_offset == 3
+
+    answers = [client.append(topic, batch(b"x%d" % at, expected=at), timeout_ms=3000) for at in (3, 4)]
+
+    there = log.values(topic)
+    for at, answer in zip((3, 4), answers, strict=True):
+        if answer.error_code == OK:
+            assert there[at] == b"x%d" % at
+            assert answer.base_offset == at
+        else:
+            assert answer.error_code in (NOT_LEADER, POLICY_VIOLATION), answer
+            assert b"x%d" % at not in there
+    assert answers[0].error_code != OK
+    assert watch.errors, "nothing was logged as an ERROR"
+
+
+def test_a_stamp_that_fits_is_a_race_lost_fairly(
+    proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
+) -> None:
+    """Who stamps as the proxies do is compared by Kafka as they are: log and sequence move together."""
+    topic = new_topic("required", length=3)
+    watch = Watch(proxy, topic)
+    stamp = log.batches(topic)[-1]
+    with log.connect(topic) as direct:
+        fair = Producer(stamp.producer_id, stamp.producer_epoch, stamp.base_sequence + 1)
+        assert direct.append(topic, batch(b"late", producer=fair._replace(sequence=77))).error_code == 45
+        assert direct.append(topic, batch(b"fair", producer=fair)).base_offset == 3
+    for _ in range(2):
+        refused = settled(client, topic, batch(b"mine", expected=3))
+        assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, 4), refused
+    assert settled(client, topic, batch(b"mine", expected=4))[:2] == (OK, 4)
+    assert (watch.counted, watch.reported()) == (0, [])
+    assert log.values(topic) == [b"old"] * 3 + [b"fair", b"mine"]
+
+
+# --- transactions around the proxy ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("commit", [True, False])
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_a_transaction_around_the_proxy(  # noqa: PLR0917
+    prefix: str, commit: bool, client: Connection, log: Log, new_topic: NewTopic, unique_topic: Callable[..., str]
+) -> None:
+    """Its records and its marker move the log twice, the marker at a time of its own."""
+    topic, name = new_topic(prefix, length=2), unique_topic("around")
+    with log.connect(topic) as direct:
+        producer = until(lambda: direct.init_producer_id(name), "a producer id")
+        begin(direct, topic, name, producer)
+        records = batch(b"txn", producer=producer, transactional=True)
+        assert direct.append(topic, records, transactional_id=name, version=11).base_offset == 2
+
+        first = client.append(topic, batch(b"first", expected=2), timeout_ms=1500)
+        second = client.append(topic, batch(b"second", expected=log.end(topic)), timeout_ms=1500)
+
+        assert first.error_code in (NOT_LEADER, POLICY_VIOLATION), first
+        if first.error_code == POLICY_VIOLATION:
+            assert_violation(first, topic, expected=2, appended_at=3)
+        # By now the gate has looked: the marker is still to come, so nobody can know where the next append lands.
+        assert second.error_code == NOT_LEADER, second
+        before = log.end(topic)
+        end(direct, name, producer, commit=commit)
+    until(lambda: log.end(topic) == before + 1, "the marker")
+    stale = settled(client, topic, batch(b"third", expected=before))
+    assert (stale.error_code, stale.base_offset) == (POLICY_VIOLATION, before + 1), stale
+    assert settled(client, topic, batch(b"fourth", expected=before + 1))[:2] == (OK, before + 1)
+    values = log.values(topic)
+    assert (values[:3], values[-1]) == ([b"old", b"old", b"txn"], b"fourth")
+    assert not {b"second", b"third"} & set(values)
+
+
+def begin(client: Connection, topic: str, name: str, producer: Producer) -> None:
+    added = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=[0])
+    request = AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=name,
+        v3_and_below_producer_id=producer.id,
+        v3_and_below_producer_epoch=producer.epoch,
+        v3_and_below_topics=[added],
+    )
+    until(
+        lambda: (
+            client.ask(request, 3).results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code == OK
+        ),
+        "the transaction to begin",
+    )
+
+
+def end(client: Connection, name: str, producer: Producer, *, commit: bool) -> None:
+    request = EndTxnRequest(
+        transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=commit
+    )
+    assert client.ask(request, 3).error_code == OK
+
+
+# --- all of it at once ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_conditional_writers_beside_writers_around_the_proxy(
+    prefix: str, proxy: ProxyProcess, log: Log, new_topic: NewTopic
+) -> None:
+    """Whatever the interleaving: a success is where it was expected, a refusal is nowhere, and the rest is told."""
+    rng = random.Random(SEED)
+    print(f"seed {SEED}")
+    topic = new_topic(prefix, length=1)
+    watch = Watch(proxy, topic)
+    told: dict[bytes, Answer] = {}
+    around: set[bytes] = set()
+    done = threading.Event()
+
+    def conditional(name: str) -> None:
+        end = number = 0
+        with Connection(proxy.bootstrap) as connection:
+            while not done.is_set():
+                number += 1
+                value = b"%s/%d" % (name.encode(), number)
+                answer = told[value] = connection.append(topic, batch(value, expected=end))
+                if answer.base_offset >= 0:
+                    landed = answer.error_code == OK or "OFFSET_VIOLATION" in (answer.message or "")
+                    end = answer.base_offset + landed
+
+    def stranger(pauses: list[float]) -> None:
+        try:
+            with log.connect(topic) as direct:
+                producer = direct.init_producer_id()
+                liar = Producer(shared_producer_id(log, topic), 100)
+                for number, pause in enumerate(pauses):
+                    done.wait(pause)
+                    value = b"around/%d" % number
+                    how = number % 3
+                    if how == 0:
+                        records = batch(value)
+                    elif how == 1:
+                        records = batch(value, producer=producer._replace(sequence=number // 3))
+                    else:
+                        records = batch(value, producer=liar._replace(epoch=100 + 50 * number))
+                    if direct.append(topic, records).error_code == OK:
+                        around.add(value)
+        finally:
+            done.set()
+
+    with ThreadPoolExecutor(3) as pool:
+        pauses = [rng.uniform(0.0, 0.1) for _ in range(40)]
+        tasks = [pool.submit(stranger, pauses), pool.submit(conditional, "a"), pool.submit(conditional, "b")]
+        for task in tasks:
+            task.result()
+
+    there = {value: at for at, value in enumerate(log.values(topic)) if value not in (None, b"old")}
+    codes: Counter[str] = Counter()
+    for value, answer in told.items():
+        message = answer.message or ""
+        if answer.error_code == OK:
+            codes["accepted"] += 1
+            assert there.get(value) == answer.base_offset, (value, answer)
+        elif message.startswith("OFFSET_VIOLATION"):
+            codes["violated"] += 1
+            assert there.get(value) == answer.base_offset, (value, answer)
+            assert f" appended_at={answer.base_offset}" in message
+            assert f" expected={answer.base_offset} " not in message, message
+        else:
+            codes[f"error {answer.error_code}"] += 1
+            assert answer.error_code in (NOT_LEADER, POLICY_VIOLATION), answer
+            assert value not in there, (value, answer)
+    print(f"{prefix}: {dict(codes)}, around the proxy {len(around)}")
+    assert around <= there.keys() <= around | told.keys()
+    assert len(around) == 40
+    assert codes["accepted"] > 40, "hardly anything was accepted: the gate did not recover"
+    assert watch.counted >= codes["violated"]
+    assert len(watch.reported()) >= 1
