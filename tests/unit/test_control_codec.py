@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import datetime
-import io
 import random
 import struct
-import typing
 import uuid
 from collections.abc import Callable
 
@@ -16,9 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kio.index import load_request_schema, load_response_schema
-from kio.schema.errors import ErrorCode
 from kio.schema.index import api_key_map
-from kio.serial import entity_writer
 
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
 from fencepost_proxy.types import NO_TOPIC_ID
@@ -38,6 +32,7 @@ from fencepost_proxy.wire.control import (
     response_header_is_flexible,
 )
 from fencepost_proxy.wire.schema import Message
+from tests.support.kio_messages import by_kio
 
 # --- every message, against kio ---------------------------------------------------------------------------------------
 
@@ -47,56 +42,6 @@ READABLE = [
     if (versions := codec_versions(key)) is not None
     for version in range(versions[0], versions[1] + 1)
 ]
-
-
-def made_up(entity: type, rng: random.Random) -> object:
-    """A message of kio's with random contents."""
-    hints = typing.get_type_hints(entity)
-    values = {}
-    for field in dataclasses.fields(entity):
-        values[field.name] = _value(hints[field.name], field.metadata.get("kafka_type"), rng)
-    return entity(**values)
-
-
-def _value(hint: object, kafka_type: str | None, rng: random.Random) -> object:
-    arguments = typing.get_args(hint)
-    if type(None) in arguments:
-        if rng.random() < 0.3:
-            return None
-        return _value(next(each for each in arguments if each is not type(None)), kafka_type, rng)
-    if typing.get_origin(hint) is tuple:
-        return tuple(_value(arguments[0], kafka_type, rng) for _ in range(rng.randrange(4)))
-    if dataclasses.is_dataclass(hint):
-        return made_up(typing.cast(type, hint), rng)
-    match kafka_type:
-        case "string":
-            return "".join(rng.choices("abcdé☃_-.", k=rng.choice((0, 1, 5, 200))))
-        case "bytes" | "records":
-            return rng.randbytes(rng.choice((0, 1, 300)))
-        case "uuid":
-            return uuid.UUID(int=rng.getrandbits(128))
-        case "bool":
-            return rng.random() < 0.5
-        case "error_code":
-            return rng.choice(list(ErrorCode))
-        case "float64":
-            return rng.uniform(-1e9, 1e9)
-        case "timedelta_i32" | "timedelta_i64":
-            return datetime.timedelta(milliseconds=rng.randrange(2**31))
-        case "datetime_i64":
-            return datetime.datetime.fromtimestamp(rng.randrange(2**31), datetime.UTC)
-        case str() if kafka_type.removeprefix("u").startswith("int"):
-            bits = int(kafka_type.lstrip("uint"))
-            low = 0 if kafka_type.startswith("u") else -(2 ** (bits - 1))
-            return rng.randrange(low, low + 2**bits)
-        case _:
-            raise AssertionError(f"no value for {kafka_type} {hint}")
-
-
-def by_kio(entity: type, rng: random.Random) -> bytes:
-    out = io.BytesIO()
-    entity_writer(entity)(out, made_up(entity, rng))
-    return out.getvalue()
 
 
 @pytest.mark.parametrize(("api_key", "version"), READABLE, ids=str)
