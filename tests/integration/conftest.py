@@ -9,6 +9,7 @@ import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
+from tests.support.three_brokers import Stage3, three_brokers
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +29,16 @@ def proxied3(kafka3: KafkaCluster, proxy_directory: Path) -> Iterator[ProxyProce
     """In front of `kafka3`, as `proxied`."""
     with ProxyProcess(kafka3.bootstrap, proxy_directory) as proxy:
         yield proxy
+
+
+@pytest.fixture(scope="session")
+def shared_stage3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage3]:
+    with three_brokers(tmp_path_factory.mktemp) as stage:
+        yield stage
+
+
+@pytest.fixture
+def stage3(shared_stage3: Stage3) -> Iterator[Stage3]:
+    """Three brokers to kill, stop and cut off, and two proxies in front of them: mended after each test."""
+    yield shared_stage3
+    shared_stage3.mend()

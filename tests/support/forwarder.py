@@ -64,7 +64,10 @@ class Forwarder:
             except OSError:
                 near.close()
                 continue
-            self._wires.append(_Wire(near, far))
+            self._wires.append(self._wire(near, far))
+
+    def _wire(self, near: socket.socket, far: socket.socket) -> _Wire:
+        return _Wire(near, far)
 
 
 class _Wire:

@@ -1,0 +1,300 @@
+"""Leaders that move, die, stand still or are elected uncleanly while conditional writers go on.
+
+Kafka's log and its memory of sequences go forward together, and when a leader's tail is truncated they go back
+together. So afterwards every accepted append lies where it was told, a refused one nowhere, an unknown one at most
+once and at its offset, and the next correct append works with nobody's help. Every check is made on the log as Kafka
+itself has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from tests.support.pipe import HoldRequest
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Closed, Connection, batch, until
+from tests.support.three_brokers import NODES, Stage3, required_topic
+from tests.support.writers import (
+    OK,
+    POLICY_VIOLATION,
+    Ledger,
+    Writer,
+    append_at_the_end,
+    expected_of,
+    leaders_listener,
+    offsets,
+    value_of,
+    writing,
+)
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
+
+Say = Callable[[str], None]
+ONE_ROUND_AND_MANY = [1, pytest.param(8, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Prints although the test passes."""
+
+    def print_it(text: str) -> None:
+        with capsys.disabled():
+            print(f"\n    {text}", end="")
+
+    return print_it
+
+
+def all_kinds(proxies: Sequence[ProxyProcess], topic: str) -> list[Writer]:
+    """Pipelined and one at a time, idempotent and not, beginning with one proxy and with the other."""
+    there, back = list(proxies), list(reversed(proxies))
+    return [
+        Writer("single", there, topic),
+        Writer("chain", back, topic, chain=6),
+        Writer("idempotent", back, topic, idempotent=True),
+        Writer("idempotent-chain", there, topic, chain=4, idempotent=True),
+    ]
+
+
+@contextmanager
+def load(stage: Stage3, topic: str, say: Say) -> Iterator[list[Writer]]:
+    """Writers of all kinds while something happens; then their stories are compared with the log."""
+    writers = all_kinds(stage.proxies, topic)
+    with writing(*writers):
+        until(lambda: stage.log.end(topic) > 20, "the writers to get on", within_seconds=60)
+        yield writers
+        stage.mend()
+        await_more(stage, topic, writers)
+    told_the_truth(stage, topic, writers, say)
+
+
+def await_more(stage: Stage3, topic: str, writers: Sequence[Writer], appends: int = 60) -> None:
+    """Together: who wins is chance, and a chain seldom does."""
+    end = stage.log.end(topic)
+
+    def moved() -> bool:
+        for each in writers:
+            each.raise_failure()
+        return stage.log.end(topic) >= end + appends
+
+    stage.until(moved, f"{appends} more appends to {topic}")
+
+
+def told_the_truth(stage: Stage3, topic: str, writers: Sequence[Writer], say: Say, *, may_lose: bool = False) -> Ledger:
+    stage.await_in_sync(topic, len(stage.partition(topic)["ReplicaNodes"]))
+    ledger = Ledger.of(each.ledger for each in writers)
+    for proxy in stage.proxies:
+        append_at_the_end(stage.log, proxy, topic, "after", ledger)
+    say(str(ledger))
+    ledger.check(stage.log, topic, may_lose=may_lose)
+    assert ledger.accepted
+    assert ledger.refused
+    return ledger
+
+
+# --- leaders that are told to move ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
+def test_preferred_elections_and_reassignments(rounds: int, stage3: Stage3, say: Say) -> None:
+    topic = stage3.create(required_topic())
+    with load(stage3, topic, say) as writers:
+        for _ in range(rounds):
+            for leader in (2, 3, 1):
+                stage3.lead(topic, leader)
+                await_more(stage3, topic, writers, 10)
+            for replicas in ([1, 2], [3, 1], [2, 3, 1], [1, 2, 3]):
+                stage3.reassign(topic, replicas)  # data moves, and with [3, 1] the leader too
+                stage3.elect_preferred(topic)
+                await_more(stage3, topic, writers, 10)
+
+
+@pytest.mark.parametrize("stamped", [True, False], ids=["stamped", "not stamped"])
+@pytest.mark.parametrize("tail", ["another wrote", "nobody wrote"])
+def test_the_leader_goes_and_comes_back_between_check_and_append(
+    tail: str, stamped: bool, stage3: Stage3, say: Say
+) -> None:
+    """A -> B -> A: the request that was checked under the first A comes to the second A, which cannot tell."""
+    first, second = stage3.proxies if stamped else stage3.naive
+    topic = stage3.create(required_topic())
+    ledger = Ledger()
+    runs = 4
+    for run in range(runs):
+        end = append_at_the_end(stage3.log, first, topic, f"warm{run}", ledger) + 1
+        late = value_of("late", run, end)
+        ledger.sent(late)
+        with HoldRequest(late) as held, Connection(leaders_listener(first, topic)) as client:
+            stage3.pipes[1].expect(held)
+            client.send_produce({topic: {0: batch(late, expected=end)}})
+            held.wait_seen()
+            stage3.lead(topic, 2)
+            if tail == "another wrote":
+                # Two of them: a naive proxy cannot be right by chance.
+                for _ in range(2):
+                    append_at_the_end(stage3.log, second, topic, f"other{run}", ledger)
+            stage3.lead(topic, 1)
+            held.release()
+            answer = client.receive_produce()[1][topic, 0]
+        if stamped:
+            ledger.note(late, answer)
+            assert answer.error_code == (POLICY_VIOLATION if tail == "another wrote" else OK), answer
+    misplaced = [
+        value
+        for value, offset in offsets(stage3.log.batches(topic)).items()
+        if expected_of(value) not in (None, offset)
+    ]
+    say(f"{tail}, {'stamped' if stamped else 'not stamped'}: {runs} runs, {len(misplaced)} at a wrong offset")
+    if stamped:
+        ledger.check(stage3.log, topic)
+    elif tail == "another wrote":
+        assert len(misplaced) == runs, "without the stamp nothing went wrong: these runs show nothing"
+
+
+# --- leaders that die -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
+def test_kill_9_of_the_leader(rounds: int, stage3: Stage3, say: Say) -> None:
+    topic = stage3.create(required_topic())
+    with load(stage3, topic, say) as writers:
+        for _ in range(rounds):
+            leader = stage3.leader(topic)
+            stage3.kafka.kill(leader)
+            stage3.await_leader(topic, other_than=leader)
+            await_more(stage3, topic, writers, 10)
+            stage3.kafka.restart(leader)
+            stage3.await_in_sync(topic)
+            await_more(stage3, topic, writers, 10)
+
+
+@pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
+def test_kill_9_of_the_active_controller(rounds: int, stage3: Stage3, say: Say) -> None:
+    """It is a broker too: once one that follows, and the leader moves while the next controller is being elected."""
+    topic = stage3.create(required_topic())
+    with load(stage3, topic, say) as writers:
+        for _ in range(rounds):
+            controller = stage3.controller()
+            if stage3.leader(topic) == controller:
+                stage3.lead(topic, next(each for each in NODES if each != controller))
+            stage3.kafka.kill(controller)
+            await_more(stage3, topic, writers, 10)
+            stage3.lead(topic, next(each for each in stage3.isr(topic) - {controller, stage3.leader(topic)}))
+            await_more(stage3, topic, writers, 10)
+            stage3.kafka.restart(controller)
+            stage3.await_in_sync(topic)
+
+
+# --- leaders that stand still and lose their tail ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
+def test_a_leader_that_stood_still_until_it_was_replaced_truncates(rounds: int, stage3: Stage3, say: Say) -> None:
+    """What was in its sockets is appended by a leader that does not know yet that it is none, and then truncated."""
+    topic = stage3.create(required_topic())
+    with load(stage3, topic, say) as writers:
+        for _ in range(rounds):
+            leader = stage3.leader(topic)
+            stage3.kafka.pause(leader)
+            stage3.await_leader(topic, other_than=leader)
+            await_more(stage3, topic, writers, 10)
+            stage3.kafka.resume(leader)
+            stage3.await_in_sync(topic)
+            await_more(stage3, topic, writers, 10)
+
+
+@pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
+def test_a_tail_that_was_never_replicated_is_truncated(rounds: int, stage3: Stage3, say: Say) -> None:
+    """Followers stand still, so the leader's appends are its own alone; then it stands still and they go on."""
+    topic = stage3.create(required_topic())
+    ledger = Ledger()
+    truncated = 0
+    for run in range(rounds):
+        leader = stage3.leader(topic)
+        end = append_at_the_end(stage3.log, stage3.proxies[0], topic, f"warm{run}", ledger) + 1
+        tail = [value_of("tail", run * 10 + i, end + i) for i in range(5)]
+        followers = [each for each in NODES if each != leader]
+        with Connection(leaders_listener(stage3.proxies[0], topic), timeout_seconds=40) as client:
+            for follower in followers:
+                stage3.kafka.pause(follower)
+            for i, value in enumerate(tail):
+                ledger.sent(value)
+                client.send_produce({topic: {0: batch(value, expected=end + i)}}, timeout_ms=8_000)
+            alone = stage3.log_end_of(topic, leader)
+            stage3.kafka.pause(leader)
+            for follower in followers:
+                stage3.kafka.resume(follower)
+            stage3.await_leader(topic, other_than=leader)
+            # Another writer takes the offsets that the old leader gave to the tail.
+            other = append_at_the_end(stage3.log_but(leader), stage3.proxies[1], topic, f"other{run}", ledger)
+            stage3.kafka.resume(leader)
+            with suppress(Closed, TimeoutError):
+                for value in tail:
+                    ledger.note(value, client.receive_produce()[1][topic, 0])
+        stage3.await_in_sync(topic)
+        truncated += alone > other
+        stage3.lead(topic, leader)  # and so log and sequence of the one that truncated are what counts now
+        for proxy in stage3.proxies:
+            append_at_the_end(stage3.log, proxy, topic, f"after{run}", ledger)
+    say(f"{truncated} of {rounds} leaders had a tail to lose; {ledger}")
+    ledger.check(stage3.log, topic)
+    assert truncated, "no leader ever lost a tail: these runs show nothing"
+
+
+# --- what Kafka itself loses ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", [1, pytest.param(4, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])])
+def test_an_unclean_election_loses_for_all_and_misplaces_nothing(rounds: int, stage3: Stage3, say: Say) -> None:
+    """One replica left, then only an outdated one: its end is the end, for log and sequence alike."""
+    topic = stage3.create(
+        required_topic(),
+        on=(1, 2),
+        configs={"unclean.leader.election.enable": "true", "min.insync.replicas": "1"},
+    )
+    ledger = Ledger()
+    lost = 0
+    for run in range(rounds):
+        stage3.lead(topic, 1)
+        append_at_the_end(stage3.log, stage3.proxies[0], topic, f"safe{run}", ledger)
+        stage3.kafka.kill(2)
+        stage3.until(lambda: stage3.isr(topic) == {1}, "broker 1 to be alone")
+        before = [
+            append_at_the_end(stage3.log_but(2), stage3.proxies[i % 2], topic, f"alone{run}", ledger) for i in range(6)
+        ]
+        stage3.kafka.kill(1)
+        stage3.kafka.restart(2, wait=False)
+        stage3.await_leader(topic, is_now=2)
+        end = stage3.log_but(1).end(topic)
+        lost += before[-1] + 1 - end
+        for proxy in stage3.proxies:
+            append_at_the_end(stage3.log_but(1), proxy, topic, f"uncleanly-led{run}", ledger)
+        stage3.kafka.restart(1)
+        stage3.await_in_sync(topic, 2)
+        stage3.lead(topic, 1)  # it had what was lost, and has truncated
+        for proxy in stage3.proxies:
+            append_at_the_end(stage3.log, proxy, topic, f"mended{run}", ledger)
+    say(f"{lost} accepted appends lost by Kafka in {rounds} elections; {ledger}")
+    assert lost, "nothing was lost: this shows nothing"
+    ledger.check(stage3.log, topic, may_lose=True)
+
+
+def test_who_switches_a_check_on_is_warned_of_what_kafka_may_lose(stage3: Stage3) -> None:
+    proxy = stage3.proxies[0]
+    topic = stage3.create(
+        "weak-" + required_topic(),
+        on=(1, 2),
+        configs={
+            "unclean.leader.election.enable": "true",
+            "min.insync.replicas": "1",
+            "check.expected.offsets": "required",
+        },
+    )
+
+    def warned(words: str) -> None:
+        until(lambda: any(topic in line and words in line for line in proxy.log.splitlines()), f"a warning: {words}")
+
+    warned("has 2 replica(s)")
+    warned("has min.insync.replicas=1")
+    warned("has unclean.leader.election.enable=true")

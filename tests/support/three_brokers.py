@@ -1,0 +1,237 @@
+"""Three brokers that tests take apart, each behind a pipe of its own, and two proxies that know them by those pipes.
+
+Every node is broker and controller. One cluster for all tests of a run: the fixture `stage3` mends what each breaks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.types import Address
+from tests.support.kafka import kafka_version, unique_topic
+from tests.support.messages import Closed, Fields, RawConnection
+from tests.support.pipe import Pipe
+from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.raw import Connection, Log, until
+
+NODES = (1, 2, 3)
+#: For what a broker does after a session (4 s) has ended, on a busy machine.
+PATIENCE_SECONDS = 90.0
+LIMITS = (
+    "\n[limits]\ngate_wait_max_seconds = 1.0\nmetadata_refresh_seconds = 1.0\nreconnect_backoff_max_seconds = 0.2\n"
+)
+STAMPED = GUARDED_BY_NAME + LIMITS
+NAIVE = "unsafe_disable_stamping = true\n" + STAMPED
+_ELECT_LEADERS, _REASSIGN, _DESCRIBE_QUORUM, _METADATA = 43, 45, 55, 3
+_OFFSET_FOR_LEADER_EPOCH = 23
+_PREFERRED = 0
+_ELECTION_NOT_NEEDED = 84
+
+_PROPERTIES = {
+    # Leaders move when a test says so.
+    "auto.leader.rebalance.enable": "false",
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "replica.lag.time.max.ms": "4000",
+}
+
+
+class PipedCluster(KafkaCluster):
+    """Its listener WIRE is advertised as the pipes in front of it."""
+
+    def __init__(self, pipes: Mapping[int, Pipe]) -> None:
+        super().__init__(len(pipes), version=kafka_version(), listeners={"WIRE": "PLAINTEXT"}, properties=_PROPERTIES)
+        self._pipes = pipes
+
+    def _properties(self, node_id: int) -> dict[str, str]:
+        advertised = f"PLAINTEXT://{self.address(node_id)},WIRE://{self._pipes[node_id].address}"
+        return super()._properties(node_id) | {"advertised.listeners": advertised}
+
+
+class Stage3:
+    def __init__(
+        self, kafka: KafkaCluster, pipes: Mapping[int, Pipe], start: Callable[[str, str], ProxyProcess]
+    ) -> None:
+        self.kafka = kafka
+        self.pipes = pipes
+        self.log = Log(kafka.bootstrap)
+        self._start = start
+        with ThreadPoolExecutor(2) as pool:
+            p1, p2 = pool.map(start, ("p1", "p2"), (STAMPED, STAMPED))
+        self.proxies = (p1, p2)
+        self._naive: tuple[ProxyProcess, ProxyProcess] | None = None
+
+    @property
+    def naive(self) -> tuple[ProxyProcess, ProxyProcess]:
+        """Two proxies that compare by themselves and leave Kafka out of it: what they get wrong shows what holds."""
+        if self._naive is None:
+            self._naive = self._start("n1", NAIVE), self._start("n2", NAIVE)
+        return self._naive
+
+    def one_more_proxy(self, name: str, config: str = STAMPED) -> ProxyProcess:
+        return self._start(name, config)
+
+    # ---- asked of Kafka itself, not of a node that is down or stands still
+
+    def ask(self, api_key: int, version: int, body: Fields, *, but: Sequence[int] = ()) -> Fields:
+        def answer() -> Fields | None:
+            for node_id in NODES:
+                if node_id not in but and self.kafka.running(node_id) and node_id not in self.kafka._paused:
+                    address = self.kafka.address(node_id)
+                    with contextlib.suppress(OSError, Closed), RawConnection(address, 10.0) as connection:
+                        return connection.ask(api_key, version, body)
+            return None
+
+        found: Fields = until(answer, "any broker to answer", within_seconds=PATIENCE_SECONDS)
+        return found
+
+    def partition(self, topic: str, partition: int = 0) -> Fields:
+        """LeaderId, IsrNodes, … as Metadata has them."""
+        found = self.ask(_METADATA, 9, {"Topics": [{"Name": topic}], "AllowAutoTopicCreation": False})["Topics"][0]
+        return next((each for each in found["Partitions"] if each["PartitionIndex"] == partition), {})
+
+    def leader(self, topic: str) -> int:
+        return int(self.partition(topic).get("LeaderId", -1))
+
+    def isr(self, topic: str) -> set[int]:
+        return set(self.partition(topic).get("IsrNodes", ()))
+
+    def controller(self) -> int:
+        topics = [{"TopicName": "__cluster_metadata", "Partitions": [{"PartitionIndex": 0}]}]
+
+        def leader() -> int:
+            answer = self.ask(_DESCRIBE_QUORUM, 1, {"Topics": topics})
+            return int(answer["Topics"][0]["Partitions"][0]["LeaderId"]) if answer["Topics"] else -1
+
+        found: int = until(
+            leader, "an active controller", is_there=lambda each: each in NODES, within_seconds=PATIENCE_SECONDS
+        )
+        return found
+
+    def until(self, condition: Callable[[], Any], what: str) -> Any:
+        return until(condition, what, within_seconds=PATIENCE_SECONDS)
+
+    def log_but(self, *node_ids: int) -> Log:
+        """Kafka's log, asked of the other brokers: one that stands still would let the reader wait."""
+        return Log(",".join(str(self.kafka.address(each)) for each in NODES if each not in node_ids))
+
+    def log_end_of(self, topic: str, node_id: int) -> int:
+        """As this broker has it, if it believes that it leads."""
+        body: Fields = {
+            "ReplicaId": -1,
+            "Topics": [{"Topic": topic, "Partitions": [{"Partition": 0, "LeaderEpoch": self.leader_epoch(topic)}]}],
+        }
+        with RawConnection(self.kafka.address(node_id), 10.0) as connection:
+            answer = connection.ask(_OFFSET_FOR_LEADER_EPOCH, 4, body)["Topics"][0]["Partitions"][0]
+        return int(answer["EndOffset"])
+
+    def leader_epoch(self, topic: str) -> int:
+        return int(self.partition(topic)["LeaderEpoch"])
+
+    def await_leader(self, topic: str, *, other_than: int | None = None, is_now: int | None = None) -> int:
+        def there() -> int:
+            leader = self.leader(topic)
+            wrong = leader == other_than or (is_now is not None and leader != is_now)
+            return 0 if wrong or leader not in NODES else leader
+
+        found: int = self.until(there, f"{topic} to be led by {is_now or f'another than {other_than}'}")
+        return found
+
+    def await_in_sync(self, topic: str, replicas: int = 3) -> None:
+        self.until(lambda: len(self.isr(topic)) == replicas, f"{topic} to have {replicas} replicas in sync")
+
+    # ---- done to it
+
+    def create(self, topic: str, *, on: Sequence[int] = NODES, configs: Mapping[str, str] | None = None) -> str:
+        """Through the first proxy; led by the first of `on`."""
+        with Connection(self.proxies[0].bootstrap) as connection:
+            assert connection.create_topic(topic, on=on, configs=configs) == (0, None)
+        self.await_leader(topic, is_now=on[0])
+        self.await_in_sync(topic, len(on))
+        assert self.log.end(topic) == 0
+        return topic
+
+    def reassign(self, topic: str, replicas: Sequence[int]) -> None:
+        """Comes back when the partition has these replicas, all in sync. The first is preferred, not yet the leader."""
+        wanted = [{"PartitionIndex": 0, "Replicas": list(replicas)}]
+        body: Fields = {"TimeoutMs": 20_000, "Topics": [{"Name": topic, "Partitions": wanted}]}
+
+        def asked() -> bool:
+            answer = self.ask(_REASSIGN, 0, body)
+            codes = [each["ErrorCode"] for of in answer["Responses"] for each in of["Partitions"]]
+            return not answer["ErrorCode"] and not any(codes)
+
+        self.until(asked, f"a reassignment of {topic} to begin")
+        self.until(
+            lambda: self.partition(topic).get("ReplicaNodes") == list(replicas) and self.isr(topic) == set(replicas),
+            f"{topic} to be on {replicas}",
+        )
+
+    def elect_preferred(self, topic: str) -> None:
+        partitions = [{"Topic": topic, "Partitions": [0]}]
+        body: Fields = {"ElectionType": _PREFERRED, "TopicPartitions": partitions, "TimeoutMs": 20_000}
+
+        def elected() -> bool:
+            answer = self.ask(_ELECT_LEADERS, 2, body)
+            codes = [each["ErrorCode"] for of in answer["ReplicaElectionResults"] for each in of["PartitionResult"]]
+            return not answer["ErrorCode"] and set(codes) <= {0, _ELECTION_NOT_NEEDED}
+
+        self.until(elected, f"a preferred election of {topic}")
+
+    def lead(self, topic: str, node_id: int) -> None:
+        """Moves the leader, and nothing else."""
+        rest = [each for each in self.partition(topic)["ReplicaNodes"] if each != node_id]
+        self.reassign(topic, [node_id, *rest])
+        self.elect_preferred(topic)
+        self.await_leader(topic, is_now=node_id)
+
+    def mend(self) -> None:
+        """Everything runs again, and nothing is held back."""
+        for pipe in self.pipes.values():
+            pipe.forget_faults()
+        for node_id in NODES:
+            if node_id in self.kafka._paused:
+                self.kafka.resume(node_id)
+        for node_id in NODES:
+            if not self.kafka.running(node_id):
+                self.kafka.restart(node_id, wait=False)
+        self.kafka.await_ready()
+        for proxy in self.proxies:
+            if proxy.running:
+                proxy.resume()
+            else:
+                proxy.restart()
+
+
+@contextmanager
+def three_brokers(directory_for: Callable[[str], Path]) -> Iterator[Stage3]:
+    with ExitStack() as stack:
+        pipes = {node_id: stack.enter_context(Pipe()) for node_id in NODES}
+        kafka = stack.enter_context(PipedCluster(pipes))
+        for node_id, pipe in pipes.items():
+            pipe.target = kafka.address(node_id, "WIRE")
+        bootstrap = ",".join(pipe.address for pipe in pipes.values())
+
+        def start(name: str, config: str) -> ProxyProcess:
+            proxy = ProxyProcess(bootstrap, directory_for(name), config=config)
+            stack.callback(proxy.close)
+            return proxy
+
+        yield Stage3(kafka, pipes, start)
+
+
+def required_topic() -> str:
+    return unique_topic("required")
+
+
+def addresses_of(proxy: ProxyProcess, timeout_seconds: float = 5.0) -> dict[int, str]:
+    """The proxy's listeners by node id. Any broker's answer will do."""
+    with RawConnection(Address.parse(proxy.bootstrap), timeout_seconds) as connection:
+        brokers = connection.ask(_METADATA, 9, {"Topics": []})["Brokers"]
+    return {each["NodeId"]: f"{each['Host']}:{each['Port']}" for each in brokers}

@@ -1,0 +1,346 @@
+"""Conditional writers on plain sockets that go on whatever happens, and a ledger of what they were told.
+
+Every value says who wrote it and which offset it expected, and is unique: so the log alone tells whether it was
+accepted at the wrong place, twice, or although it was refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tests.support.messages import Closed as MessagesClosed
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Answer, Closed, Connection, Log, Logged, Producer, batch, produce_request, until
+from tests.support.three_brokers import PATIENCE_SECONDS, addresses_of
+
+OK, TIMED_OUT, POLICY_VIOLATION = 0, 7, 44
+#: "Not now": what a client retries after looking who leads. 3 and 5 while a topic or a leader is not known everywhere.
+RETRIABLE = frozenset({3, 5, 6})
+#: Kafka's own refusal before an append while too few replicas are in sync.
+NOT_ENOUGH_REPLICAS = 19
+_TRIES_MAX = 8
+
+
+def value_of(writer: str, number: int, expected: int | None) -> bytes:
+    return f"{writer}/{number}/{'' if expected is None else expected}".encode()
+
+
+def expected_of(value: bytes) -> int | None:
+    said = value.rpartition(b"/")[2]
+    return int(said) if said else None
+
+
+@dataclass
+class Ledger:
+    """One writer's; `of` joins those of many."""
+
+    accepted: dict[bytes, int] = field(default_factory=dict)  # value -> the offset it was told
+    refused: set[bytes] = field(default_factory=set)
+    unknown: set[bytes] = field(default_factory=set)
+    violated: dict[bytes, int] = field(default_factory=dict)
+    codes: Counter[int] = field(default_factory=Counter)
+    retries: Counter[int] = field(default_factory=Counter)
+    lost: int = 0  # connections
+
+    def sent(self, value: bytes) -> None:
+        self.unknown.add(value)
+
+    def note(self, value: bytes, answer: Answer, *, again: bool = False) -> None:
+        """`again`: an earlier try of it has ended unknown, and a refusal speaks only of the try that it answers."""
+        (self.retries if again else self.codes)[answer.error_code] += 1
+        message = answer.message or ""
+        if answer.error_code == OK:
+            self.unknown.discard(value)
+            self.accepted[value] = answer.base_offset
+        elif message.startswith("OFFSET_VIOLATION"):
+            self.unknown.discard(value)
+            self.violated[value] = answer.base_offset
+        elif answer.error_code == TIMED_OUT or again:
+            self.unknown.add(value)
+        else:
+            assert answer.error_code in RETRIABLE | {POLICY_VIOLATION, NOT_ENOUGH_REPLICAS}, answer
+            if "POSSIBLY_YOURS" in message:
+                return  # a try of the proxy's own may have landed
+            self.unknown.discard(value)
+            self.refused.add(value)
+
+    @staticmethod
+    def of(ledgers: Iterable[Ledger]) -> Ledger:
+        total = Ledger()
+        for each in ledgers:
+            total.accepted |= each.accepted
+            total.refused |= each.refused
+            total.unknown |= each.unknown
+            total.violated |= each.violated
+            total.codes.update(each.codes)
+            total.retries.update(each.retries)
+            total.lost += each.lost
+        return total
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.accepted)} accepted, {len(self.refused)} refused, {len(self.unknown)} unknown, "
+            f"{len(self.violated)} violated, {self.lost} connections lost, answers {dict(sorted(self.codes.items()))}, "
+            f"to retries {dict(sorted(self.retries.items()))}"
+        )
+
+    # ---- against the log
+
+    def misplaced(self, log: Log, topic: str, *, may_lose: bool = False) -> list[bytes]:
+        """Told the truth, or an AssertionError; gives back what lies elsewhere than it expected.
+
+        `may_lose`: Kafka lost a part of the log by itself (an unclean election).
+        """
+        there = offsets(log.batches(topic))
+        for value, offset in (self.accepted | self.violated).items():
+            assert (may_lose and value not in there) or there.get(value) == offset, (
+                f"{value!r} was told {offset}, the log has it at {there.get(value)}"
+            )
+        appeared = self.refused & there.keys()
+        assert not appeared, f"refused, and in the log: {appeared}"
+        strangers = there.keys() - self.accepted.keys() - self.violated.keys() - self.unknown
+        assert not strangers, f"nobody wrote {strangers}"
+        return [value for value, offset in there.items() if expected_of(value) not in (None, offset)]
+
+    def check(self, log: Log, topic: str, *, may_lose: bool = False) -> None:
+        """Airtight: what was accepted lies where it expected to, what is unknown there or nowhere."""
+        assert not self.violated
+        wrong = {value: offset for value, offset in self.accepted.items() if expected_of(value) not in (None, offset)}
+        assert not wrong, f"accepted elsewhere than expected: {wrong}"
+        if not may_lose:
+            winners = Counter(self.accepted.values())
+            assert not [offset for offset, count in winners.items() if count > 1], "an offset was won twice"
+        assert self.misplaced(log, topic, may_lose=may_lose) == []
+        check_stamps(log.batches(topic))
+
+
+def offsets(batches: Iterable[Logged]) -> dict[bytes, int]:
+    found: dict[bytes, int] = {}
+    for each in batches:
+        for delta, value in enumerate(each.values):
+            assert value is not None
+            assert value not in found, f"{value!r} is in the log twice"
+            found[value] = each.base_offset + delta
+    return found
+
+
+def check_stamps(batches: Sequence[Logged]) -> None:
+    """Log and sequence went together all the way: nobody ever had to agree on a new base."""
+    stamps = {(each.producer_id, each.producer_epoch, each.base_offset - each.base_sequence) for each in batches}
+    assert len(stamps) <= 1, f"(producer id, epoch, shift): {stamps}"
+    assert all(epoch == 0 and shift == 0 for _, epoch, shift in stamps), stamps
+
+
+class Writer:
+    """Appends conditionally at the end it was last told, until `stop`; a thread of its own.
+
+    `chain`: as many batches are in flight at once. `idempotent`: with a producer id, and whatever ended unknown is sent
+    again as it was. Goes through the first of `proxies`, and changes to the next one when a connection fails.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        proxies: Sequence[ProxyProcess],
+        topic: str,
+        *,
+        chain: int = 1,
+        idempotent: bool = False,
+        timeout_ms: int = 4_000,
+        seed: int = 0,
+    ) -> None:
+        self.name = name
+        self.topic = topic
+        self.ledger = Ledger()
+        self._proxies = list(proxies)
+        self._chain = chain
+        self._idempotent = idempotent
+        self._timeout_ms = timeout_ms
+        self._random = random.Random(f"{name}/{seed}")
+        self._stop = threading.Event()
+        self._failure: BaseException | None = None
+        self._end = 0
+        self._number = 0
+        self._producer: Producer | None = None
+        self._again: list[tuple[bytes, bytes]] = []  # value and batch
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+
+    def join(self) -> None:
+        self._thread.join(PATIENCE_SECONDS)
+        assert not self._thread.is_alive(), f"{self.name} hangs"
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                with contextlib.suppress(Closed, MessagesClosed, OSError), self._connect() as connection:
+                    while not self._stop.is_set():
+                        if not self._round(connection):
+                            break
+                if not self._stop.is_set():
+                    self._proxies.append(self._proxies.pop(0))
+                    time.sleep(0.05)
+        except BaseException as failure:
+            self._failure = failure
+
+    def _connect(self) -> Connection:
+        """To the leader, as its proxy knows it."""
+        proxy = self._proxies[0]
+        with Connection(proxy.bootstrap, timeout_seconds=2.0) as first:
+            metadata = first.metadata(self.topic)
+        leader = metadata.topics[0].partitions[0].leader_id if metadata.topics[0].partitions else -1
+        addresses = {each.node_id: f"{each.host}:{each.port}" for each in metadata.brokers}
+        if leader not in addresses:
+            raise Closed("no leader")
+        connection = Connection(addresses[leader], timeout_seconds=self._timeout_ms / 1000 + 2)
+        if self._idempotent and self._producer is None:
+            self._producer = connection.init_producer_id()
+        return connection
+
+    def _round(self, connection: Connection) -> bool:
+        """False: look again who leads."""
+        again = self._again[: self._chain]
+        fresh = [] if again else self._new_batches()
+        requests = again or fresh
+        for value, _ in fresh:
+            self.ledger.sent(value)
+        answered = 0
+        ends: list[int] = []
+        look_again = False
+        try:
+            wire = [
+                connection.frame(produce_request({self.topic: {0: records}}, -1, self._timeout_ms), 9)[1]
+                for _, records in requests
+            ]
+            connection.socket.sendall(b"".join(wire))
+            for value, records in requests:
+                answer = connection.receive_produce()[1][self.topic, 0]
+                answered += 1
+                self.ledger.note(value, answer, again=bool(again))
+                self._follow(value, records, answer, again=bool(again))
+                look_again = look_again or answer.error_code in RETRIABLE | {NOT_ENOUGH_REPLICAS}
+                if answer.error_code == OK:
+                    ends.append(answer.base_offset + 1)
+                elif answer.error_code == POLICY_VIOLATION and answer.base_offset >= 0:
+                    ends.append(answer.base_offset)
+            if ends:
+                self._end = max(ends)
+        except (Closed, OSError):
+            self.ledger.lost += 1
+            if not again:
+                for value, records in fresh[answered:]:
+                    self._unresolved(value, records)
+            raise
+        if look_again:
+            time.sleep(0.05)
+        return not look_again
+
+    def _new_batches(self) -> list[tuple[bytes, bytes]]:
+        made = []
+        for i in range(self._chain):
+            self._number += 1
+            value = value_of(self.name, self._number, self._end + i)
+            who = None
+            if self._producer is not None:
+                who = self._producer
+                self._producer = who._replace(sequence=who.sequence + 1)
+            made.append((value, batch(value, expected=self._end + i, producer=who)))
+        return made
+
+    def _follow(self, value: bytes, records: bytes, answer: Answer, *, again: bool) -> None:
+        if again:
+            if answer.error_code in (OK, POLICY_VIOLATION):
+                self._again.remove((value, records))
+            elif self.ledger.retries.total() % _TRIES_MAX == 0:
+                self._again.clear()  # the log will tell
+        elif answer.error_code == TIMED_OUT:
+            self._unresolved(value, records)
+
+    def _unresolved(self, value: bytes, records: bytes) -> None:
+        if self._idempotent:
+            self._again.append((value, records))
+
+
+@contextlib.contextmanager
+def writing(*writers: Writer) -> Iterator[Sequence[Writer]]:
+    """They write; afterwards none of them has failed or hangs."""
+    for each in writers:
+        each.start()
+    try:
+        yield writers
+    finally:
+        for each in writers:
+            each.stop()
+    for each in writers:
+        each.join()
+
+
+def get_on(writers: Sequence[Writer], appends: int = 20) -> None:
+    """Until each of them has that many more appends accepted: no gate is stuck, and no writer for ever refused."""
+    before = [len(each.ledger.accepted) for each in writers]
+
+    def all_did() -> bool:
+        for each in writers:
+            each.raise_failure()
+        return all(len(w.ledger.accepted) >= b + appends for w, b in zip(writers, before, strict=True))
+
+    until(
+        all_did,
+        f"{[w.name for w in writers]} to have {appends} more appends accepted each",
+        within_seconds=PATIENCE_SECONDS,
+    )
+
+
+def append_at_the_end(log: Log, proxy: ProxyProcess, topic: str, who: str, ledger: Ledger) -> int:
+    """The next correct append works, with nobody's help: gives back its offset.
+
+    6 is an answer for as long as a leader moves; 44 only where the log has moved on meanwhile.
+    """
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    last: object = None
+    for number in range(10_000):
+        assert time.monotonic() < deadline, f"{topic} takes no append through {proxy.bootstrap}; last: {last}"
+        end = log.end(topic)
+        value = value_of(f"{who}-{proxy.port}", number + len(ledger.codes) * 10_000 + ledger.codes.total(), end)
+        ledger.sent(value)
+        try:
+            address = leaders_listener(proxy, topic)
+            with Connection(address, timeout_seconds=10.0) as connection:
+                answer = connection.append(topic, batch(value, expected=end))
+        except (OSError, Closed, MessagesClosed) as error:
+            last = error
+            time.sleep(0.1)
+            continue
+        last = answer
+        ledger.note(value, answer)
+        if answer.error_code == OK:
+            assert answer.base_offset == end
+            return end
+        assert answer.error_code != POLICY_VIOLATION or answer.base_offset != end, answer
+        time.sleep(0.1)
+    raise AssertionError("unreachable")
+
+
+def leaders_listener(proxy: ProxyProcess, topic: str) -> str:
+    addresses = addresses_of(proxy)
+    with Connection(proxy.bootstrap, timeout_seconds=5.0) as connection:
+        leader = connection.metadata(topic).topics[0].partitions[0].leader_id
+    if leader not in addresses:
+        raise Closed(f"{topic} has no leader now")
+    return addresses[leader]
