@@ -1,0 +1,175 @@
+"""What writers did and were told, as JSON lines; and the log as it was found in the end.
+
+`history.jsonl` has a line per event, with its time by this machine's monotonic clock:
+
+    {"e": "topic",  "topic", "mode": "required" | "true", "one_proxy": bool}
+    {"e": "call",   "op", "t", "writer", "topic", "partition", "ids", "expected", "named", "resends", "sees_messages",
+                    "idempotent", "chain", "transaction"}
+    {"e": "return", "op", "t", "outcome", "offset", "actual", "possibly_yours", "code", "detail"}
+    {"e": "transaction", "t", "transaction", "outcome": "committed" | "aborted" | "unknown"}
+    {"e": "fault",  "t", "kind", "what"}
+
+A call without a return is one whose outcome is not known. `log.jsonl` has a line per offset of every partition:
+
+    {"topic", "partition", "offset", "id", "leader_epoch", "visible"}
+
+`id` is None for a transaction marker; `visible`: whether a consumer that reads committed records sees it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+#: The outcomes of an operation.
+OK = "ok"
+#: Nothing was appended, says the answer.
+REFUSED = "refused"
+#: Nothing was appended, says the answer, and the same may be tried again.
+TRY_AGAIN = "try again"
+#: Appended, but elsewhere, says the answer.
+VIOLATION = "violation"
+#: It may be in the log, or come to be there.
+UNKNOWN = "unknown"
+OUTCOMES = (OK, REFUSED, TRY_AGAIN, VIOLATION, UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a writer writes: what follows from an answer that it was given.
+
+    named: its records carry a write-id.
+    resends: it, or its library, may send the same records more than once before it has an answer to tell.
+    sees_messages: whether the text beside an error code reaches it.
+    idempotent: it writes under a producer id of its own.
+    """
+
+    named: bool = False
+    resends: bool = False
+    sees_messages: bool = True
+    idempotent: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a writer was told of an operation. `offset`: of its first record. `actual`: the log end."""
+
+    outcome: str
+    offset: int | None = None
+    actual: int | None = None
+    possibly_yours: bool | None = None
+    code: int | str | None = None
+    detail: str | None = None
+
+
+class Recorder:
+    """Writes the history as it happens. Thread-safe."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8", buffering=1 << 16)
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._open: dict[int, str] = {}
+        #: (writer's kind, outcome) → operations
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.codes: Counter[tuple[str, str]] = Counter()
+        self.transactions: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+
+    def _write(self, **event: Any) -> None:
+        line = json.dumps(event, separators=(",", ":")) + "\n"
+        with self._lock:
+            if not self._file.closed:
+                self._file.write(line)
+
+    def topic(self, topic: str, mode: str, *, one_proxy: bool) -> None:
+        self._write(e="topic", topic=topic, mode=mode, one_proxy=one_proxy)
+
+    def call(
+        self,
+        writer: str,
+        topic: str,
+        partition: int,
+        ids: Sequence[str],
+        *,
+        expected: int | None,
+        manner: Manner,
+        chain: str | None = None,
+        transaction: str | None = None,
+    ) -> int:
+        """To be called before anything is sent. Gives back the operation's number."""
+        operation = next(self._numbers)
+        with self._lock:
+            self._open[operation] = writer
+        self._write(
+            e="call",
+            op=operation,
+            t=time.monotonic(),
+            writer=writer,
+            topic=topic,
+            partition=partition,
+            ids=list(ids),
+            expected=expected,
+            named=manner.named,
+            resends=manner.resends,
+            sees_messages=manner.sees_messages,
+            idempotent=manner.idempotent,
+            chain=chain,
+            transaction=transaction,
+        )
+        return operation
+
+    def told(self, operation: int, told: Told) -> None:
+        """To be called once the answer is there. Only the first call for an operation counts."""
+        at = time.monotonic()
+        with self._lock:
+            writer = self._open.pop(operation, None)
+            if writer is None:
+                return
+            kind = writer.rpartition("-")[0] or writer
+            self.counts[kind, told.outcome] += 1
+            if told.code is not None:
+                self.codes[kind, f"{told.code}"] += 1
+        event: dict[str, Any] = {"e": "return", "op": operation, "t": at, "outcome": told.outcome}
+        for name in ("offset", "actual", "possibly_yours", "code", "detail"):
+            if (value := getattr(told, name)) is not None:
+                event[name] = value
+        self._write(**event)
+
+    def transaction(self, transaction: str, outcome: str) -> None:
+        with self._lock:
+            self.transactions[outcome] += 1
+        self._write(e="transaction", t=time.monotonic(), transaction=transaction, outcome=outcome)
+
+    def fault(self, kind: str, what: str) -> None:
+        with self._lock:
+            self.faults[kind] += 1
+        self._write(e="fault", t=time.monotonic(), kind=kind, what=what)
+
+    @property
+    def operations(self) -> int:
+        with self._lock:
+            return self.counts.total() + len(self._open)
+
+    def close(self) -> None:
+        """Operations that are still open stay without a return: not known."""
+        with self._lock:
+            for writer in self._open.values():
+                self.counts[writer.rpartition("-")[0] or writer, UNKNOWN] += 1
+            self._open.clear()
+            self._file.close()
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """A last line that was cut off in the middle is left out."""
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)

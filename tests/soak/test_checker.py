@@ -1,0 +1,410 @@
+"""The judge is judged: for each rule a history that breaks it, and good histories that break none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.soak.checker import Entry, History, Operation, Topic, Verdict, check, load, report
+from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, Manner, Recorder, Told
+
+TOPIC = "t"
+PLACE = (TOPIC, 0)
+
+
+class Story:
+    """Operations take a second each, one after the other, unless told otherwise."""
+
+    def __init__(self, mode: str = "required", *, one_proxy: bool = False) -> None:
+        self.history = History(topics={TOPIC: Topic(mode, one_proxy)}, logs={PLACE: []})
+        self.now = 0.0
+
+    def op(self, *ids: str, expected: int | None = None, outcome: str = OK, **more: Any) -> Operation:
+        number = len(self.history.operations) + 1
+        start = more.pop("start", self.now)
+        end = more.pop("end", start + 1.0)
+        self.now = max(self.now, start + 2.0)
+        if outcome == OK:
+            more.setdefault("offset", expected)
+        operation = Operation(number, more.pop("writer", "w"), PLACE, ids, expected, start, end=end, outcome=outcome)
+        for name, value in more.items():
+            assert hasattr(operation, name), name
+            setattr(operation, name, value)
+        self.history.operations[number] = operation
+        return operation
+
+    def log(self, *ids: str | None, epochs: dict[str, int] | None = None, hidden: tuple[str, ...] = ()) -> Story:
+        self.history.logs[PLACE] = [
+            Entry(offset, each, (epochs or {}).get(each or "", 0), each not in hidden)
+            for offset, each in enumerate(ids)
+        ]
+        return self
+
+    @property
+    def verdict(self) -> Verdict:
+        return check(self.history)
+
+    @property
+    def rules(self) -> list[str]:
+        return self.verdict.rules
+
+
+# --- good histories ---------------------------------------------------------------------------------------------------
+
+
+def test_two_writers_race_and_one_is_refused_and_told_the_end() -> None:
+    story = Story()
+    story.op("a", expected=0, start=0.0)
+    story.op("b", expected=0, outcome=REFUSED, actual=1, start=0.5)
+    story.op("c", expected=1)
+    story.op("d", "e", "f", expected=2)
+    story.op("g", expected=5, outcome=UNKNOWN, end=float("inf"))
+    story.op("h", expected=5, outcome=TRY_AGAIN)
+    story.log("a", "c", "d", "e", "f", "g")
+    assert story.rules == []
+    assert story.verdict.looked_at["FALSE ACCEPT"] == 3
+    assert story.verdict.looked_at["UNTRUE END"] == 1
+    assert not story.verdict.tolerated
+
+
+def test_an_unknown_append_may_also_be_nowhere() -> None:
+    story = Story()
+    story.op("a", expected=0, outcome=UNKNOWN)
+    story.op("b", expected=0)
+    assert story.log("b").rules == []
+
+
+def test_a_violation_that_was_told_where_it_was_on_a_topic_with_unconditional_writers() -> None:
+    story = Story("true")
+    story.op("x")
+    story.history.operations[1].offset = 0
+    story.op("a", expected=0, outcome=VIOLATION, offset=1)
+    assert story.log("x", "a").rules == []
+
+
+def test_transactions_that_ended_as_they_should() -> None:
+    story = Story("true")
+    story.op("a", transaction="t1", offset=0)
+    story.op("b", transaction="t2", offset=2)
+    story.op("c", transaction="t3", offset=4)
+    story.op("d", transaction="t4", offset=6)
+    story.history.transactions = {"t1": "committed", "t2": "aborted"}
+    assert story.log("a", None, "b", None, "c", None, "d", None, hidden=("b", "d")).rules == []
+
+
+def test_what_the_readme_says_can_happen_is_counted_and_tolerated() -> None:
+    story = Story()
+    story.op("a", expected=0, outcome=REFUSED, resends=True, sees_messages=False, actual=1)
+    story.op("b", expected=1, outcome=REFUSED, resends=True, possibly_yours=True, actual=2)
+    verdict = story.log("a", "b").verdict
+    assert (verdict.rules, verdict.tolerated) == ([], {"unnamed retry": 2})
+
+    story = Story("true")
+    story.op("a", outcome=UNKNOWN)
+    story.op("b", expected=0, outcome=UNKNOWN)
+    story.op("c", expected=1, outcome=REFUSED, sees_messages=False)
+    story.op("d", expected=1, outcome=REFUSED, resends=True, named=True)
+    story.op("e", resends=True, offset=4)
+    verdict = story.log("a", "b", "c", "d", "e", "e").verdict
+    assert verdict.rules == []
+    assert verdict.tolerated == {"late elsewhere": 2, "told as mismatch": 1, "at least once": 1}
+
+
+def test_an_end_that_a_change_of_leaders_cut_off_was_true_at_its_time() -> None:
+    """An append that nobody heard of lay at 1 when the end was told, and was cut off; later another one lies there."""
+    story = Story()
+    story.op("a", expected=0)
+    story.op("lost", expected=1, outcome=UNKNOWN)
+    story.op("b", expected=9, outcome=REFUSED, actual=2)
+    story.op("c", expected=1)
+    assert story.log("a", "c", epochs={"a": 0, "c": 1}).rules == []
+
+
+# --- each rule broken -------------------------------------------------------------------------------------------------
+
+
+def false_accept_elsewhere(story: Story) -> None:
+    story.op("a", outcome=UNKNOWN, expected=0)
+    story.op("b", expected=0, offset=0)
+    story.log("a", "b")
+
+
+def false_accept_off_its_expectation(story: Story) -> None:
+    story.op("a", expected=0)
+    story.op("b", expected=0, offset=1)
+    story.log("a", "b")
+
+
+def lost(story: Story) -> None:
+    story.op("a", expected=0)
+    story.log()
+
+
+def refused_but_there(story: Story) -> None:
+    story.op("a", expected=0, outcome=REFUSED)
+    story.log("a")
+
+
+def to_be_tried_again_but_there(story: Story) -> None:
+    story.op("a", expected=0, outcome=TRY_AGAIN)
+    story.log("a")
+
+
+def a_named_retry_refused_but_there(story: Story) -> None:
+    story.op("a", expected=0, outcome=REFUSED, resends=True, named=True, sees_messages=False)
+    story.log("a")
+
+
+def not_possibly_yours_but_there(story: Story) -> None:
+    story.op("a", expected=0, outcome=REFUSED, resends=True, possibly_yours=False)
+    story.log("a")
+
+
+def violation_not_there(story: Story) -> None:
+    story.op("a", expected=0)
+    story.op("b", expected=0, outcome=VIOLATION, offset=1)
+    story.log("a")
+
+
+def twice(story: Story) -> None:
+    story.op("a", expected=0, outcome=UNKNOWN, resends=True)
+    story.log("a", "a")
+
+
+def twice_although_accepted(story: Story) -> None:
+    story.op("a", expected=0, resends=True, named=True)
+    story.log("a", "a")
+
+
+def an_unknown_one_elsewhere(story: Story) -> None:
+    story.op("a", expected=0)
+    story.op("b", expected=0, outcome=UNKNOWN)
+    story.log("a", "b")
+
+
+def unguarded(story: Story) -> None:
+    story.op("a", offset=0)
+    story.log("a")
+
+
+def a_transaction_on_a_required_topic(story: Story) -> None:
+    story.op("a", expected=0, transaction="t1")
+    story.log("a")
+
+
+def a_marker_on_a_required_topic(story: Story) -> None:
+    story.log(None)
+
+
+def half_a_batch(story: Story) -> None:
+    story.op("a", "b", expected=0, outcome=UNKNOWN)
+    story.log("a")
+
+
+def a_batch_torn_apart(story: Story) -> None:
+    story.op("a", "b", expected=0, outcome=UNKNOWN)
+    story.op("c", expected=1)
+    story.log("a", "c", "b")
+
+
+def out_of_order(story: Story) -> None:
+    story.op("b", expected=1)
+    story.op("a", expected=0)
+    story.log("a", "b")
+
+
+def a_chain_out_of_order(story: Story) -> None:
+    story.op("b", expected=1, chain="c", start=0.0, end=9.0)
+    story.op("a", expected=0, chain="c", start=0.0, end=9.0)
+    story.log("a", "b")
+
+
+def an_end_below_what_had_been_accepted(story: Story) -> None:
+    story.op("a", expected=0)
+    story.op("b", expected=9, outcome=REFUSED, actual=0)
+    story.log("a")
+
+
+def an_end_above_what_had_been_sent(story: Story) -> None:
+    story.op("a", expected=0)
+    story.op("b", expected=9, outcome=REFUSED, actual=2)
+    story.op("c", expected=1)
+    story.log("a", "c")
+
+
+def an_end_that_never_was(story: Story) -> None:
+    story.op("a", expected=0)
+    story.op("b", expected=9, outcome=REFUSED, actual=5)
+    story.log("a")
+
+
+def a_bare_error(story: Story) -> None:
+    story.op("a", expected=0, outcome=REFUSED, code=45)
+    story.log()
+
+
+def a_stranger(story: Story) -> None:
+    story.log("who")
+
+
+def a_gap(story: Story) -> None:
+    story.op("a", expected=1)
+    story.history.logs[PLACE] = [Entry(1, "a")]
+
+
+BROKEN_ON_REQUIRED: list[tuple[Callable[[Story], None], list[str]]] = [
+    (false_accept_elsewhere, ["FALSE ACCEPT", "ELSEWHERE"]),
+    (false_accept_off_its_expectation, ["FALSE ACCEPT", "ELSEWHERE"]),
+    (lost, ["LOST"]),
+    (refused_but_there, ["REFUSED BUT THERE"]),
+    (to_be_tried_again_but_there, ["REFUSED BUT THERE"]),
+    (a_named_retry_refused_but_there, ["REFUSED BUT THERE"]),
+    (not_possibly_yours_but_there, ["REFUSED BUT THERE"]),
+    (violation_not_there, ["VIOLATION NOT THERE"]),
+    (twice, ["TWICE", "ELSEWHERE"]),
+    (twice_although_accepted, ["TWICE", "ELSEWHERE"]),
+    (an_unknown_one_elsewhere, ["ELSEWHERE"]),
+    (unguarded, ["UNGUARDED"]),
+    (a_transaction_on_a_required_topic, ["UNGUARDED"]),
+    (a_marker_on_a_required_topic, ["UNGUARDED"]),
+    (half_a_batch, ["HALF A BATCH"]),
+    (a_batch_torn_apart, ["ELSEWHERE", "HALF A BATCH"]),
+    (out_of_order, ["ORDER"]),
+    (a_chain_out_of_order, ["ORDER"]),
+    (an_end_below_what_had_been_accepted, ["UNTRUE END"]),
+    (an_end_above_what_had_been_sent, ["UNTRUE END"]),
+    (an_end_that_never_was, ["UNTRUE END"]),
+    (a_bare_error, ["BARE ERROR"]),
+    (a_stranger, ["STRANGER"]),
+    (a_gap, ["GAP"]),
+]
+
+
+@pytest.mark.parametrize(("tell", "rules"), BROKEN_ON_REQUIRED, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_broken_promise_on_a_required_topic_is_found(tell: Callable[[Story], None], rules: list[str]) -> None:
+    story = Story()
+    tell(story)
+    assert story.rules == rules
+
+
+def an_accepted_one_elsewhere(story: Story) -> None:
+    story.op("x", offset=0)
+    story.op("a", expected=0, offset=1)
+    story.log("x", "a")
+
+
+def a_refused_one_at_its_offset(story: Story) -> None:
+    story.op("a", expected=0, outcome=REFUSED, sees_messages=False)
+    story.log("a")
+
+
+def a_refused_one_elsewhere_that_was_told_a_message(story: Story) -> None:
+    story.op("x", offset=0)
+    story.op("a", expected=0, outcome=REFUSED)
+    story.log("x", "a")
+
+
+def an_idempotent_one_twice(story: Story) -> None:
+    story.op("a", offset=0, resends=True, idempotent=True)
+    story.log("a", "a")
+
+
+def a_chain_with_a_hole(story: Story) -> None:
+    story.op("x", offset=0)
+    story.op("a", expected=0, chain="c", outcome=REFUSED, start=5.0, end=9.0)
+    story.op("b", expected=1, chain="c", start=5.0, end=9.0)
+    story.log("x", "b")
+
+
+def aborted_but_visible(story: Story) -> None:
+    story.op("a", offset=0, transaction="t1")
+    story.history.transactions["t1"] = "aborted"
+    story.log("a", None)
+
+
+def committed_but_hidden(story: Story) -> None:
+    story.op("a", offset=0, transaction="t1")
+    story.history.transactions["t1"] = "committed"
+    story.log("a", None, hidden=("a",))
+
+
+def accepted_without_a_transaction_but_hidden(story: Story) -> None:
+    story.op("a", offset=0)
+    story.log("a", hidden=("a",))
+
+
+def half_a_transaction(story: Story) -> None:
+    story.op("a", offset=0, transaction="t1")
+    story.op("b", offset=1, transaction="t1")
+    story.log("a", "b", None, hidden=("b",))
+
+
+BROKEN_ON_TRUE: list[tuple[Callable[[Story], None], list[str]]] = [
+    (an_accepted_one_elsewhere, ["FALSE ACCEPT"]),
+    (a_refused_one_at_its_offset, ["REFUSED BUT THERE"]),
+    (a_refused_one_elsewhere_that_was_told_a_message, ["REFUSED BUT THERE", "ELSEWHERE"]),
+    (an_idempotent_one_twice, ["TWICE"]),
+    (a_chain_with_a_hole, ["HOLE"]),
+    (aborted_but_visible, ["ABORTED VISIBLE"]),
+    (committed_but_hidden, ["COMMITTED MISSING"]),
+    (accepted_without_a_transaction_but_hidden, ["COMMITTED MISSING"]),
+    (half_a_transaction, ["HALF A TRANSACTION"]),
+]
+
+
+@pytest.mark.parametrize(("tell", "rules"), BROKEN_ON_TRUE, ids=lambda each: getattr(each, "__name__", ""))
+def test_a_broken_promise_on_a_true_topic_is_found(tell: Callable[[Story], None], rules: list[str]) -> None:
+    story = Story("true", one_proxy=True)
+    tell(story)
+    assert story.rules == rules
+
+
+def test_every_rule_in_the_table_has_a_history_that_breaks_it() -> None:
+    from tests.soak import checker  # noqa: PLC0415 - its docstring is what is looked at
+
+    told = {line.split("|")[1].strip() for line in (checker.__doc__ or "").splitlines() if line.startswith("| ")}
+    broken = {rule for _, rules in (*BROKEN_ON_REQUIRED, *BROKEN_ON_TRUE) for rule in rules}
+    assert told - {"rule"} == broken
+
+
+def test_across_two_proxies_a_chain_may_go_on_where_its_own_expectation_holds() -> None:
+    story = Story("required")
+    a_chain_with_a_hole(story)
+    story.history.operations[1].expected = 0
+    assert story.rules == []
+
+
+# --- the files --------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_recorded_is_what_is_judged(tmp_path: Path) -> None:
+    """Also when the run ended in the middle of a line, and with operations that nobody was told about."""
+    recorder = Recorder(tmp_path / "history.jsonl")
+    recorder.topic(TOPIC, "required", one_proxy=False)
+    first = recorder.call("raw-1", TOPIC, 0, ["a"], expected=0, manner=Manner())
+    second = recorder.call("raw-2", TOPIC, 0, ["b"], expected=0, manner=Manner(named=True))
+    recorder.told(first, Told(OK, offset=0))
+    recorder.told(first, Told(UNKNOWN))
+    recorder.told(second, Told(REFUSED, actual=1, code=44, detail="OFFSET_MISMATCH"))
+    recorder.call("raw-2", TOPIC, 0, ["c"], expected=1, manner=Manner())
+    recorder.transaction("t1", "committed")
+    recorder.fault("broker", "killed 1")
+    recorder.close()
+    assert recorder.counts == {("raw", OK): 1, ("raw", REFUSED): 1, ("raw", UNKNOWN): 1}
+    with (tmp_path / "history.jsonl").open("a") as file:
+        file.write('{"e":"return","op":3,"out')
+    (tmp_path / "log.jsonl").write_text(
+        '{"topic":"t","partition":0,"offset":0,"id":"b","leader_epoch":0,"visible":true}\n'
+    )
+
+    loaded = load(tmp_path / "history.jsonl", tmp_path / "log.jsonl")
+    verdict = check(loaded)
+
+    assert [operation.outcome for operation in loaded.operations.values()] == [OK, REFUSED, UNKNOWN]
+    assert verdict.rules == ["LOST", "REFUSED BUT THERE"]
+    lines = list(report(verdict))
+    assert lines[-1] == "verdict: VIOLATED"
+    assert any("op 2 of raw-2 (b) on t-0, expected 0" in line for line in lines)

@@ -1,0 +1,135 @@
+"""The faulty wire does what it is armed with, at the byte that it is told, and leaves other connections alone."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.soak.pipe import Fault, PipeProcess
+from tests.support.raw import until
+
+
+@pytest.fixture(scope="module")
+def pipes() -> Iterator[PipeProcess]:
+    with PipeProcess() as process:
+        yield process
+
+
+class Echo:
+    """Sends back what it gets, and keeps it."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = self.listener.getsockname()
+        self.got = b""
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._echo, args=(connection,), daemon=True).start()
+
+    def _echo(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                while data := connection.recv(1 << 16):
+                    self.got += data
+                    connection.sendall(data)
+            except OSError:
+                pass
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    server = Echo()
+    yield server
+    server.listener.shutdown(socket.SHUT_RDWR)
+    server.listener.close()
+
+
+@pytest.fixture
+def wire(pipes: PipeProcess, echo: Echo, request: pytest.FixtureRequest) -> Iterator[tuple[str, socket.socket]]:
+    """A pipe's name, and a connection through it that has been used."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        listen = free.getsockname()
+    name = request.node.name
+    pipes.open(name, listen, echo.address)
+    with socket.create_connection(listen, 10) as connection:
+        connection.sendall(b"hello")
+        assert received(connection, 5) == b"hello"
+        yield name, connection
+
+
+def received(connection: socket.socket, count: int) -> bytes:
+    """Up to `count` bytes; fewer where the connection ends."""
+    data = b""
+    while len(data) < count:
+        try:
+            more = connection.recv(count - len(data))
+        except ConnectionResetError:
+            break
+        if not more:
+            break
+        data += more
+    return data
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_cut_lets_through_what_came_before_its_byte(
+    reset: bool, pipes: PipeProcess, echo: Echo, wire: tuple[str, socket.socket]
+) -> None:
+    name, connection = wire
+    pipes.arm(name, Fault("cut", "up", 3, reset=reset))
+    connection.sendall(b"0123456789")
+    received(connection, 10)
+    until(lambda: echo.got == b"hello012", "three bytes and no more")
+
+
+def test_a_cut_of_answers_leaves_the_request_whole(
+    pipes: PipeProcess, echo: Echo, wire: tuple[str, socket.socket]
+) -> None:
+    name, connection = wire
+    pipes.arm(name, Fault("cut", "down", 4))
+    connection.sendall(b"0123456789")
+    assert received(connection, 10) == b"0123"
+    assert echo.got == b"hello0123456789"
+
+
+def test_a_stall_delays_and_loses_nothing(pipes: PipeProcess, wire: tuple[str, socket.socket]) -> None:
+    name, connection = wire
+    pipes.arm(name, Fault("stall", "down", 4, seconds=0.3))
+    sent = time.monotonic()
+    connection.sendall(b"0123456789")
+    assert received(connection, 10) == b"0123456789"
+    assert time.monotonic() - sent >= 0.3
+
+
+def test_an_answer_that_is_lost(pipes: PipeProcess, echo: Echo, wire: tuple[str, socket.socket]) -> None:
+    name, connection = wire
+    pipes.arm(name, Fault("deaf", "down", 0, seconds=0.2))
+    connection.sendall(b"0123456789")
+    assert received(connection, 10) == b""
+    assert echo.got == b"hello0123456789"
+
+
+def test_refusing_ends_what_is_there_and_lets_nobody_in(pipes: PipeProcess, wire: tuple[str, socket.socket]) -> None:
+    name, connection = wire
+    address = connection.getpeername()
+    pipes.refuse(name, 1.5)
+    assert received(connection, 1) == b""
+
+    def accepted_again() -> bool:
+        with socket.create_connection(address, 10) as another:
+            another.sendall(b"back")
+            return received(another, 4) == b"back"
+
+    assert not accepted_again()
+    until(accepted_again, "connections to be accepted again")
+    assert pipes.hits()["refuse"] >= 1
