@@ -1,0 +1,571 @@
+"""Kafka forgets what it knew of the stamp: expiry, deleted records, compaction, a topic created again, a restart.
+
+The brokers here forget a producer after ten seconds, clean their logs several times a second, and are killed. A story
+is one guarded partition and all that its writer was told; after each loss the same questions are put to it
+(`assert_right`), through two proxies, and answered by the log that Kafka has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import pytest
+from kafka.protocol.admin import DeleteRecordsRequest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.types import Address
+from tests.support.batches import now_ms
+from tests.support.kafka import running_kafka, unique_topic
+from tests.support.messages import RawConnection
+from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.raw import Answer, Closed, Connection, Log, Record, batch, read_batches, until
+
+pytestmark = pytest.mark.kafka
+
+OK, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER, TIMED_OUT, MESSAGE_TOO_LARGE = 0, 3, 6, 7, 10
+INVALID_TIMESTAMP, POLICY_VIOLATION, UNKNOWN_TOPIC_ID = 32, 44, 100
+COME_AGAIN = frozenset({UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER, TIMED_OUT, UNKNOWN_TOPIC_ID})
+DESCRIBE_PRODUCERS = 61
+DAY_MS = 86_400_000
+WRAP = 1 << 31
+EXPIRATION_MS = 10_000
+MESSAGE_BYTES_MAX = 20_000
+PATIENCE_SECONDS = 60.0
+SETTINGS = {
+    "producer.id.expiration.ms": str(EXPIRATION_MS),
+    "producer.id.expiration.check.interval.ms": "200",
+    "log.initial.task.delay.ms": "100",
+    "log.retention.check.interval.ms": "200",
+    "log.cleaner.backoff.ms": "100",
+    "log.segment.delete.delay.ms": "100",
+}
+LOG_APPEND_TIME, CREATE_TIME = ({"message.timestamp.type": kind} for kind in ("LogAppendTime", "CreateTime"))
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "segment.ms": "50",
+    "min.cleanable.dirty.ratio": "0.001",
+    "max.compaction.lag.ms": "50",
+    "delete.retention.ms": "50",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KafkaCluster]:
+    """Forgetful. Whoever kills its broker starts it again."""
+    with running_kafka(1, properties=SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def proxies(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ProxyProcess]]:
+    """Two, so that one of them never saw what it is asked about."""
+    directory = tmp_path_factory.mktemp("forgetful")
+    with (
+        ProxyProcess(cluster.bootstrap, directory, config=GUARDED_BY_NAME) as first,
+        ProxyProcess(cluster.bootstrap, directory, config=GUARDED_BY_NAME) as second,
+    ):
+        yield [first, second]
+        for proxy in (first, second):
+            assert "Traceback" not in proxy.log
+            assert "crashed" not in proxy.log
+
+
+# --- one guarded partition, and what its writer was told --------------------------------------------------------------
+
+
+def settled(address: str, topic: str, records: bytes, **settings: object) -> Answer:
+    """What it comes to in the end, over as many connections as it takes."""
+
+    def answer() -> Answer | None:
+        with Connection(address, timeout_seconds=30) as connection:
+            last = connection.append(topic, records, **settings)
+        return None if last.error_code in COME_AGAIN else last
+
+    found: Answer = until(answer, f"an answer from {topic} that is not retriable", within_seconds=PATIENCE_SECONDS)
+    return found
+
+
+@dataclass
+class Story:
+    """`end`: where the log ends, by what was told. `accepted`: by first offset, the batch and its values.
+
+    `key`: of all records, for compaction to leave the last one only; without it each has its own.
+    """
+
+    topic: str
+    log: Log
+    addresses: list[str]
+    end: int = 0
+    accepted: dict[int, tuple[bytes, tuple[bytes, ...]]] = field(default_factory=dict)
+    key: bytes | None = None
+    numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def required(self) -> bool:
+        return self.topic.startswith("required")
+
+    def make(self, size: int = 1, *, expected: int | None = None, timestamp_ms: int | None = None) -> bytes:
+        """A named batch with values and keys that no other has."""
+        number = next(self.numbers)
+        values = [b"%d.%d" % (number, i) for i in range(size)]
+        records = [Record(value, key=self.key or value, timestamp_ms=timestamp_ms) for value in values]
+        name = uuid.uuid4().bytes
+        return batch(*records, expected=self.end if expected is None else expected, write_id=name)
+
+    def took(self, records: bytes, answer: Answer, size: int = 1) -> None:
+        assert (answer.error_code, answer.base_offset) == (OK, self.end), (self.topic, answer)
+        self.accepted[self.end] = records, tuple(_values(records))
+        self.end += size
+
+    def append(self, size: int = 1, *, through: int = 0, timestamp_ms: int | None = None) -> None:
+        """At the end, and accepted."""
+        records = self.make(size, timestamp_ms=timestamp_ms)
+        self.took(records, settled(self.addresses[through], self.topic, records), size)
+
+    def refuse(self, records: bytes, *, through: int = 0) -> None:
+        """As a mismatch, told where the log ends."""
+        answer = settled(self.addresses[through], self.topic, records)
+        assert (answer.error_code, answer.base_offset) == (POLICY_VIOLATION, self.end), (self.topic, answer)
+        assert (answer.message or "").startswith("OFFSET_MISMATCH"), answer
+
+    def retry(self, offset: int, *, through: int = 0, gone: bool = False) -> None:
+        """Known as what it is; where its records are `gone`, at least never appended again, nor plainly refused."""
+        answer = settled(self.addresses[through], self.topic, self.accepted[offset][0])
+        if gone and answer.error_code != OK:
+            assert answer.error_code == POLICY_VIOLATION, answer
+            assert "POSSIBLY_YOURS" in (answer.message or ""), answer
+        else:
+            assert (answer.error_code, answer.base_offset) == (OK, offset), (self.topic, answer)
+
+    def check(self) -> None:
+        """The log has what was accepted, where it was accepted, and nothing else; its start may have moved."""
+        there = {}
+        for each in self.log.batches(self.topic, start=log_start(self.log, self.topic)):
+            if not each.is_control:
+                # Compaction leaves holes in a batch, and empty batches.
+                there.update(dict.fromkeys(each.values, each.base_offset))
+        told = {value: offset for offset, (_, values) in self.accepted.items() for value in values}
+        assert there.items() <= told.items()
+        assert self.log.end(self.topic) == self.end
+
+
+def _values(records: bytes) -> list[bytes]:
+    return [value for each in read_batches(records) for value in each.values if value is not None]
+
+
+def assert_right(story: Story, *, gone: bool = False) -> None:
+    """Whatever Kafka forgot. `gone`: the records that were accepted so far can no longer be read."""
+    here, there = range(2)
+    before = sorted(story.accepted)
+    # A chain whose first batch Kafka itself refuses: where it knows no sequence, the second would land in its place.
+    with Connection(story.addresses[here], timeout_seconds=30) as connection:
+        too_large = batch(b"x" * 2 * MESSAGE_BYTES_MAX, expected=story.end)
+        chain = [too_large, story.make(expected=story.end + 1), story.make(expected=story.end + 2)]
+        for records in chain:
+            connection.send_produce({story.topic: {0: records}})
+        codes = [connection.receive_produce()[1][story.topic, 0].error_code for _ in chain]
+        assert OK not in codes, (story.topic, codes)
+    # Nothing lands where it did not expect to.
+    for through in (here, there):
+        for wrong in (story.end - 1, story.end + 1, story.end + WRAP, story.end - WRAP):
+            if wrong >= 0:
+                story.refuse(story.make(expected=wrong), through=through)
+    # One of two wins.
+    if story.required:
+        both = [story.make(), story.make()]
+        with ThreadPoolExecutor(2) as pool:
+            answers = list(pool.map(lambda at: settled(story.addresses[at], story.topic, both[at]), (here, there)))
+        winner = [answer.error_code for answer in answers].index(OK)
+        story.took(both[winner], answers[winner])
+        assert answers[1 - winner].error_code == POLICY_VIOLATION
+        assert "VIOLATION " not in (answers[1 - winner].message or "")
+    # And it goes on, with a chain and with batches of several records.
+    story.append(3, through=here)
+    with Connection(story.addresses[here], timeout_seconds=30) as connection:
+        chain = [story.make(expected=story.end + i) for i in range(4)]
+        for records in chain:
+            connection.send_produce({story.topic: {0: records}})
+        for records in chain:
+            story.took(records, connection.receive_produce()[1][story.topic, 0])
+    story.append(through=here)
+    story.check()
+    # What is there is known, by processes that saw it and by those that did not.
+    for through in (here, there):
+        for offset in (before[:1] + before[-1:]) if before else []:
+            story.retry(offset, through=through, gone=gone)
+    story.check()
+
+
+Tell = Callable[..., Story]
+
+
+@pytest.fixture
+def tell(cluster: KafkaCluster, proxies: list[ProxyProcess]) -> Tell:
+    """`tell("required", length=3)`: a new story."""
+    return partial(begin, cluster, proxies)
+
+
+def begin(
+    cluster: KafkaCluster,
+    proxies: list[ProxyProcess],
+    prefix: str,
+    *,
+    length: int = 0,
+    key: bytes | None = None,
+    configs: dict[str, str] | None = None,
+) -> Story:
+    log, topic = Log(cluster.bootstrap), unique_topic(prefix)
+    create(proxies[0].bootstrap, log, topic, configs)
+    story = Story(topic, log, [proxy.bootstrap for proxy in proxies], key=key)
+    for _ in range(length):
+        story.append()
+    return story
+
+
+def create(address: str, log: Log, topic: str, configs: dict[str, str] | None = None) -> None:
+    with Connection(address) as connection:
+        limits = {"max.message.bytes": str(MESSAGE_BYTES_MAX)}
+        assert connection.create_topic(topic, configs=limits | (configs or {})) == (OK, None)
+    assert log.end(topic) == 0
+
+
+def producers(log: Log, topic: str) -> dict[int, tuple[int, int]]:
+    """What the leader knows: producer id → (epoch, last sequence)."""
+    with RawConnection(Address.parse(log.leader(topic))) as connection:
+        topics = [{"Name": topic, "PartitionIndexes": [0]}]
+        answer = connection.ask(DESCRIBE_PRODUCERS, 0, {"Topics": topics})["Topics"][0]["Partitions"][0]
+    assert answer["ErrorCode"] == OK, answer
+    return {each["ProducerId"]: (each["ProducerEpoch"], each["LastSequence"]) for each in answer["ActiveProducers"]}
+
+
+def log_start(log: Log, topic: str) -> int:
+    with RawConnection(Address.parse(log.leader(topic))) as connection:
+        topics = [{"Name": topic, "Partitions": [{"PartitionIndex": 0, "Timestamp": -2}]}]
+        answer = connection.ask(2, 5, {"ReplicaId": -1, "Topics": topics})["Topics"][0]["Partitions"][0]
+    assert answer["ErrorCode"] == OK, answer
+    return int(answer["Offset"])
+
+
+def delete_records(log: Log, topic: str) -> None:
+    """All there are."""
+    asked = DeleteRecordsRequest.DeleteRecordsTopic
+    partition = asked.DeleteRecordsPartition(partition_index=0, offset=-1)
+    with log.connect(topic) as connection:
+        request = DeleteRecordsRequest(topics=[asked(name=topic, partitions=[partition])], timeout_ms=10_000)
+        assert connection.ask(request, 2).topics[0].partitions[0].error_code == OK
+
+
+@contextmanager
+def while_it_is_written_to(story: Story) -> Iterator[None]:
+    """One conditional append after the other, each accepted where it expected to be, until the block ends."""
+    done = threading.Event()
+
+    def write() -> None:
+        while not done.is_set():
+            story.append()
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        try:
+            before = story.end
+            until(lambda: story.end > before or writing.done(), "the writer to get on", within_seconds=PATIENCE_SECONDS)
+            yield
+            before = story.end
+            until(lambda: story.end > before or writing.done(), "the writer to get on", within_seconds=PATIENCE_SECONDS)
+        finally:
+            done.set()
+        writing.result()
+
+
+# --- forgotten while the broker runs ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def expired(cluster: KafkaCluster, proxies: list[ProxyProcess]) -> dict[str, Story]:
+    """Partitions that know no producer any more, all from the same long wait."""
+    stories = {
+        f"{prefix}, {what}": begin(cluster, proxies, prefix, length=5)
+        for prefix in ("required", "checked")
+        for what in ("records kept", "records deleted")
+    }
+    for name, story in stories.items():
+        assert producers(story.log, story.topic)
+        if name.endswith("deleted"):
+            delete_records(story.log, story.topic)
+    for story in stories.values():
+        until(lambda story=story: not producers(story.log, story.topic), "Kafka to forget", within_seconds=90)
+    return stories
+
+
+@pytest.mark.parametrize("what", ["records kept", "records deleted"])
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_producer_state_that_expired(prefix: str, what: str, expired: dict[str, Story]) -> None:
+    """The partition takes any first sequence, as one that was never written to, but its log ends elsewhere."""
+    assert_right(expired[f"{prefix}, {what}"], gone=what == "records deleted")
+
+
+@pytest.mark.parametrize("how", ["DeleteRecords", "retention"])
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_records_that_are_deleted(prefix: str, how: str, tell: Tell) -> None:
+    """All of them, while their writer goes on: the log end stays where it was, and so must everybody's idea of it."""
+    story = tell(prefix, length=3)
+    with while_it_is_written_to(story), story.log.connect(story.topic) as direct:
+        if how == "retention":
+            assert direct.alter_topic(story.topic, {"retention.ms": "1", "segment.ms": "50"}) == (OK, None)
+        for _ in range(3):
+            before = log_start(story.log, story.topic)
+            if how == "DeleteRecords":
+                delete_records(story.log, story.topic)
+            until(
+                lambda before=before: log_start(story.log, story.topic) > before,
+                "records to be deleted",
+                within_seconds=PATIENCE_SECONDS,
+            )
+        if how == "retention":
+            assert direct.alter_topic(story.topic, {"retention.ms": None, "segment.ms": None}) == (OK, None)
+    delete_records(story.log, story.topic)
+    assert log_start(story.log, story.topic) == story.end
+    assert_right(story, gone=True)
+
+
+@pytest.mark.parametrize("timestamp", ["two days old", "none"])
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_records_whose_timestamps_make_kafka_forget(prefix: str, timestamp: str, tell: Tell) -> None:
+    """A producer's state is as old as its newest record says. So no stamp may stand on such a batch."""
+    story = tell(prefix, length=3)
+    timestamp_ms = -1 if timestamp == "none" else now_ms() - 2 * DAY_MS
+    for _ in range(3):
+        if story.required:
+            answer = settled(story.addresses[0], story.topic, story.make(2, timestamp_ms=timestamp_ms))
+            assert answer.error_code == INVALID_TIMESTAMP, answer
+        else:
+            story.append(2, timestamp_ms=timestamp_ms)
+            # Refused without a stamp too.
+            story.refuse(story.make(expected=story.end - 2, timestamp_ms=timestamp_ms))
+            story.refuse(story.make(expected=story.end + 1, timestamp_ms=timestamp_ms))
+        story.append()
+    shared = {each.producer_id for each in story.log.batches(story.topic) if each.producer_id >= 0}
+    assert shared <= producers(story.log, story.topic).keys(), "the stamp was forgotten"
+    assert_right(story)
+
+
+def is_compacted(story: Story) -> bool:
+    """Whether what was written first is gone, although the log starts where it did."""
+    assert log_start(story.log, story.topic) == 0
+    first = story.log.batches(story.topic)[0]
+    return first.base_offset > 0 or not first.values
+
+
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_a_log_that_is_compacted(prefix: str, tell: Tell) -> None:
+    """Batches vanish and are emptied behind its writer; where the log ends does not change."""
+    story = tell(prefix, key=b"the same", configs=COMPACTED)
+    with while_it_is_written_to(story):
+        until(lambda: story.end > 0 and is_compacted(story), "compaction", within_seconds=PATIENCE_SECONDS)
+    assert_right(story, gone=True)
+
+
+# --- the broker's own time --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_log_append_time(prefix: str, tell: Tell) -> None:
+    story = tell(prefix, length=3, configs=LOG_APPEND_TIME)
+    assert_right(story)
+    story.append(2, timestamp_ms=now_ms() - 2 * DAY_MS)
+    assert_right(story)
+
+
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_log_append_time_comes_and_goes(prefix: str, tell: Tell) -> None:
+    """Around the proxy, under a writer: fresh answers begin to look like duplicates, and duplicates like fresh ones."""
+    story = tell(prefix, length=1)
+    with while_it_is_written_to(story), story.log.connect(story.topic) as direct:
+        for kind in (LOG_APPEND_TIME, CREATE_TIME, LOG_APPEND_TIME):
+            assert direct.alter_topic(story.topic, kind) == (OK, None)
+            before = story.end
+            until(lambda before=before: story.end > before + 5, "the writer to get on", within_seconds=PATIENCE_SECONDS)
+    assert_right(story)
+
+
+def test_a_batch_without_a_name_when_log_append_time_comes(tell: Tell) -> None:
+    """It cannot be proved to be its client's own while the proxy believes otherwise: a success, or marked."""
+    story = tell("required", length=1)
+    with story.log.connect(story.topic) as direct, Connection(story.addresses[0]) as client:
+        assert direct.alter_topic(story.topic, LOG_APPEND_TIME) == (OK, None)
+        for number in range(20):
+            answer = client.append(story.topic, batch(b"unnamed %d" % number, expected=story.end))
+            there = story.log.values(story.topic)
+            if answer.error_code == OK:
+                assert answer.base_offset == story.end
+                assert there[answer.base_offset] == b"unnamed %d" % number
+            else:
+                assert answer.error_code == POLICY_VIOLATION, answer
+                assert ("POSSIBLY_YOURS" in (answer.message or "")) == (there[-1] == b"unnamed %d" % number), answer
+            story.end = len(there)
+
+
+# --- another topic of the same name -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", ["the proxy", "Kafka itself"])
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_a_topic_is_created_again_under_its_writer(prefix: str, by: str, tell: Tell) -> None:
+    """What was accepted after the new topic was there is in it, at its offset; what was refused is not."""
+    story = tell(prefix, length=2)
+    topic, log = story.topic, story.log
+    told: dict[bytes, tuple[float, Answer]] = {}
+    done = threading.Event()
+
+    def write() -> None:
+        end, numbers = 0, itertools.count()
+        while not done.is_set():
+            value, began = b"w%d" % next(numbers), time.monotonic()
+            try:
+                with Connection(story.addresses[0], timeout_seconds=30) as connection:
+                    answer = connection.append(topic, batch(value, expected=end))
+            except (OSError, Closed):
+                continue
+            told[value] = began, answer
+            if answer.base_offset >= 0:
+                end = answer.base_offset + (answer.error_code == OK)
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        try:
+            with Connection(story.addresses[0] if by == "the proxy" else log.leader(topic)) as admin:
+                for _ in range(2):
+                    until(lambda: log.end(topic) > 10, "the writer to get on", within_seconds=PATIENCE_SECONDS)
+                    old_id = admin.metadata(topic).topics[0].topic_id
+                    assert admin.delete_topic(topic) == OK
+                    until(lambda: admin.create_topic(topic)[0] == OK, "the new topic", within_seconds=PATIENCE_SECONDS)
+                    until(lambda: topic_id(log, topic) not in (None, old_id), "its id", within_seconds=PATIENCE_SECONDS)
+                    created = time.monotonic()
+                    until(lambda: log.end(topic) > 0, "the writer to get on", within_seconds=PATIENCE_SECONDS)
+            until(lambda: log.end(topic) > 10, "the writer to get on", within_seconds=PATIENCE_SECONDS)
+        finally:
+            done.set()
+        writing.result()
+
+    there = {value: offset for offset, value in enumerate(log.values(topic))}
+    for value, (began, answer) in told.items():
+        if answer.error_code == OK and (began > created or value in there):
+            assert there.get(value) == answer.base_offset, (value, answer)
+        elif answer.error_code not in (OK, TIMED_OUT):
+            assert value not in there, (value, answer)
+    assert there.keys() <= told.keys()
+
+    # Who names the old topic by its id means that one.
+    with Connection(story.addresses[0]) as client:
+        late = client.produce(
+            {topic: {0: batch(b"late", expected=log.end(topic))}}, version=13, topic_ids={topic: old_id}
+        )
+    assert [answer.error_code for answer in late.values()] == [UNKNOWN_TOPIC_ID]
+    assert b"late" not in log.values(topic)
+
+
+def topic_id(log: Log, topic: str) -> uuid.UUID | None:
+    with log.connect(topic) as connection:
+        found = connection.metadata(topic).topics[0]
+        return None if found.error_code else uuid.UUID(str(found.topic_id))
+
+
+# --- the broker is killed ---------------------------------------------------------------------------------------------
+
+#: Where a partition begins that gets offsets as high as one gets only after years.
+BEGINS = {
+    "a chain across the wrap": WRAP - 6,
+    "a batch across the wrap": WRAP - 2,
+    "a batch across the second wrap": 2 * WRAP - 3,
+}
+HISTORIES = ("plain", "records deleted", "compacted", "LogAppendTime", "old timestamps", *BEGINS)
+
+
+@pytest.fixture(scope="module")
+def restarted(cluster: KafkaCluster, proxies: list[ProxyProcess]) -> dict[str, Story]:
+    """Stories of every kind, and then the broker was killed: it reads its producers' states from what it finds."""
+    stories = {
+        f"{prefix}, {history}": _before_the_restart(prefix, history, partial(begin, cluster, proxies))
+        for prefix in ("required", "checked")
+        for history in HISTORIES
+    }
+    cluster.kill(1)
+    for name, story in stories.items():
+        history = name.partition(", ")[2]
+        if history in BEGINS:
+            story.end = BEGINS[history]
+            begin_at(cluster.data / "node-1" / "data" / f"{story.topic}-0", story.end)
+    cluster.restart(1)
+    for story in stories.values():
+        assert story.log.end(story.topic) == story.end
+    return stories
+
+
+def _before_the_restart(prefix: str, history: str, tell: Tell) -> Story:
+    configs = {"compacted": COMPACTED, "LogAppendTime": LOG_APPEND_TIME}.get(history)
+    story: Story = tell(prefix, configs=configs, key=b"the same" if history == "compacted" else None)
+    if history in BEGINS:
+        return story  # its log must be empty
+    for _ in range(4):
+        story.append(2)
+        if history == "old timestamps" and not story.required:
+            story.append(timestamp_ms=now_ms() - 2 * DAY_MS)
+    if history == "records deleted":
+        delete_records(story.log, story.topic)
+    elif history == "compacted":
+        with while_it_is_written_to(story):
+            until(lambda: is_compacted(story), "compaction", within_seconds=PATIENCE_SECONDS)
+    return story
+
+
+def begin_at(directory: Path, offset: int) -> None:
+    """Makes a log without records, of a broker that is down, one that begins at `offset`: its only segment names it."""
+    (segment,) = directory.glob("*.log")
+    assert segment.stat().st_size == 0
+    for leftover in (*directory.glob("*.index"), *directory.glob("*.timeindex"), *directory.glob("*.snapshot")):
+        leftover.unlink()
+    segment.rename(directory / f"{offset:020}.log")
+
+
+@pytest.mark.parametrize("history", [each for each in HISTORIES if each not in BEGINS])
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_a_broker_that_was_killed_and_came_back(prefix: str, history: str, restarted: dict[str, Story]) -> None:
+    assert_right(restarted[f"{prefix}, {history}"], gone=history in ("records deleted", "compacted"))
+
+
+@pytest.mark.parametrize("begins", BEGINS)
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_sequences_wrap_where_offsets_do_not(prefix: str, begins: str, restarted: dict[str, Story]) -> None:
+    """A sequence has 31 bits, an offset 63."""
+    story = restarted[f"{prefix}, {begins}"]
+    turn = BEGINS[begins] // WRAP * WRAP + WRAP
+    assert story.end < turn
+    if "batch" in begins:
+        story.append(5)
+        (across,) = [each for each in story.log.batches(story.topic, start=story.end - 5) if each.values]
+        assert across.base_sequence == across.base_offset % WRAP > WRAP - 5
+    assert_right(story)
+    assert story.end > turn
+    assert_right(story)
+
+
+def test_after_the_next_restart_all_of_them_go_on(cluster: KafkaCluster, restarted: dict[str, Story]) -> None:
+    """By now states were written that stand for wrapped sequences, shifts and emptied batches."""
+    cluster.kill(1)
+    cluster.restart(1)
+    for story in restarted.values():
+        for _ in range(2):
+            story.refuse(story.make(expected=story.end - 1))
+            story.refuse(story.make(expected=story.end + 1), through=1)
+            story.append(2)
+        story.append(through=1)
+        story.check()
