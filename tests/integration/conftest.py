@@ -33,7 +33,7 @@ def proxied3(kafka3: KafkaCluster, proxy_directory: Path) -> Iterator[ProxyProce
 
 @pytest.fixture(scope="session")
 def shared_stage3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage3]:
-    with three_brokers(tmp_path_factory.mktemp) as stage:
+    with three_brokers(tmp_path_factory.mktemp("three")) as stage:
         yield stage
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.support.pipe import HoldRequest
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Closed, Connection, batch, until
-from tests.support.three_brokers import NODES, Stage3, required_topic
+from tests.support.three_brokers import NODES, Stage3, leaders_listener, required_topic
 from tests.support.writers import (
     OK,
     POLICY_VIOLATION,
@@ -24,7 +24,6 @@ from tests.support.writers import (
     Writer,
     append_at_the_end,
     expected_of,
-    leaders_listener,
     offsets,
     value_of,
     writing,

@@ -6,6 +6,7 @@ Every node is broker and controller. One cluster for all tests of a run: the fix
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -158,7 +159,9 @@ class Stage3:
         return topic
 
     def reassign(self, topic: str, replicas: Sequence[int]) -> None:
-        """Comes back when the partition has these replicas, all in sync. The first is preferred, not yet the leader."""
+        """Comes back when the partition has these replicas, all that live in sync. The first is preferred, but does not
+        lead yet."""
+        living = {each for each in replicas if self.kafka.running(each) and each not in self.kafka._paused}
         wanted = [{"PartitionIndex": 0, "Replicas": list(replicas)}]
         body: Fields = {"TimeoutMs": 20_000, "Topics": [{"Name": topic, "Partitions": wanted}]}
 
@@ -169,7 +172,7 @@ class Stage3:
 
         self.until(asked, f"a reassignment of {topic} to begin")
         self.until(
-            lambda: self.partition(topic).get("ReplicaNodes") == list(replicas) and self.isr(topic) == set(replicas),
+            lambda: self.partition(topic).get("ReplicaNodes") == list(replicas) and self.isr(topic) >= living,
             f"{topic} to be on {replicas}",
         )
 
@@ -210,7 +213,7 @@ class Stage3:
 
 
 @contextmanager
-def three_brokers(directory_for: Callable[[str], Path]) -> Iterator[Stage3]:
+def three_brokers(directory: Path) -> Iterator[Stage3]:
     with ExitStack() as stack:
         pipes = {node_id: stack.enter_context(Pipe()) for node_id in NODES}
         kafka = stack.enter_context(PipedCluster(pipes))
@@ -219,8 +222,12 @@ def three_brokers(directory_for: Callable[[str], Path]) -> Iterator[Stage3]:
         bootstrap = ",".join(pipe.address for pipe in pipes.values())
 
         def start(name: str, config: str) -> ProxyProcess:
-            proxy = ProxyProcess(bootstrap, directory_for(name), config=config)
+            own = directory / name
+            own.mkdir()
+            proxy = ProxyProcess(bootstrap, own, config=config)
             stack.callback(proxy.close)
+            with contextlib.suppress(Closed):
+                leaders_listener(proxy, "there-is-no-such-topic")  # learns the listeners
             return proxy
 
         yield Stage3(kafka, pipes, start)
@@ -230,8 +237,22 @@ def required_topic() -> str:
     return unique_topic("required")
 
 
-def addresses_of(proxy: ProxyProcess, timeout_seconds: float = 5.0) -> dict[int, str]:
-    """The proxy's listeners by node id. Any broker's answer will do."""
-    with RawConnection(Address.parse(proxy.bootstrap), timeout_seconds) as connection:
-        brokers = connection.ask(_METADATA, 9, {"Topics": []})["Brokers"]
-    return {each["NodeId"]: f"{each['Host']}:{each['Port']}" for each in brokers}
+#: Of each proxy process: its listeners by node id, once anybody has learned them.
+_listeners: dict[int, dict[int, str]] = {}
+
+
+def leaders_listener(proxy: ProxyProcess, topic: str) -> str:
+    """Where a client that goes through this proxy sends its appends. Raises Closed or OSError; ask again.
+
+    Asks as clients do: at any address that it knows, since some brokers may be away or stand still.
+    """
+    known = _listeners.setdefault(proxy.pid, {})
+    for address in random.sample([proxy.bootstrap, *known.values()], 1 + len(known)):
+        with contextlib.suppress(OSError, Closed), RawConnection(Address.parse(address), 2.0) as connection:
+            topics: Fields = {"Topics": [{"Name": topic}], "AllowAutoTopicCreation": False}
+            metadata = connection.ask(_METADATA, 9, topics)
+            known |= {each["NodeId"]: f"{each['Host']}:{each['Port']}" for each in metadata["Brokers"]}
+            leaders = [each["LeaderId"] for each in metadata["Topics"][0]["Partitions"] if each["PartitionIndex"] == 0]
+            if leaders and leaders[0] in known:
+                return known[leaders[0]]
+    raise Closed(f"no leader of {topic} is known to {proxy.bootstrap}")

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from tests.support.messages import Closed as MessagesClosed
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, Log, Logged, Producer, batch, produce_request, until
-from tests.support.three_brokers import PATIENCE_SECONDS, addresses_of
+from tests.support.three_brokers import PATIENCE_SECONDS, leaders_listener
 
 OK, TIMED_OUT, POLICY_VIOLATION = 0, 7, 44
 #: "Not now": what a client retries after looking who leads. 3 and 5 while a topic or a leader is not known everywhere.
@@ -201,14 +201,8 @@ class Writer:
 
     def _connect(self) -> Connection:
         """To the leader, as its proxy knows it."""
-        proxy = self._proxies[0]
-        with Connection(proxy.bootstrap, timeout_seconds=2.0) as first:
-            metadata = first.metadata(self.topic)
-        leader = metadata.topics[0].partitions[0].leader_id if metadata.topics[0].partitions else -1
-        addresses = {each.node_id: f"{each.host}:{each.port}" for each in metadata.brokers}
-        if leader not in addresses:
-            raise Closed("no leader")
-        connection = Connection(addresses[leader], timeout_seconds=self._timeout_ms / 1000 + 2)
+        address = leaders_listener(self._proxies[0], self.topic)
+        connection = Connection(address, timeout_seconds=self._timeout_ms / 1000 + 2)
         if self._idempotent and self._producer is None:
             self._producer = connection.init_producer_id()
         return connection
@@ -335,12 +329,3 @@ def append_at_the_end(log: Log, proxy: ProxyProcess, topic: str, who: str, ledge
         assert answer.error_code != POLICY_VIOLATION or answer.base_offset != end, answer
         time.sleep(0.1)
     raise AssertionError("unreachable")
-
-
-def leaders_listener(proxy: ProxyProcess, topic: str) -> str:
-    addresses = addresses_of(proxy)
-    with Connection(proxy.bootstrap, timeout_seconds=5.0) as connection:
-        leader = connection.metadata(topic).topics[0].partitions[0].leader_id
-    if leader not in addresses:
-        raise Closed(f"{topic} has no leader now")
-    return addresses[leader]
