@@ -1,0 +1,76 @@
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.Properties;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.serialization.StringSerializer;
+
+/**
+ * Kafka's own producers, led by a test line by line. Fields are separated by tabs, "-" stands for nothing:
+ *
+ *   open NAME BOOTSTRAP KEY=VALUE...
+ *   send NAME TAG TOPIC PARTITION EXPECTED WRITE_ID VALUE
+ *   close NAME
+ *
+ * Each send is answered when it has ended, in any order: "TAG ok OFFSET", or "TAG failed CLASS MESSAGE". The producer goes on
+ * by itself meanwhile. The end of the input ends the program.
+ */
+public final class ScriptedProducers {
+    public static void main(String[] args) throws Exception {
+        Map<String, KafkaProducer<String, String>> producers = new HashMap<>();
+        BufferedReader lines = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line; (line = lines.readLine()) != null; ) {
+            String[] words = line.split("\t");
+            switch (words[0]) {
+                case "open" -> producers.put(words[1], open(words));
+                case "send" -> send(producers.get(words[1]), words);
+                case "close" -> producers.remove(words[1]).close(Duration.ZERO);
+                default -> throw new IllegalArgumentException(line);
+            }
+        }
+        producers.values().forEach(producer -> producer.close(Duration.ZERO));
+    }
+
+    private static KafkaProducer<String, String> open(String[] words) {
+        Properties settings = new Properties();
+        settings.put("bootstrap.servers", words[2]);
+        settings.put("key.serializer", StringSerializer.class.getName());
+        settings.put("value.serializer", StringSerializer.class.getName());
+        for (int i = 3; i < words.length; i++) {
+            int equals = words[i].indexOf('=');
+            settings.put(words[i].substring(0, equals), words[i].substring(equals + 1));
+        }
+        return new KafkaProducer<>(settings);
+    }
+
+    private static void send(KafkaProducer<String, String> producer, String[] words) {
+        String tag = words[2];
+        ProducerRecord<String, String> record =
+                new ProducerRecord<>(words[3], Integer.parseInt(words[4]), null, words[7]);
+        if (!words[5].equals("-")) {
+            record.headers().add("expected-offset", words[5].getBytes(StandardCharsets.US_ASCII));
+        }
+        if (!words[6].equals("-")) {
+            record.headers().add("write-id", words[6].getBytes(StandardCharsets.UTF_8));
+        }
+        try {
+            producer.send(record, (metadata, failure) -> tell(tag, failure, metadata == null ? -1 : metadata.offset()));
+        } catch (RuntimeException failure) {
+            tell(tag, failure, -1);
+        }
+    }
+
+    private static synchronized void tell(String tag, Exception failure, long offset) {
+        if (failure == null) {
+            System.out.println(tag + "\tok\t" + offset);
+        } else {
+            String message = String.valueOf(failure.getMessage()).replace('\n', ' ').replace('\t', ' ');
+            System.out.println(tag + "\tfailed\t" + failure.getClass().getSimpleName() + "\t" + message);
+        }
+        System.out.flush();
+    }
+}
