@@ -13,7 +13,10 @@ from functools import cache
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_writer
 
-_hints = cache(typing.get_type_hints)
+
+@cache
+def _hints(entity: type) -> dict[str, object]:
+    return typing.get_type_hints(entity)
 
 
 def made_up(entity: type, rng: random.Random, words: tuple[str, ...] = ()) -> object:

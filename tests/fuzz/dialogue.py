@@ -1,0 +1,1057 @@
+"""The switch, its sessions and gates, between clients and an upstream that do as the program says.
+
+The wires are modelled as `net/` has them: one receive buffer for all, overwritten after every call; a side that was
+paused or closed delivers nothing; a side that was closed tells of its end later. Upstream appends to a small log of
+its own (`log.py`) and answers by the program: honestly, with an error, to the wrong question, too late or never.
+
+What must hold, whatever comes:
+
+- `handle` raises nothing
+- memory that was reserved is given back, and no more than that
+- a client gets its answers in order, one for each request, and those that pass are the upstream's own bytes
+- what passes to upstream is the client's own bytes
+- success is told at the expected offset only
+- what is held is bounded
+- when everything was answered, every client has its answers; when everything is gone, nothing waits any more
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import deque
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Final
+from uuid import UUID
+
+from fencepost_policies.append import Check
+from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.errors import ConfigError, ProtocolError
+from fencepost_proxy.partitions import events as g
+from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Switch
+from fencepost_proxy.topics.planning import Known
+from fencepost_proxy.topics.state import StateView
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import NodeId, ProducerId, TopicPartition
+from fencepost_proxy.wire.apis import API_VERSIONS, APIS, FIND_COORDINATOR, METADATA, PRODUCE, Treatment
+from fencepost_proxy.wire.batch import HeaderNames, scan_batch
+from fencepost_proxy.wire.control import (
+    codec_versions,
+    encode_response,
+    request_header_is_flexible,
+    response_header_is_flexible,
+)
+from fencepost_proxy.wire.produce import (
+    NodeEndpoint,
+    PartitionData,
+    PartitionResult,
+    ProduceRequest,
+    ProduceResponse,
+    TopicData,
+    TopicResult,
+    encode_produce_request,
+    encode_produce_response,
+    parse_produce_request,
+    parse_produce_response,
+)
+from fencepost_proxy.wire.schema import Message
+from tests.fuzz.engine import Failure, Op, Program, Tracer, Untraced
+from tests.fuzz.log import INVALID_RECORD, Log
+from tests.support.batches import batch
+from tests.support.kio_messages import by_kio
+
+SHARED = 7000
+STATE_TOPIC = "__state"
+TOPICS = ("checked", "required", "plain", "other", STATE_TOPIC)
+POLICIES = {"checked": TopicPolicy(Check.ON), "required": TopicPolicy(Check.REQUIRED)}
+TOPIC_IDS = {name: UUID(int=1000 + index) for index, name in enumerate(TOPICS)}
+NAMES_BY_ID = {topic_id: name for name, topic_id in TOPIC_IDS.items()}
+WORDS = (*TOPICS, "check.expected.offsets", "true", "required", "expected.offsets.carrier", "2")
+PARTITIONS = 2
+CONNECTIONS_MAX = 5
+FRAME_BYTES_MAX = 40_000
+RECEIVE_BYTES = 65536
+WALL_SECONDS = 1_700_000_000.0
+NOW_MS = int(WALL_SECONDS * 1000) + 1_000_000
+LIMITS = g.GateLimits(
+    queue_max=4,
+    in_flight_max=3,
+    attempts_max=3,
+    cold_send_seconds=0.5,
+    settle_seconds=2.0,
+    remembered_producers_max=3,
+    remembered_batches_max=4,
+    decompressed_bytes_max=20_000,
+)
+_IN_FLIGHT_MAX = 4
+#: After so many seconds nothing may wait any more: requests, gates and doubts have all had their time.
+_LONG_SECONDS = 60
+_ROUNDS_MAX = 400
+#: Of what one operation sends; the rest comes in one piece.
+_CUTS_MAX = 80
+
+#: APIs that a client may send, with the versions that can be made up here.
+SERVED: Final = [
+    (key, version)
+    for key, api in APIS.items()
+    if key != PRODUCE and not api.withheld and (known := codec_versions(key)) is not None
+    for version in range(max(known[0], api.min_version), min(known[1], api.max_version) + 1)
+]
+
+
+@lru_cache(maxsize=4096)
+def made_up_body(key: int, version: int, kind: str, variant: int) -> bytes:
+    """Of a request or response, by kio. What names a broker's id is small, as it is in a cluster."""
+    from kio.index import load_request_schema, load_response_schema  # noqa: PLC0415  takes a second
+
+    rng = random.Random(f"{key} {version} {kind} {variant}")
+    if kind == "request":
+        return by_kio(load_request_schema(key, version), rng, WORDS)
+    brokers = [Message(node_id=each, broker_id=each, host=f"b{each}", port=9092, rack=None) for each in range(3)]
+    if key == METADATA:
+        topics = [
+            Message(name=name, topic_id=TOPIC_IDS[name], partitions=[]) for name in rng.sample(TOPICS, rng.randrange(4))
+        ]
+        for each in brokers:
+            del each.broker_id
+        return encode_response(key, version, Message(brokers=brokers[: rng.randrange(4)], topics=topics))
+    if key == FIND_COORDINATOR:
+        one = {"node_id": rng.randrange(-1, 3), "host": "b1", "port": 9092}
+        return encode_response(
+            key, version, Message(coordinators=[Message(key="k", **one)]) if version >= 4 else Message(**one)
+        )
+    if key == 60:  # DescribeCluster
+        for each in brokers:
+            del each.node_id
+        return encode_response(key, version, Message(brokers=brokers, endpoint_type=rng.choice((1, 2))))
+    return by_kio(load_response_schema(key, version), rng, WORDS)
+
+
+@lru_cache(maxsize=4096)
+def _batch(
+    expected: int | None, count: int, producer: tuple[int, int, int], flags: int, age_seconds: int | None
+) -> bytes:
+    headers = []
+    if expected is not None:
+        headers.append(("expected-offset", b"%d" % expected))
+    if flags & 1:
+        headers.append(("write-id", b"w%d" % (flags >> 5)))
+    if flags & 2:
+        headers.append(("expected-offset", b"x"))
+    values = [b"v%d" % (flags & 4)] * count
+    timestamp = -1 if age_seconds is None else NOW_MS - age_seconds * 1000
+    made = batch(
+        *values,
+        headers=[headers],
+        timestamp_ms=timestamp,
+        producer=producer,
+        transactional=bool(flags & 8) and producer[0] >= 0,
+        compression=1 if flags & 16 else 0,
+    )
+    return bytes(made)
+
+
+# --- what the switch asks of its process ------------------------------------------------------------------------------
+
+
+class Around:
+    frame_bytes_max = FRAME_BYTES_MAX
+    in_flight_requests_max = _IN_FLIGHT_MAX
+    gate_wait_max_seconds = 1.0
+    request_timeout_seconds = 3.0
+    decompressed_bytes_max = 20_000
+    state_topic = STATE_TOPIC
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        self.header_names = HeaderNames()
+        self.refuse_whole_requests = bool(setup["whole"])
+        self.memory_bytes = self.free_bytes = 2 * FRAME_BYTES_MAX
+        self.newest_produce = setup["produce"]
+        self.is_fresh = True
+        self.switch: Switch
+        self.unread: dict[int, int] = {}
+
+    shared_producer_id = SHARED
+
+    def fresh(self, now: float) -> bool:
+        return self.is_fresh
+
+    def policy(self, topic: str) -> TopicPolicy | None:
+        return POLICIES.get(topic)
+
+    def topic_id(self, topic: str) -> UUID | None:
+        return TOPIC_IDS.get(topic)
+
+    def produce_version_max(self) -> int:
+        return int(self.newest_produce)
+
+    def may_send(self, ticket: g.Ticket, now: float) -> bool:
+        return self.switch.may_send(ticket, now)
+
+    def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
+        return NodeEndpoint(endpoint.node_id, local_host, 19000, endpoint.rack)
+
+    def count_request(self, api_key: int) -> None:
+        if api_key not in APIS:
+            raise Failure("a request is counted for an API that is not in the table", api_key)
+
+    def gate_waited(self, seconds: float) -> None:
+        if seconds < 0:
+            raise Failure("a wait of negative length", seconds)
+
+    def unread_bytes(self, connection: int) -> int:
+        return self.unread.get(connection, 0)
+
+    def reserve(self, byte_count: int) -> bool:
+        if byte_count > self.free_bytes:
+            return False
+        self.free_bytes -= byte_count
+        return True
+
+    def release(self, byte_count: int) -> None:
+        self.free_bytes += byte_count
+        if self.free_bytes > self.memory_bytes:
+            raise Failure("more memory was given back than was taken", self.free_bytes - self.memory_bytes)
+
+
+# --- one client and its upstream --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Asked:
+    """A request that reached upstream. `results`: it was carried out already."""
+
+    frame: bytes
+    results: dict[TopicPartition, tuple[int, int, int]] | None = None
+
+    @property
+    def api_key(self) -> int:
+        return int(struct.unpack_from(">h", self.frame)[0])
+
+    @property
+    def version(self) -> int:
+        return int(struct.unpack_from(">h", self.frame, 2)[0])
+
+    @property
+    def correlation_id(self) -> int:
+        return int(struct.unpack_from(">i", self.frame, 4)[0])
+
+
+@dataclass
+class Wires:
+    """Of one connection: everything written so far, and how much of it was delivered."""
+
+    number: int
+    client_wrote: bytearray = field(default_factory=bytearray)
+    client_delivered: int = 0
+    client_paused: bool = False
+    client_closed: bool = False  # by the proxy
+    client_gone: bool = False
+    client_got: bytearray = field(default_factory=bytearray)
+    upstream_got: bytearray = field(default_factory=bytearray)
+    upstream_read: int = 0
+    upstream_wrote: bytearray = field(default_factory=bytearray)
+    upstream_delivered: int = 0
+    upstream_paused: bool = False
+    upstream_closed: bool = False
+    upstream_gone: bool = False
+    asked: deque[Asked] = field(default_factory=deque)
+    #: Answers of upstream to what passes, by correlation id; of several with one id only that there were some.
+    answers: dict[int, bytes | None] = field(default_factory=dict)
+    next_correlation: int = 1
+    lied: bool = False
+
+    @property
+    def client_can_send(self) -> bool:
+        return not (self.client_paused or self.client_closed or self.client_gone)
+
+    @property
+    def upstream_can_send(self) -> bool:
+        return not (self.upstream_paused or self.upstream_closed or self.upstream_gone)
+
+
+def frames_of(stream: bytes | bytearray, shortest: int, longest: int = 2**31) -> tuple[list[bytes], bytes]:
+    """The whole frames up to the first impossible length, and what comes behind them."""
+    frames, at = [], 0
+    while len(stream) - at >= 4:
+        (length,) = struct.unpack_from(">i", stream, at)
+        if not shortest <= length <= longest or len(stream) - at - 4 < length:
+            break
+        frames.append(bytes(stream[at + 4 : at + 4 + length]))
+        at += 4 + length
+    return frames, bytes(stream[at:])
+
+
+def acks_of(frame: bytes) -> int | None:
+    """Of a Produce request; None where it cannot be read."""
+    try:
+        (version,) = struct.unpack_from(">h", frame, 2)
+        (length,) = struct.unpack_from(">h", frame, 8)
+        at = 10 + max(length, 0)
+        if version < 9:
+            (length,) = struct.unpack_from(">h", frame, at)
+            at += 2 + max(length, 0)
+        else:
+            count, at = _uvarint(frame, at)
+            for _ in range(count):
+                _, at = _uvarint(frame, at)
+                size, at = _uvarint(frame, at)
+                at += size
+            length, at = _uvarint(frame, at)
+            at += max(length - 1, 0)
+        return int(struct.unpack_from(">h", frame, at)[0])
+    except (struct.error, IndexError):
+        return None
+
+
+def _uvarint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        value |= (data[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+        if data[at - 1] < 0x80:
+            return value, at
+
+
+def passes(frame: bytes) -> bool:
+    """Whether a client's frame goes up as it is."""
+    (key,) = struct.unpack_from(">h", frame)
+    if key == PRODUCE:
+        try:
+            topics = parse_produce_request(memoryview(frame)).topics
+        except ProtocolError:
+            return False
+        return not any(topic.name in POLICIES or topic.name == STATE_TOPIC for topic in topics)
+    return key in APIS and APIS[key].treatment is Treatment.RELAY
+
+
+# --- the target -------------------------------------------------------------------------------------------------------
+
+
+class Dialogue:
+    name = "session"
+    modules = (
+        "proxy/fencepost_proxy/session/session.py",
+        "proxy/fencepost_proxy/session/turn.py",
+        "proxy/fencepost_proxy/session/switch.py",
+        "proxy/fencepost_proxy/session/cutter.py",
+        "proxy/fencepost_proxy/session/exchange.py",
+        "proxy/fencepost_proxy/partitions/gate.py",
+    )
+
+    # ---- making programs
+
+    def setup(self, rng: random.Random) -> dict[str, Any]:
+        return {
+            "whole": rng.random() < 0.2,
+            "produce": rng.choice((9, 12, 13)),
+            "append_time": rng.random() < 0.2,
+            "upstream_first": rng.random() < 0.5,
+            "calm": rng.random() < 0.5,
+        }
+
+    def op(self, rng: random.Random) -> Op:
+        connection = rng.choice((0, 0, 0, 1, 1, 2, 3))
+        draw = rng.random()
+        if draw < 0.34:
+            frames = [self._frame(rng) for _ in range(rng.choice((1, 1, 1, 2, 3, 6)))]
+            cuts = rng.choice(([], [], [], [1], [7, 13], [rng.randint(1, 200)]))
+            return ["send", connection, frames, cuts]
+        if draw < 0.60:
+            kind = rng.choice(("ok",) * 8 + ("error", "error", "append-error", "wrong-id", "noise", "partitions"))
+            return ["answer", connection, kind, self._error(rng), rng.choice((0, 0, 0, 1, 9)), rng.choice((1, 1, 1, 3))]
+        if draw < 0.75:
+            kind = rng.choice(("true",) * 8 + ("unknown", "no-topic", "unreadable", "not-yet", "gone", "open", "error"))
+            return ["control", rng.randrange(3), kind, self._error(rng)]
+        return rng.choice(
+            [
+                ["apply", connection],
+                ["deliver", connection, rng.choice((1, 8, 1000))],
+                ["lose-client", connection],
+                ["lose-upstream", connection],
+                ["tick", rng.choice((20, 20, 100, 400, 600, 3100))],
+                ["tick", rng.choice((20, 20, 100, 400, 600, 3100))],
+                ["tick", 20],
+                ["stored", rng.randrange(2), rng.randrange(2)],
+                ["forget", rng.randrange(2)],
+                ["fresh", rng.randrange(2)],
+                ["fresh", 1],
+                ["move", rng.randrange(2), rng.randrange(PARTITIONS), rng.randint(1, 3)],
+                ["truncate", rng.randrange(2), rng.randrange(PARTITIONS), rng.randrange(4)],
+                ["stray", connection, rng.randrange(4)],
+                ["unread", connection, rng.choice((0, 100))],
+            ]
+        )
+
+    @staticmethod
+    def _error(rng: random.Random) -> int:
+        return rng.choice((0, 1, 2, 3, 6, 7, 10, 19, 20, 29, 45, 47, 56, 59, 87, 100, -1))
+
+    def _frame(self, rng: random.Random) -> dict[str, Any]:
+        changes = []
+        if rng.random() < 0.12:
+            kind = rng.choice(("byte", "byte", "byte", "length", "cut", "insert"))
+            changes.append(
+                [kind, rng.choice((rng.randrange(24), rng.randrange(400))), rng.choice((0, 255, rng.randrange(256)))]
+            )
+        draw = rng.random()
+        if draw < 0.7:
+            parts = [
+                [rng.choice((0, 0, 0, 0, 1, 1, 1, 2, 3, 4)), rng.choice((0, 0, 0, 1)), self._records(rng)]
+                for _ in range(rng.choice((1, 1, 1, 1, 2, 3)))
+            ]
+            return {
+                "kind": "produce",
+                "version": rng.choice((3, 7, 8, 9, 9, 10, 12, 12)),
+                "acks": rng.choice((-1, -1, 1, 1, 0)),
+                "timeout": rng.choice((0, 300, 3000, 30_000)),
+                "transaction": rng.random() < 0.05,
+                "parts": parts,
+                "changes": changes,
+            }
+        if draw < 0.97:
+            key, version = rng.choice(SERVED)
+            return {
+                "kind": "api",
+                "index": SERVED.index((key, version)),
+                "variant": rng.randrange(12),
+                "changes": changes,
+            }
+        return {"kind": "raw", "hex": rng.randbytes(rng.choice((3, 12, 40))).hex(), "changes": []}
+
+    @staticmethod
+    def _records(rng: random.Random) -> list[Any]:
+        """[how the expectation is said, number, records, producer, sequence, flags, age in s]; see `_make_batch`."""
+        how = rng.choice(("end", "end", "end", "is", "none"))
+        number = rng.choice((0, 0, 0, 1, -1, 2)) if how == "end" else rng.randrange(5)
+        producer = rng.choice((0, 0, 1, 1, 2, 3))
+        flags = rng.choice((0, 0, 0, 0, 1, 33, 2, 4, 8, 16))
+        return [
+            how,
+            number,
+            rng.choice((1, 1, 2, 3)),
+            producer,
+            rng.randrange(4),
+            flags,
+            rng.choice((0, 0, 0, 90_000, -1)),
+        ]
+
+    # ---- running one
+
+    def execute(self, program: Program, seen: set[Hashable], tracer: Tracer | Untraced) -> bytes:
+        return _Run(program, seen, tracer).run()
+
+
+class _Run:
+    def __init__(self, program: Program, seen: set[Hashable], tracer: Tracer | Untraced) -> None:
+        setup = program.setup
+        self.program = program
+        self.seen = seen
+        self.call = tracer.call
+        self.now = 1000.0
+        self.around = Around(setup)
+        self.view = StateView("fuzzed")
+        book = AddressBook(19092)
+        known = Known(
+            view=self.view,
+            file_configs=lambda topic: {},
+            topic_id=TOPIC_IDS.get,
+            state_topic=STATE_TOPIC,
+            state_topic_id=TOPIC_IDS[STATE_TOPIC],
+        )
+
+        def open_listeners(node_ids: Any) -> None:
+            for node_id in node_ids:
+                try:
+                    book.listens_on(NodeId(node_id), book.listener_port(node_id))
+                except ConfigError:
+                    continue
+
+        exchanges = Exchanges(book, lambda: known, lambda: ProducerId(SHARED), open_listeners)
+        self.switch = self.around.switch = Switch(self.around, exchanges, LIMITS, self.around.header_names)
+        append_time = NOW_MS if setup["append_time"] else None
+        self.logs = {
+            TopicPartition(topic, partition): Log(log_append_time_ms=append_time)
+            for topic in TOPICS
+            for partition in range(PARTITIONS)
+        }
+        self.bases: dict[TopicPartition, tuple[int, int]] = {}
+        self.wires: list[Wires] = []
+        self.control: list[ForControl] = []
+        self.control_asked_at: list[float] = []
+        self.stores: list[tuple[int, int]] = []
+        self.buffer = bytearray(RECEIVE_BYTES)
+        self.always_fresh = True
+
+    # ---- the program
+
+    def run(self) -> bytes:
+        for op in self.program.ops:
+            self._do(op)
+        if self.program.setup["calm"]:
+            self._calm_down()
+        self._end_everything()
+        for wires in self.wires:
+            self._check_wires(wires)
+        return b"".join(bytes(wires.client_got) + bytes(wires.upstream_got) for wires in self.wires)
+
+    def _do(self, op: Op) -> None:
+        kind, *rest = op
+        match kind:
+            case "send":
+                wires = self._wires(rest[0])
+                for frame in rest[1]:
+                    wires.client_wrote += self._make_frame(wires, frame)
+                self._deliver_client(wires, rest[2])
+            case "deliver":
+                wires = self._wires(rest[0])
+                self._deliver_client(wires, [max(1, rest[1])])
+            case "answer":
+                for _ in range(min(8, abs(rest[4]))):
+                    self._answer(self._wires(rest[0]), rest[1], rest[2], rest[3])
+            case "apply":
+                wires = self._wires(rest[0])
+                for asked in wires.asked:
+                    if asked.results is None:
+                        self._carry_out(asked)
+                        break
+            case "lose-client":
+                self._lose_client(self._wires(rest[0]))
+            case "lose-upstream":
+                self._lose_upstream(self._wires(rest[0]))
+            case "tick":
+                self._pass_time(abs(rest[0]) % 10_000 / 1000)
+            case "control" if self.control:
+                self._control(rest[0] % len(self.control), rest[1], rest[2])
+            case "stored" if self.stores:
+                connection, token = self.stores.pop(rest[0] % len(self.stores))
+                self._perform(self._event(connection, m.Stored(token, None if rest[1] else "no")))
+            case "forget":
+                self._perform(self.call(self.switch.forget_topic, TOPICS[rest[0] % 2], self.now))
+            case "fresh":
+                self.around.is_fresh = bool(rest[0])
+                self.always_fresh = self.always_fresh and self.around.is_fresh
+            case "move":
+                self._log(rest[0] % 2, rest[1]).move(abs(rest[2]) % 100)
+            case "truncate":
+                self._log(rest[0] % 2, rest[1]).truncate(abs(rest[2]))
+            case "stray":
+                wires = self._wires(rest[0])
+                wires.lied = True
+                wires.answers[rest[1]] = None
+                wires.upstream_wrote += struct.pack(">ii", 4, rest[1])
+                self._deliver_upstream(wires, 0)
+            case "unread":
+                self.around.unread[self._wires(rest[0]).number] = abs(rest[1])
+            case _:
+                pass
+
+    def _wires(self, index: int) -> Wires:
+        index = abs(index) % CONNECTIONS_MAX
+        while len(self.wires) <= index:
+            number = len(self.wires) + 1
+            self.wires.append(Wires(number))
+            self.switch.open(number, "proxy.local")
+        return self.wires[index]
+
+    def _log(self, topic: int, partition: int) -> Log:
+        return self.logs[TopicPartition(TOPICS[topic % len(TOPICS)], partition % PARTITIONS)]
+
+    # ---- what clients write
+
+    def _make_frame(self, wires: Wires, spec: dict[str, Any]) -> bytes:
+        correlation = wires.next_correlation
+        wires.next_correlation += 1
+        if spec["kind"] == "raw":
+            return bytes.fromhex(spec["hex"])
+        if spec["kind"] == "api":
+            key, version = SERVED[spec["index"] % len(SERVED)]
+            body = made_up_body(key, version, "request", spec["variant"] % 6)[:15_000]
+            # Above 16 KiB it counts as held in memory.
+            client_id = b"f" * (17_000 if spec["variant"] % 12 >= 6 else 4)
+            header = struct.pack(">hhih", key, version, correlation, len(client_id)) + client_id
+            data = bytearray(header + (b"\0" if request_header_is_flexible(key, version) else b"") + body)
+            data[:0] = struct.pack(">i", len(data))
+        else:
+            data = bytearray(b"".join(bytes(chunk) for chunk in self._make_produce(correlation, spec)))
+        for kind, place, value in spec["changes"]:
+            at = abs(place) % len(data)
+            match kind:
+                case "byte":
+                    data[at] = value & 255
+                case "length":
+                    struct.pack_into(">i", data, 0, struct.unpack_from(">i", data)[0] + value - 128)
+                case "cut":
+                    del data[at:]
+                case _:
+                    data.insert(at, value & 255)
+            if not data:
+                break
+        return bytes(data)
+
+    def _make_produce(self, correlation: int, spec: dict[str, Any]) -> list[bytes | memoryview]:
+        version = 3 + (spec["version"] - 3) % 11
+        topics: dict[str, list[PartitionData]] = {}
+        for topic, partition, records in spec["parts"]:
+            name = TOPICS[topic % len(TOPICS)]
+            made = self._make_batch(TopicPartition(name, partition % PARTITIONS), records)
+            topics.setdefault(name, []).append(PartitionData(partition % PARTITIONS, memoryview(made)))
+        return encode_produce_request(
+            ProduceRequest(
+                version,
+                correlation,
+                "fuzz",
+                b"",
+                "tx" if spec["transaction"] else None,
+                max(-2, min(3, spec["acks"])),
+                spec["timeout"] % 2**31,
+                tuple(
+                    TopicData("" if version >= 13 else name, TOPIC_IDS[name] if version >= 13 else None, tuple(parts))
+                    for name, parts in topics.items()
+                ),
+            )
+        )
+
+    def _make_batch(self, where: TopicPartition, spec: list[Any]) -> bytes:
+        how, number, count, producer, sequence, flags, age = spec
+        expected: int | None = None
+        if how == "end":
+            expected = self.logs[where].end + number % 7 if number >= 0 else max(0, self.logs[where].end + number)
+        elif how == "is":
+            expected = abs(number) % 1000
+        producer %= 5
+        who = (-1, -1, -1) if not producer else (SHARED if producer == 4 else producer, 0, abs(sequence) % 1000)
+        return _batch(expected, 1 + abs(count) % 5, who, flags % 128, None if age < 0 else age % 1_000_000)
+
+    # ---- delivery
+
+    def _event(self, connection: int, event: m.Event) -> list[Action]:
+        return self.call(self.switch.session_event, connection, event, self.now)
+
+    def _deliver_client(self, wires: Wires, cuts: list[int]) -> None:
+        index = 0
+        while wires.client_can_send and wires.client_delivered < len(wires.client_wrote):
+            cut = cuts and index < _CUTS_MAX
+            size = max(1, abs(cuts[index % len(cuts)]) % 1000) if cut else RECEIVE_BYTES
+            index += 1
+            data = wires.client_wrote[wires.client_delivered :][: min(size, RECEIVE_BYTES)]
+            wires.client_delivered += len(data)
+            self.buffer[: len(data)] = data
+            view = memoryview(self.buffer)[: len(data)]
+            actions = self._event(wires.number, m.ClientBytes(view))
+            self.buffer[: len(data)] = b"\xee" * len(data)
+            self._perform(actions)
+
+    def _deliver_upstream(self, wires: Wires, cut: int) -> None:
+        index = 0
+        while wires.upstream_can_send and wires.upstream_delivered < len(wires.upstream_wrote):
+            size = max(1, abs(cut) % 1000) if cut and index < _CUTS_MAX else RECEIVE_BYTES
+            index += 1
+            data = wires.upstream_wrote[wires.upstream_delivered :][:size]
+            wires.upstream_delivered += len(data)
+            self.buffer[: len(data)] = data
+            view = memoryview(self.buffer)[: len(data)]
+            actions = self._event(wires.number, m.UpstreamBytes(view))
+            self.buffer[: len(data)] = b"\xee" * len(data)
+            self._perform(actions)
+
+    def _lose_client(self, wires: Wires) -> None:
+        if not wires.client_gone:
+            wires.client_gone = True
+            self._perform(self._event(wires.number, m.ClientLost()))
+
+    def _lose_upstream(self, wires: Wires) -> None:
+        if not wires.upstream_gone:
+            wires.upstream_gone = True
+            self._perform(self._event(wires.number, m.UpstreamLost("lost")))
+
+    def _pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        self._perform(self.call(self.switch.tick, self.now))
+
+    # ---- what comes out
+
+    def _perform(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case ForConnection(connection, command):
+                    self._command(self.wires[connection - 1], command)
+                case ForControl():
+                    self.control.append(action)
+                    self.control_asked_at.append(self.now)
+        if actions:
+            self._check_bounds()
+
+    def _command(self, wires: Wires, command: m.Command) -> None:
+        match command:
+            case m.ToClient(chunks):
+                if not (wires.client_closed or wires.client_gone):
+                    wires.client_got += b"".join(chunks)
+            case m.ToUpstream(chunks):
+                if not (wires.upstream_closed or wires.upstream_gone):
+                    wires.upstream_got += b"".join(chunks)
+                    self._read_requests(wires)
+            case m.ReadClient(on):
+                wires.client_paused = not on
+            case m.ReadUpstream(on):
+                wires.upstream_paused = not on
+            case m.CloseClient(_, fault):
+                wires.client_closed = True
+                self.seen.add(("closed", fault and fault.__name__))
+            case m.CloseUpstream():
+                wires.upstream_closed = True
+            case m.Store(token):
+                self.stores.append((wires.number, token))
+            case m.Count(_, label):
+                self.seen.add(("count", label))
+            case m.TopicStale():
+                pass
+            case _:
+                raise Failure("a command that is not for a connection", command)
+
+    def _read_requests(self, wires: Wires) -> None:
+        frames, rest = frames_of(wires.upstream_got[wires.upstream_read :], 8)
+        wires.upstream_read = len(wires.upstream_got) - len(rest)
+        wires.asked += [Asked(frame) for frame in frames]
+
+    def _check_bounds(self) -> None:
+        switch, seen = self.switch, self.seen
+        for session in switch.sessions.values():
+            held = session._client.buffered_bytes
+            if held > FRAME_BYTES_MAX + RECEIVE_BYTES:
+                raise Failure("a session holds more than a frame and a read", held)
+            if session.in_flight > _IN_FLIGHT_MAX:
+                raise Failure("more requests in flight than allowed", session.in_flight)
+            seen.add(
+                (
+                    "session",
+                    min(len(session._to_client), 3),
+                    min(len(session._from_upstream), 3),
+                    min(len(session._turns), 2),
+                    session._turn is not None,
+                    session.client_gone,
+                    session.upstream_gone,
+                    session._client.state,
+                    session._upstream.state,
+                    session._client_paused,
+                    session._upstream_paused,
+                )
+            )
+        for gate in switch.gates.values():
+            if gate.waiting > LIMITS.queue_max + LIMITS.in_flight_max + LIMITS.queue_max:
+                raise Failure("a gate's queue is beyond its bound", gate.waiting)
+            if (
+                len(gate._landed) > LIMITS.remembered_batches_max
+                or len(gate._retries) > LIMITS.remembered_producers_max
+            ):
+                raise Failure("a gate remembers too much", (len(gate._landed), len(gate._retries)))
+            seen.add(
+                (
+                    "gate",
+                    gate.phase,
+                    min(gate.waiting, 2),
+                    gate._granted is not None,
+                    min(len(gate._in_flight), 2),
+                    min(len(gate._doubts), 2),
+                    min(len(gate._looking), 2),
+                    gate._warm(self.now),
+                )
+            )
+
+    # ---- what upstream answers
+
+    def _carry_out(self, asked: Asked) -> None:
+        asked.results = {}
+        if asked.api_key != PRODUCE:
+            return
+        for topic, data in self._parts(asked):
+            where = TopicPartition(topic, data.partition)
+            log = self.logs.get(where)
+            if log is None:
+                asked.results[where] = (3, -1, -1)
+            else:
+                asked.results[where] = log.append(bytes(data.records or b""))
+
+    def _parts(self, asked: Asked) -> Iterator[tuple[str, PartitionData]]:
+        try:
+            request = parse_produce_request(memoryview(asked.frame))
+        except ProtocolError:
+            return  # a client's, mutated and passed on
+        for topic in request.topics:
+            name = topic.name or NAMES_BY_ID.get(topic.topic_id or UUID(int=0), "?")
+            for data in topic.partitions:
+                yield name, data
+
+    def _answer(self, wires: Wires, kind: str, error: int, cut: int) -> None:
+        while wires.asked and self._acks_0(wires.asked[0]):
+            asked = wires.asked.popleft()
+            if asked.results is None:
+                self._carry_out(asked)
+        if not wires.asked:
+            return
+        asked = wires.asked.popleft()
+        head = struct.pack(">i", asked.correlation_id + (kind == "wrong-id"))
+        wires.lied = wires.lied or kind in ("wrong-id", "noise", "partitions")
+        if kind == "noise":
+            body = random.Random(error).randbytes(abs(error) % 300)
+            answer = struct.pack(">i", len(head) + len(body)) + head + body
+        elif asked.api_key == PRODUCE:
+            answer = self._produced(asked, kind, error)
+            answer = answer[:4] + head + answer[8:]
+        else:
+            answer = self._other_answer(asked, head, error)
+        verbatim = wires.answers
+        verbatim[asked.correlation_id] = None if asked.correlation_id in verbatim else answer
+        wires.upstream_wrote += answer
+        self._deliver_upstream(wires, cut)
+
+    @staticmethod
+    def _acks_0(asked: Asked) -> bool:
+        return asked.api_key == PRODUCE and acks_of(asked.frame) == 0
+
+    @staticmethod
+    def _other_answer(asked: Asked, head: bytes, variant: int) -> bytes:
+        key, version = asked.api_key, asked.version
+        known = codec_versions(key)
+        if APIS[key].treatment is Treatment.RELAY or known is None or not known[0] <= version <= known[1]:
+            body = random.Random(f"{asked.correlation_id} {variant}").randbytes(abs(variant) % 200)
+        else:
+            body = b"\0" if response_header_is_flexible(key, version) else b""
+            body += made_up_body(key, version, "response", abs(variant) % 6)
+            if key == API_VERSIONS and body[:2] == b"\0\x23":
+                body = encode_response(key, version, Message())
+        return struct.pack(">i", len(head) + len(body)) + head + body
+
+    def _produced(self, asked: Asked, kind: str, error: int) -> bytes:
+        if asked.results is None and (kind in ("ok", "append-error", "partitions", "wrong-id") or not error):
+            self._carry_out(asked)
+        topics: dict[str, list[PartitionResult]] = {}
+        for topic, data in self._parts(asked):
+            where = TopicPartition(topic, data.partition)
+            code, base, appended_at = (asked.results or {}).get(where, (error, -1, -1))
+            if kind == "append-error" and not code:
+                code, base = error, base if error % 2 else -1
+            elif kind == "error" and data.records is None:
+                code = INVALID_RECORD
+            partition = data.partition + (kind == "partitions")
+            topics.setdefault(topic, []).append(PartitionResult(partition, code, base, appended_at, 0))
+        version = min(asked.version, 13)
+        response = ProduceResponse(
+            asked.correlation_id,
+            tuple(
+                TopicResult("" if version >= 13 else name, TOPIC_IDS.get(name, UUID(int=5)), tuple(results))
+                for name, results in topics.items()
+            ),
+            0,
+            (NodeEndpoint(1, "b1", 9092, None),) if error % 2 and version >= 10 else (),
+        )
+        return encode_produce_response(response, version)
+
+    # ---- what the control client answers
+
+    def _control(self, index: int, kind: str, error: int) -> None:
+        wanted, asked_at = self.control.pop(index), self.control_asked_at.pop(index)
+        log = self.logs[wanted.partition]
+        event: g.Event
+        match wanted.effect:
+            case g.ReadTail():
+                if kind == "no-topic":
+                    event = g.TailUnknown("gone", 3)
+                elif kind in ("unknown", "unreadable", "not-yet", "gone"):
+                    event = g.TailUnknown("not now")
+                else:
+                    event = g.TailRead(
+                        g.Tail(
+                            requested_at=asked_at,
+                            log_end_offset=log.end,
+                            log_start_offset=log.start,
+                            producer_id=SHARED,
+                            producer_state=log.producer_state(SHARED),
+                            stamp_base=self.bases.get(wanted.partition, (0, 0)),
+                            open_transactions=frozenset({2} if kind == "open" else ()),
+                            log_append_time=log.log_append_time_ms is not None,
+                            expiration_seconds=86_400.0,
+                            wall_minus_monotonic_seconds=WALL_SECONDS,
+                        )
+                    )
+            case g.Look(ticket, offset):
+                results: dict[str, g.LookResult] = {
+                    "unreadable": g.Unreadable("not now"),
+                    "unknown": g.Unreadable("not now"),
+                    "not-yet": g.NotYet(offset + error % 3),
+                    "gone": g.OutOfRange(),
+                }
+                event = g.Looked(ticket, results[kind] if kind in results else log.look(offset))
+            case g.Resend(ticket):
+                if kind in ("unknown", "unreadable", "not-yet", "gone"):
+                    event = g.Resent(ticket, None)
+                elif kind == "error" and error:
+                    event = g.Resent(ticket, PartitionResult(wanted.partition.partition, error))
+                else:
+                    code, base, at = log.append(_without_base(ticket.records))
+                    event = g.Resent(ticket, PartitionResult(wanted.partition.partition, code, base, at, 0))
+            case g.PublishBase(_, epoch, base, _):
+                ok = kind not in ("unknown", "unreadable", "no-topic")
+                if ok:
+                    self.bases[wanted.partition] = max(self.bases.get(wanted.partition, (0, 0)), (epoch, base))
+                event = g.BasePublished(ok)
+        self._perform(self.call(self.switch.gate_event, wanted.partition, event, self.now))
+
+    # ---- the end
+
+    def _settle_once(self, kind: str = "true") -> bool:
+        """Everything that can move moves; whether anything did."""
+        moved = False
+        for wires in self.wires:
+            if wires.client_can_send and wires.client_delivered < len(wires.client_wrote):
+                self._deliver_client(wires, [])
+                moved = True
+            if wires.upstream_can_send and wires.upstream_delivered < len(wires.upstream_wrote):
+                self._deliver_upstream(wires, 0)
+                moved = True
+            if wires.asked and not (wires.upstream_closed or wires.upstream_gone):
+                self._answer(wires, "ok", 0, 0)
+                moved = True
+        while self.stores:
+            connection, token = self.stores.pop(0)
+            self._perform(self._event(connection, m.Stored(token, None)))
+            moved = True
+        for _ in range(len(self.control)):
+            self._control(0, kind, 0)
+            moved = True
+        return moved
+
+    def _settle(self, kind: str = "true") -> None:
+        """Until nothing moves any more, and for long enough that every limit of time has passed."""
+        quiet = 0
+        for _ in range(_ROUNDS_MAX):
+            quiet = 0 if self._settle_once(kind) else quiet + 1
+            if quiet > 12 and not self.switch.needs_ticks:
+                return
+            self._pass_time(_LONG_SECONDS / 12 if quiet > 2 else 0.06)
+            for wires in self.wires:  # what was closed ends, once what was written is out
+                if wires.client_closed:
+                    self._lose_client(wires)
+                if wires.upstream_closed:
+                    self._lose_upstream(wires)
+            if quiet > 24:
+                return
+
+    def _calm_down(self) -> None:
+        """Upstream answers honestly, reads come back, time passes: whoever is still connected has its answers."""
+        self.around.is_fresh = True
+        self._settle()
+        # What stopped within a frame is closed by the process after a while; until then it may hold others up.
+        for wires in self.wires:
+            frames, rest = frames_of(wires.client_wrote, 8, FRAME_BYTES_MAX)
+            if rest and not wires.client_closed and wires.client_delivered == len(wires.client_wrote):
+                self._lose_client(wires)
+        self._settle()
+        for wires in self.wires:
+            if wires.client_closed or wires.client_gone or wires.upstream_gone or wires.upstream_closed or wires.lied:
+                continue
+            frames, _ = frames_of(wires.client_wrote, 8, FRAME_BYTES_MAX)
+            wanted = [each for each in frames if struct.unpack_from(">h", each) != (PRODUCE,) or acks_of(each) != 0]
+            answered, _ = frames_of(wires.client_got, 4)
+            if len(answered) < len(wanted):
+                at = wanted[len(answered)]
+                key, version, correlation = struct.unpack_from(">hhi", at)
+                raise Failure("a request is never answered", f"API {key} v{version} correlation id {correlation}")
+
+    def _end_everything(self) -> None:
+        for wires in self.wires:
+            for lose in (self._lose_upstream, self._lose_client)[:: 1 if self.program.setup["upstream_first"] else -1]:
+                lose(wires)
+        if self.switch.sessions:
+            raise Failure("a session is left though both its sides are gone", len(self.switch.sessions))
+        self._settle("true" if self.program.setup["calm"] else "unreadable")
+        stuck = [f"{gate.partition} {gate.phase.name}" for gate in self.switch.gates.values() if not gate.idle]
+        if stuck:
+            raise Failure("a gate is stuck though everybody is gone", stuck)
+        if self.switch.needs_ticks:
+            raise Failure("ticks are wanted though nothing waits")
+        if self.around.free_bytes != self.around.memory_bytes:
+            raise Failure("memory is kept though everybody is gone", self.around.memory_bytes - self.around.free_bytes)
+
+    # ---- what was on the wires
+
+    def _check_wires(self, wires: Wires) -> None:
+        sent, _ = frames_of(wires.client_wrote, 8, FRAME_BYTES_MAX)
+        ids = [struct.unpack_from(">i", frame, 4)[0] for frame in sent]
+        self._check_answers(wires, sent)
+        if len(set(ids)) == len(ids) and self.always_fresh:
+            self._check_passed(wires, dict(zip(ids, sent, strict=True)))
+
+    def _check_answers(self, wires: Wires, sent: list[bytes]) -> None:
+        wanted = [each for each in sent if struct.unpack_from(">h", each) != (PRODUCE,) or acks_of(each) != 0]
+        answers, rest = frames_of(wires.client_got, 4)
+        if len(answers) > len(wanted):
+            raise Failure("more answers than requests", (len(answers), len(wanted)))
+        for request, answer in zip(wanted, answers, strict=False):
+            if request[4:8] != answer[:4]:
+                raise Failure("an answer out of order", (request[4:8].hex(), answer[:4].hex()))
+            correlation = struct.unpack_from(">i", request, 4)[0]
+            whole = wires.answers.get(correlation)
+            if whole is not None and whole[4:8] == answer[:4] and self._relayed(request) and whole[4:] != answer:
+                raise Failure("an answer that passes was changed", correlation)
+            if request[:2] == b"\0\0":
+                self._check_success(request, answer)
+        if rest and wires.answers and len(rest) >= 8 and len(answers) < len(wanted):
+            correlation = struct.unpack_from(">i", wanted[len(answers)], 4)[0]
+            whole = wires.answers.get(correlation)
+            if whole is not None and not whole.startswith(rest):
+                raise Failure("the beginning of an answer that passes was changed", correlation)
+
+    @staticmethod
+    def _relayed(request: bytes) -> bool:
+        return request[:2] != b"\0\0" and passes(request)
+
+    @staticmethod
+    def _check_success(request: bytes, answer: bytes) -> None:
+        try:
+            asked = parse_produce_request(memoryview(request))
+            told = parse_produce_response(memoryview(answer), asked.api_version)
+        except ProtocolError:
+            return
+        results = {(topic.name, each.partition): each for topic in told.topics for each in topic.partitions}
+        for topic in asked.topics:
+            if topic.name not in POLICIES:
+                continue
+            for data in topic.partitions:
+                result = results.get((topic.name, data.partition))
+                if result is None:
+                    raise Failure("an answer leaves a partition out", (topic.name, data.partition))
+                if result.error_code or data.records is None:
+                    continue
+                try:
+                    scan = scan_batch(data.records, HeaderNames(), carrier_base=False, decompressed_bytes_max=20_000)
+                except ProtocolError:
+                    raise Failure("success for what cannot be read") from None
+                if scan.expected_base_offset not in (None, result.base_offset):
+                    raise Failure("success elsewhere than expected", (scan.expected_base_offset, result.base_offset))
+
+    @staticmethod
+    def _check_passed(wires: Wires, sent: dict[int, bytes]) -> None:
+        """What passes is there in the client's order and to the byte, the last of it perhaps cut off."""
+        plain = [frame for frame in sent.values() if passes(frame)]
+        frames, rest = frames_of(wires.upstream_got, 8)
+        at = 0
+        for frame in frames:
+            original = sent.get(struct.unpack_from(">i", frame, 4)[0])
+            if original is None or not passes(original):
+                continue
+            if at >= len(plain) or frame != plain[at]:
+                raise Failure("what passes to upstream was changed", frame[:40].hex())
+            at += 1
+        delivered = bytes(wires.client_wrote[: wires.client_delivered])
+        if rest and rest not in delivered:
+            raise Failure("the beginning of what passes to upstream was changed", rest[:40].hex())
+
+
+def _without_base(records: memoryview) -> bytes:
+    return struct.pack(">q", 0) + bytes(records[8:])

@@ -1,0 +1,370 @@
+"""A small coverage-guided fuzzer: programs of JSON-able operations, mutated, kept where they reach something new.
+
+A *target* says how a program is made and what one does; a `Failure`, or any other exception out of `execute`, is what
+is being looked for. New is a program that runs a pair of lines one after the other which no program before it did, in
+the modules that the target names, or that notes a feature (a state that the target saw) for the first time.
+
+Everything is drawn from one `random.Random`: the same seed and number of inputs give the same programs, the same bytes
+on every modelled wire, and so the same digest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import sys
+import time
+import traceback
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, ClassVar, Protocol, TypeVar
+
+ROOT = Path(__file__).parents[2]
+CORPUS = Path(__file__).parent / "corpus"
+
+T = TypeVar("T")
+Op = list[Any]
+_OPS_MAX = 60
+_NEW_SHARE = 0.15
+_MINIMISE_RUNS_MAX = 600
+
+
+class Failure(Exception):
+    """A broken invariant. `invariant` names it, and is what makes two failures the same."""
+
+    def __init__(self, invariant: str, detail: object = "") -> None:
+        super().__init__(f"{invariant}: {detail}" if detail != "" else invariant)
+        self.invariant = invariant
+
+
+@dataclass
+class Program:
+    setup: dict[str, Any]
+    ops: list[Op]
+
+    def to_json(self) -> str:
+        return json.dumps({"setup": self.setup, "ops": self.ops}, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Program:
+        return cls(document["setup"], document["ops"])
+
+
+class Target(Protocol):
+    """`modules` are the files, relative to the repository, whose lines count. `execute` gives back a transcript."""
+
+    name: str
+    modules: tuple[str, ...]
+
+    def setup(self, rng: random.Random) -> dict[str, Any]: ...
+    def op(self, rng: random.Random) -> Op: ...
+    def execute(self, program: Program, seen: set[Hashable], tracer: Tracer | Untraced) -> bytes: ...
+
+
+@dataclass
+class Found:
+    signature: str
+    message: str
+    program: Program
+    shrunk_from: int
+
+
+@dataclass
+class Result:
+    target: str
+    seed: int
+    inputs: int = 0
+    events: int = 0
+    seconds: float = 0.0
+    kept: int = 0
+    lines: int = 0
+    lines_all: int = 0
+    pairs: int = 0
+    features: int = 0
+    digest: str = ""
+    failures: list[Found] = field(default_factory=list)
+
+
+# --- what a program reaches -------------------------------------------------------------------------------------------
+
+
+class Tracer:
+    """Notes pairs of lines that ran one after the other, in some files only."""
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self._wanted = {str(ROOT / module) for module in modules}
+        self._numbers: dict[CodeType, int | None] = {}
+        self.pairs: set[Hashable] = set()
+        self._last = 0
+
+    def _number(self, code: CodeType) -> int | None:
+        """Of a code object, the same in every run: from the names, not from addresses."""
+        number = None
+        if code.co_filename in self._wanted:
+            name = f"{code.co_filename.removeprefix(str(ROOT))}:{code.co_firstlineno}:{code.co_name}"
+            number = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=5).digest(), "big") << 20
+        self._numbers[code] = number
+        return number
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
+        code = frame.f_code
+        number = self._numbers[code] if code in self._numbers else self._number(code)
+        if number is None:
+            return None
+        pairs = self.pairs
+
+        def line(frame: FrameType, event: str, arg: object) -> Any:
+            if event == "line":
+                here = number + frame.f_lineno
+                pairs.add((self._last, here))
+                self._last = here
+            return line
+
+        return line
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        """What runs inside is noted. The target calls the code under test by it, and nothing else: tracing is slow."""
+        before = sys.gettrace()
+        sys.settrace(self)
+        try:
+            return function(*args)
+        finally:
+            sys.settrace(before)
+
+    def start(self) -> None:
+        self.pairs = set()
+        self._last = 0
+
+
+class Untraced:
+    """The same for a run that is not guided."""
+
+    pairs: ClassVar[set[Hashable]] = set()
+
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        return function(*args)
+
+    def start(self) -> None: ...
+
+
+def lines_of(modules: tuple[str, ...]) -> int:
+    """How many lines with code there are in functions of these modules: those that run when something happens."""
+    count = 0
+    for module in modules:
+        path = ROOT / module
+        todo = [compile(path.read_text(), str(path), "exec")]
+        while todo:
+            code = todo.pop()
+            if code.co_name not in ("<module>", "<lambda>") and code.co_flags & 0x2:  # a function, not a class body
+                count += len({line for _, _, line in code.co_lines() if line and line != code.co_firstlineno})
+            todo += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return count
+
+
+# --- making programs --------------------------------------------------------------------------------------------------
+
+
+def _copied(ops: list[Op]) -> list[Op]:
+    return json.loads(json.dumps(ops))  # type: ignore[no-any-return]
+
+
+def generate(target: Target, rng: random.Random) -> Program:
+    return Program(target.setup(rng), [target.op(rng) for _ in range(rng.choice((3, 8, 15, 30)))])
+
+
+def mutate(target: Target, rng: random.Random, parent: Program, corpus: list[Program]) -> Program:
+    setup, ops = dict(parent.setup), _copied(parent.ops)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        at = rng.randrange(len(ops) + 1)
+        match rng.randrange(9):
+            case 0 if ops:
+                del ops[at : at + rng.randint(1, 4)]
+            case 1 if ops:
+                ops[at:at] = _copied(ops[at : at + rng.randint(1, 4)])
+            case 2 if ops and at < len(ops):
+                ops[at] = target.op(rng)
+            case 3 | 4 if ops:
+                _tweak(rng, ops[at % len(ops)])
+            case 5:
+                other = rng.choice(corpus).ops
+                start = rng.randrange(len(other) + 1)
+                ops[at:] = _copied(other[start:])
+            case 6 if len(ops) > 1:
+                ops.insert(at % len(ops), ops.pop(rng.randrange(len(ops))))
+            case 7 if rng.random() < 0.3:
+                setup = target.setup(rng)
+            case _:
+                ops[at:at] = [target.op(rng) for _ in range(rng.randint(1, 4))]
+    del ops[_OPS_MAX:]
+    return Program(setup, ops)
+
+
+def _tweak(rng: random.Random, op: Op) -> None:
+    """Another number somewhere in an operation."""
+    places: list[tuple[Any, Any]] = []
+
+    def walk(inside: Any) -> None:
+        for key, value in inside.items() if isinstance(inside, dict) else enumerate(inside):
+            if isinstance(value, bool):
+                continue
+            if isinstance(value, int):
+                places.append((inside, key))
+            elif isinstance(value, list | dict):
+                walk(value)
+
+    walk(op)
+    if places:
+        inside, key = rng.choice(places)
+        inside[key] = rng.choice(
+            (inside[key] + 1, inside[key] - 1, 0, 1, 2, 3, rng.randrange(256), rng.getrandbits(16))
+        )
+
+
+# --- running them -----------------------------------------------------------------------------------------------------
+
+
+def signature_of(error: Exception) -> str:
+    """What makes two failures the same: the invariant, or the exception and the line of ours that raised it."""
+    if isinstance(error, Failure):
+        return error.invariant
+    where = "?"
+    for frame in traceback.extract_tb(error.__traceback__):
+        if "/proxy/fencepost_proxy/" in frame.filename or "/policies/" in frame.filename:
+            where = f"{Path(frame.filename).name}:{frame.name}"
+    return f"{type(error).__name__} in {where}"
+
+
+def attempt(
+    target: Target, program: Program, seen: set[Hashable], tracer: Tracer | Untraced | None = None
+) -> tuple[bytes, Exception | None]:
+    try:
+        return target.execute(program, seen, tracer or Untraced()), None
+    except Exception as error:
+        return str(error).encode(), error
+
+
+def minimise(target: Target, program: Program, signature: str, runs_max: int = _MINIMISE_RUNS_MAX) -> Program:
+    """The same failure with fewer operations, by leaving out ever smaller parts."""
+    runs = 0
+
+    def fails(setup: dict[str, Any], ops: list[Op]) -> bool:
+        nonlocal runs
+        runs += 1
+        _, error = attempt(target, Program(setup, _copied(ops)), set())
+        return error is not None and signature_of(error) == signature
+
+    setup, ops = program.setup, program.ops
+    size = max(1, len(ops) // 2)
+    while size and runs < runs_max:
+        at = 0
+        while at < len(ops) and runs < runs_max:
+            less = ops[:at] + ops[at + size :]
+            if fails(setup, less):
+                ops = less
+            else:
+                at += size
+        size //= 2
+    for index, op in enumerate(ops):
+        for smaller in _smaller(op):
+            if runs >= runs_max:
+                break
+            if fails(setup, [*ops[:index], smaller, *ops[index + 1 :]]):
+                ops = [*ops[:index], smaller, *ops[index + 1 :]]
+    return Program(setup, ops)
+
+
+def _smaller(op: Op) -> Iterator[Op]:
+    """Shorter lists inside of an operation."""
+    for place, value in enumerate(op):
+        if isinstance(value, list):
+            for index in range(len(value)):
+                yield [*op[:place], [*value[:index], *value[index + 1 :]], *op[place + 1 :]]
+
+
+def fuzz(
+    target: Target,
+    seed: int,
+    *,
+    seconds: float | None = None,
+    inputs: int | None = None,
+    guided: bool = True,
+    starting_from: list[Program] | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Result:
+    """Runs until the time or the number of inputs is used up. Two failures with one signature are one."""
+    rng = random.Random(f"{target.name} {seed}")
+    tracer = Tracer(target.modules) if guided else Untraced()
+    corpus: list[Program] = []
+    known: set[Hashable] = set()
+    found: dict[str, Found] = {}
+    digest = hashlib.sha256()
+    result = Result(target.name, seed, lines_all=lines_of(target.modules))
+    started = time.monotonic()
+    waiting = list(starting_from or ())
+    told_at = started
+    while (inputs is None or result.inputs < inputs) and (
+        seconds is None or time.monotonic() - started < seconds or not result.inputs
+    ):
+        if waiting:
+            program = waiting.pop()
+        elif not corpus or rng.random() < _NEW_SHARE:
+            program = generate(target, rng)
+        else:
+            # Rather one of the newest: what it reached has been tried least.
+            newest = corpus[-20:] if rng.random() < 0.4 else corpus
+            program = mutate(target, rng, rng.choice(newest), corpus)
+        written = program.to_json()
+        program = Program.from_json(json.loads(written))
+        seen: set[Hashable] = set()
+        tracer.start()
+        transcript, error = attempt(target, program, seen, tracer)
+        seen |= tracer.pairs
+        result.inputs += 1
+        result.events += len(program.ops)
+        digest.update(written.encode())
+        digest.update(hashlib.blake2b(transcript).digest())
+        program = Program.from_json(json.loads(written))
+        if not seen <= known:
+            known |= seen
+            corpus.append(program)
+        if error is not None and (signature := signature_of(error)) not in found:
+            message = "".join(traceback.format_exception(error)[-4:])
+            tell(f"FAILED {target.name} input {result.inputs}: {signature}: {error}")
+            small = minimise(target, program, signature)
+            found[signature] = Found(signature, message, small, len(program.ops))
+        if time.monotonic() - told_at > 30:
+            told_at = time.monotonic()
+            tell(f"{target.name}: {result.inputs} inputs, {len(corpus)} kept, {len(known)} pairs and features")
+    pairs_known = {each for each in known if isinstance(each, tuple) and len(each) == 2 and isinstance(each[1], int)}
+    result.seconds = time.monotonic() - started
+    result.kept = len(corpus)
+    result.pairs = len(pairs_known)
+    result.features = len(known) - len(pairs_known)
+    result.lines = len({each[1] for each in pairs_known})
+    result.digest = digest.hexdigest()[:16]
+    result.failures = list(found.values())
+    return result
+
+
+# --- keeping what failed ----------------------------------------------------------------------------------------------
+
+
+def save(directory: Path, found: Found, target: str, seed: int) -> Path:
+    """A file that the corpus test replays from then on."""
+    directory.mkdir(parents=True, exist_ok=True)
+    name = hashlib.blake2b(found.program.to_json().encode(), digest_size=4).hexdigest()
+    path = directory / f"{target}-{name}.json"
+    document = {
+        "target": target,
+        "failed_with": found.signature,
+        "seed": seed,
+        "setup": found.program.setup,
+        "ops": found.program.ops,
+    }
+    head = {key: value for key, value in document.items() if key != "ops"}
+    ops = ",\n  ".join(json.dumps(op) for op in found.program.ops)
+    path.write_text(json.dumps(head, indent=1)[:-2] + f',\n "ops": [\n  {ops}\n ]\n}}\n')
+    return path
