@@ -6,9 +6,11 @@ import re
 from dataclasses import dataclass
 
 from fencepost_policies.append import Check
+from fencepost_proxy.types import TopicPartition
 from tests.simulation.broker import LogBatch, Partition
+from tests.simulation.clock import Connection
 from tests.simulation.history import Try, Write
-from tests.simulation.world import World
+from tests.simulation.world import TOPIC, World
 
 _ACTUAL = re.compile(r"^OFFSET_MISMATCH .* actual=(-?\d+)( POSSIBLY_YOURS)?$")
 _APPENDED_AT = re.compile(r"OFFSET_VIOLATION .* appended_at=(\d+)")
@@ -17,8 +19,12 @@ _HEADER_BYTES = 61
 
 @dataclass(frozen=True)
 class Landing:
+    """A batch in the log. `proxies` – those that it was sent through, None for the way around them."""
+
     partition: Partition
     batch: LogBatch
+    proxies: frozenset[int | None]
+    compacted: bool = False
 
 
 def check(world: World) -> list[str]:
@@ -32,22 +38,57 @@ def check(world: World) -> list[str]:
         found += _check_group(world, writes, landings.get(payload, []))
     for attempt in world.history.tries:
         found += _check_try(world, attempt)
+    found += _check_chains(world, landings)
     if world.scenario.airtight:
         found += [f"a violation is reported where there can be none: {v}" for v in world.history.violations]
     found += [
         f"a connection was closed for the fault {fault.__name__}: {reason}"
         for reason, fault in world.history.closings
-        if fault is not None
+        if fault is not None and "acks=0" not in reason
     ]
     return found
 
 
 def _landings(world: World) -> dict[bytes, list[Landing]]:
     found: dict[bytes, list[Landing]] = {}
+    senders: dict[bytes, set[int | None]] = {}
+    for attempt in world.history.tries:
+        senders.setdefault(attempt.write.payload, set()).add(attempt.proxy)
+
+    def note(partition: Partition, batch: LogBatch, *, compacted: bool = False) -> None:
+        payload = batch.data[_HEADER_BYTES:]
+        proxies = frozenset(senders.get(payload, ()))
+        found.setdefault(payload, []).append(Landing(partition, batch, proxies, compacted))
+
     for partition in (*world.cluster.retired, *world.cluster.partitions.values()):
         for batch in world.cluster.final_log(partition):
-            found.setdefault(batch.data[_HEADER_BYTES:], []).append(Landing(partition, batch))
+            if batch.header.record_count == batch.count and len(batch.data) > _HEADER_BYTES:
+                note(partition, batch)
+    for partition, batch in world.history.compacted:
+        note(partition, batch, compacted=True)
     return found
+
+
+def checks_during(world: World, topic: str, since: float, until: float) -> set[Check]:
+    """What a topic may have been checked for at some moment of that time: what an admin was told last before it, and
+    whatever was asked for since."""
+    if topic != TOPIC or not world.scenario.managed:
+        return {world.checks[topic]}
+    switches = [s for s in world.history.switches if s.asked_at <= until]
+    told = [s for s in switches if s.reported_at <= since]
+    last = max(told, key=lambda s: s.reported_at, default=None)
+    found = {s.check for s in switches if last is None or s.asked_at >= last.asked_at}
+    return found if last is not None else found | {Check.OFF}
+
+
+def _checks_of(world: World, attempt: Try) -> set[Check]:
+    until = float("inf") if attempt.answered_at is None else attempt.answered_at
+    return checks_during(world, attempt.write.partition.topic, attempt.sent_at, until)
+
+
+def _unguarded(world: World, write: Write) -> bool:
+    """Some try of it may have passed as it was: then it is between its producer and Kafka."""
+    return any(Check.OFF in _checks_of(world, attempt) for attempt in write.tries)
 
 
 def refused(attempt: Try) -> bool:
@@ -77,7 +118,8 @@ def _check_group(world: World, writes: list[Write], landed: list[Landing]) -> li
             result = attempt.result
             if result is None or result.error_code != 0:
                 continue
-            if write.expected is not None and result.base_offset != write.expected:
+            guarded = Check.OFF not in _checks_of(world, attempt)
+            if guarded and write.expected is not None and result.base_offset != write.expected:
                 found.append(f"FALSE ACCEPT: {write} was told 0 at {result.base_offset}")
             checked = write.expected is not None or write.honest
             if checked and not lossy and result.base_offset not in [each.batch.base for each in landed]:
@@ -90,6 +132,8 @@ def _check_group(world: World, writes: list[Write], landed: list[Landing]) -> li
         told_codes = [(a.result.error_code, a.message) if a.result else None for a in tries]
         found.append(f"REFUSED BUT THERE: {first} lies {where}, its tries were told {told_codes}")
     once = first.expected is not None or (first.kind == "idempotent" and _kafka_remembers(world))
+    if any(_unguarded(world, write) for write in writes) and not (first.kind == "idempotent" and len(writes) == 1):
+        once = False
     if once and first.honest and len(landed) > 1 and len({id(each.partition) for each in landed}) < len(landed):
         found.append(f"TWICE: {first} lies {where}")
     if world.scenario.airtight and first.expected is not None:
@@ -130,6 +174,8 @@ def _check_mismatch(attempt: Try, landed: list[Landing]) -> list[str]:
 def _readable(landing: Landing) -> bool:
     """Nothing was deleted that a look might have met."""
     partition = landing.partition
+    if landing.compacted:
+        return False
     start = min(batch.base for replica in partition.replicas.values() for batch in replica.batches)
     return not partition.deleted and all(r.log_start <= start for r in partition.replicas.values())
 
@@ -151,7 +197,10 @@ def _haunted(world: World, tries: list[Try]) -> bool:
 
 def _kafka_remembers(world: World) -> bool:
     """Whether Kafka's own deduplication can be relied on in this scenario, and no process forgets its own."""
-    forgetful = {"expire", "kill", "move", "crash", "delete", "recreate", "freeze"}
+    forgetful = {
+        *("expire", "kill", "move", "crash", "delete", "recreate", "freeze"),
+        *("compact", "reassign", "roll", "zombie"),
+    }
     return not forgetful & set(world.scenario.faults) and world.scenario.proxies == 1
 
 
@@ -164,11 +213,14 @@ def _check_try(world: World, attempt: Try) -> list[str]:
         landed_before = any(t.result is None for t in write.tries) and "POSSIBLY_YOURS" in attempt.message
         if landed_before and write.honest and write.records[43:51] != b"\xff" * 8:
             found.append(f"RETRY DENIED: {write} was told {attempt.message}, and the process had its acknowledgement")
-    if result.error_code == 45 and (write.expected is not None or write.kind == "plain"):
+    checks = _checks_of(world, attempt)
+    if result.error_code == 45 and Check.OFF not in checks and (write.expected is not None or write.kind == "plain"):
         found.append(f"BARE 45: {write} was told 45")
     loose = write.expected is None or write.kind == "transactional"
-    if result.error_code == 0 and world.scenario.check is Check.REQUIRED and loose:
+    if result.error_code == 0 and checks == {Check.REQUIRED} and loose:
         found.append(f"LET THROUGH: {write} on a topic that requires expectations")
+    if result.error_code == 44 and checks == {Check.OFF}:
+        found.append(f"CHECKED: {write} on a topic that is not guarded was told {attempt.message}")
     told = _ACTUAL.match(attempt.message)
     if told and "record=" not in attempt.message:
         actual = int(told.group(1))
@@ -176,6 +228,52 @@ def _check_try(world: World, attempt: Try) -> list[str]:
         if actual not in ends:
             found.append(f"UNTRUE END: {write} was told actual={actual} where the log ended at {sorted(ends)}")
     return found
+
+
+def _check_chains(world: World, landings: dict[bytes, list[Landing]]) -> list[str]:
+    """What a producer sent behind a batch that was refused, before it could know of that, must not be there: it would
+    follow a hole. As far as anybody but the producer can know: what had arrived when the refusal left."""
+    found = []
+    chains: dict[tuple[Connection, TopicPartition], list[Try]] = {}
+    for attempt in world.history.tries:
+        if attempt.proxy is not None and attempt.connection is not None and attempt.write.honest:
+            chains.setdefault((attempt.connection, attempt.write.partition), []).append(attempt)
+    for (connection, _), chain in chains.items():
+        for number, attempt in enumerate(chain):
+            if not refused(attempt) or (attempt.write.kind == "idempotent" and not attempt.message):
+                continue  # between Kafka and a producer of its own a hole is what Kafka makes of it
+            arrived = world.history.links[connection][attempt.correlation_id]
+            for other in chain[number + 1 :]:
+                if other.starts_at >= arrived:
+                    break
+                write = other.write
+                told = other.result is not None and other.result.error_code == 0
+                there = len(write.tries) == 1 and landings.get(write.payload)
+                if (told or there) and not (
+                    _unguarded(world, write) or _copies(world, write) or _filled_elsewhere(attempt, landings)
+                ):
+                    found.append(
+                        f"BEHIND A HOLE: {write} is there, and {attempt.write} before it was told "
+                        f"{attempt.result.error_code if attempt.result else None} {attempt.message}"
+                    )
+    return found
+
+
+def _filled_elsewhere(attempt: Try, landings: dict[bytes, list[Landing]]) -> bool:
+    """The known limit of chains that are sent ahead of their acknowledgements while several processes write: what
+    another one appended fills the place of those that failed, so the next of the chain meets its expectation and its
+    sequence. Kafka compares each batch, not the chain."""
+    write, at = attempt.write, attempt.write.expected
+    for landed in landings.values():
+        for each in landed:
+            same = each.partition.name == write.partition and at is not None and each.batch.base <= at < each.batch.end
+            if same and attempt.proxy not in each.proxies:
+                return True
+    return False
+
+
+def _copies(world: World, write: Write) -> bool:
+    return sum(other.payload == write.payload for other in world.history.writes) > 1
 
 
 def _ends(world: World, write: Write, since: float, until: float) -> set[int]:
@@ -204,6 +302,8 @@ def check_bounds(world: World) -> list[str]:
     limits = world.scenario.limits
     found = []
     for proxy in world.proxies:
+        if proxy.alive and proxy.running:
+            found += proxy.switch.overdue()
         if proxy.free_bytes < 0:
             found.append(f"MEMORY: proxy {proxy.number} has given away more than it has")
         for gate in proxy.switch.gates.values():
@@ -230,8 +330,9 @@ def check_rest(world: World) -> list[str]:
                 )
         if proxy.switch.sessions:
             found.append(f"STUCK: proxy {proxy.number} has {len(proxy.switch.sessions)} sessions left")
-        elif proxy.free_bytes != 1 << 24:
-            found.append(f"MEMORY: proxy {proxy.number} has lost {(1 << 24) - proxy.free_bytes} bytes")
+        elif proxy.free_bytes != world.scenario.memory_bytes:
+            lost = world.scenario.memory_bytes - proxy.free_bytes
+            found.append(f"MEMORY: proxy {proxy.number} has lost {lost} bytes")
         if proxy.switch.needs_ticks and not found:
             found.append(f"STUCK: proxy {proxy.number} still wants ticks")
     return found

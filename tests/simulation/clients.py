@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import crc32c
+
+from fencepost_policies.append import Check
 from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import API_VERSIONS, FETCH, INCREMENTAL_ALTER_CONFIGS, METADATA
 from fencepost_proxy.wire.produce import (
     PartitionData,
     ProduceRequest,
@@ -15,10 +20,10 @@ from fencepost_proxy.wire.produce import (
     encode_produce_request,
     parse_produce_response,
 )
-from tests.simulation.broker import BrokerSide
 from tests.simulation.clock import Connection, End
-from tests.simulation.history import Try, Write
-from tests.simulation.world import SHARED, World
+from tests.simulation.history import Switch, Try, Write
+from tests.simulation.listener import Listener, answer_body, question
+from tests.simulation.world import CHANGED, SHARED, TOPIC, World
 from tests.support.batches import Header, batch
 
 _RETRIABLE = frozenset({3, 6, 7, 19, 20, 100})
@@ -31,12 +36,32 @@ class Request:
     writes: list[Write]
     tries: list[Try] = field(default_factory=list)
     version: int = 9
-    over: bool = False
+
+
+@dataclass
+class Question:
+    """Something else than Produce, between the appends. `expected` – its answer, behind the correlation id.
+
+    `never`: nothing may be answered any more, since what was sent before it has to cost the connection.
+    """
+
+    correlation_id: int
+    expected: bytes
+    never: bool = False
+
+
+#: (API, version): what is answered by the proxy, what is changed on its way, what just passes.
+_QUESTIONS = ((API_VERSIONS, 99), (API_VERSIONS, 3), (METADATA, 12), (FETCH, 12), (FETCH, 12), (2, 7))
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a client behaves. `lies` – the share of its writes that break the rules; `depth` – requests in flight."""
+    """How a client behaves. `lies` – the share of its writes that break the rules; `depth` – requests in flight.
+
+    `silent` – the share of its requests that go with acks=0; `asks` – the share that something else is asked behind.
+    `rebirth`: tries again under a new epoch and from sequence 0, as a producer does that bumps its epoch on its own.
+    `strands`: adds partitions to its transactions that it then writes nothing to. `bulky`: batches of every size.
+    """
 
     conditional: float = 1.0
     write_ids: float = 0.0
@@ -50,6 +75,11 @@ class Kind:
     bumps: float = 0.5
     twin: bool = False
     old: float = 0.0
+    silent: float = 0.0
+    asks: float = 0.0
+    rebirth: bool = False
+    strands: float = 0.0
+    bulky: bool = False
 
 
 KINDS = {
@@ -68,15 +98,25 @@ KINDS = {
     "transactional": Kind(conditional=0.4, transactional=True),
     "transactional-plain": Kind(conditional=0.0, transactional=True),
     "old": Kind(old=0.4, write_ids=0.5, producer=0.3),
+    "silent": Kind(conditional=0.1, silent=0.7, asks=0.5, depth=2),
+    "silent-idempotent": Kind(conditional=0.1, silent=0.5, asks=0.5, producer=1.0, depth=2),
+    "asking": Kind(asks=0.9, depth=4, producer=0.5, write_ids=0.5),
+    "asking-plain": Kind(conditional=0.0, asks=0.9, depth=3, producer=0.5),
+    "wide": Kind(several=True, conditional=0.7, producer=0.5, write_ids=0.5, depth=3, asks=0.2),
+    "reborn": Kind(rebirth=True, producer=1.0, write_ids=0.5, bumps=1.0),
+    "reborn-chain": Kind(rebirth=True, producer=1.0, write_ids=0.5, bumps=1.0, depth=3),
+    "stranding": Kind(conditional=0.0, transactional=True, strands=0.6),
+    "bulky": Kind(bulky=True, conditional=0.8, depth=3, producer=0.6, write_ids=0.3),
 }
 
 
 class Socket(End):
     """One connection as its client sees it; what comes after the client let go of it is nobody's."""
 
-    def __init__(self, owner: Client | Probe) -> None:
+    def __init__(self, owner: Client | Probe | Admin) -> None:
         self._owner = owner
         self.connection: Connection | None = None
+        self.sent_bytes = 0
 
     def data(self, data: bytes) -> None:
         if self._owner.socket is self:
@@ -89,6 +129,7 @@ class Socket(End):
     def write(self, data: bytes) -> None:
         assert self.connection is not None
         self.connection.to_b.write(data)
+        self.sent_bytes += len(data)
 
     def close(self) -> None:
         if self.connection is not None:
@@ -119,11 +160,12 @@ class Client:
         self.done = False
         self._bytes = bytearray()
         self._correlation = rng.randrange(1 << 20)
-        self._in_flight: deque[Request] = deque()
+        self._in_flight: deque[Request | Question] = deque()
         self._job: list[Write] = []
         self._tries_left = 0
+        self._rows: list[list[Write]] = []
         self._round = 0
-        self._connections = 0
+        self._outcast = False  # its connection has to be closed for what it sent
         self._transaction_parts = 0
         self.sim.after(self.sim.between(0.3, 1.2), self._next)
 
@@ -160,9 +202,14 @@ class Client:
             if copied is not None:
                 return [copied]
         if kind.several and len(names) > 1:
-            chosen = rng.sample(names, rng.randrange(1, len(names) + 1))
+            self._rows = []
+            for _ in range(rng.randrange(1, kind.depth + 1)):
+                chosen = rng.sample(names, rng.randrange(1, len(names) + 1))
+                self._rows.append([self._write(name, self._end_of(name)) for name in chosen])
+                for write in self._rows[-1]:
+                    self.ends[write.partition] = self._end_of(write.partition) + write.count
             self.writes_left -= 1
-            return [self._write(name, self._end_of(name)) for name in chosen]
+            return [write for row in self._rows for write in row]
         name = rng.choice(names)
         end = self._end_of(name)
         chain = []
@@ -208,7 +255,8 @@ class Client:
         number = len(self.world.history.writes)
         count = rng.choice((1, 1, 1, 2, 3))
         lying = sim.chance(self.kind.lies)
-        conditional = sim.chance(self.kind.conditional)
+        # Where nothing is checked an expectation means nothing; there they go without.
+        conditional = sim.chance(self.kind.conditional) and self.world.checks[name.topic] is not Check.OFF
         expected: int | None = None
         headers: list[list[Header]] = [[] for _ in range(count)]
         base_offset = 0
@@ -243,8 +291,9 @@ class Client:
         if lie == "shared":
             epoch = rng.choice((0, 0, 1, 5)) if self.kind.bypass else 0
             producer = (SHARED, epoch, rng.choice((0, end % (1 << 31))))
+        padding = b"." * rng.choice((0, 0, 300, 900)) if self.kind.bulky else b""
         records = batch(
-            *(b"%d.%d" % (number, index) for index in range(count)),
+            *(b"%d.%d" % (number, index) + padding for index in range(count)),
             headers=headers,
             timestamp_ms=timestamp_ms,
             producer=producer,
@@ -315,11 +364,29 @@ class Client:
                     self._after_job()
                     return
                 self._transaction_parts += 1
-        requests = [self._job] if self.kind.several else [[write] for write in self._job]
+            self._strand()
+        requests = [[write] for write in self._job]
+        if self.kind.several:
+            again = set(map(id, self._job))
+            requests = [[write for write in row if id(write) in again] for row in self._rows or [self._job]]
         for writes in requests:
-            self._request(writes)
+            if writes:
+                self._request(writes)
+            if self.sim.chance(self.kind.asks):
+                self._ask()
+        if not self._in_flight:
+            # Nobody answers acks=0: whoever wants to know that it has arrived asks something else behind it.
+            self._ask()
         timeout = self.sim.between(1.2, 3.5)
         self.sim.after(timeout, self._give_up, self._round)
+
+    def _strand(self) -> None:
+        """Adds a partition to its transaction and writes nothing there: transactions v1 put a marker there all the
+        same, which passes no gate."""
+        if self.sim.chance(self.kind.strands):
+            name = self.sim.rng.choice(self.world.names)
+            if self.world.cluster.add_partition(self.producer_id, self.epoch, name):
+                self._transaction_parts += 1
 
     def _connect(self, name: TopicPartition) -> bool:
         world, rng = self.world, self.sim.rng
@@ -330,7 +397,7 @@ class Client:
         if self.kind.bypass:
             if not world.cluster.brokers[node].alive:
                 return False
-            side = BrokerSide(world.cluster, node)
+            side = Listener(world.cluster, node)
             socket.connection = side.connection = Connection(self.sim, world.delay, socket, side)
             world.cluster.brokers[node].sides.append(side)
             self.proxy = None
@@ -339,17 +406,28 @@ class Client:
             self.proxy = proxy.number
             socket.connection = proxy.accept(socket, node)
         self.socket = socket if socket.connection is not None else None
-        self._connections += 1
+        self._outcast = False
         return self.socket is not None
 
     def _request(self, writes: list[Write]) -> None:
         assert self.socket is not None
         self._correlation += 1
+        silent = self.sim.chance(self.kind.silent) if self.kind.silent else False
         request = Request(self._correlation, list(writes), version=self.version)
-        request.tries = [
-            self.world.history.tried(write, self.sim.now, self.proxy, self._connections) for write in writes
-        ]
-        self._in_flight.append(request)
+        request.tries = [self.world.history.tried(write, self.sim.now, self.proxy) for write in writes]
+        for attempt in request.tries:
+            attempt.connection, attempt.silent = self.socket.connection, silent
+            attempt.starts_at, attempt.correlation_id = self.socket.sent_bytes, request.correlation_id
+        if not silent:
+            self._in_flight.append(request)
+            for write in writes:
+                earlier = write.tries[:-1]
+                if earlier and all(attempt.silent for attempt in earlier):
+                    write.forbidden = False
+        elif any(self._owed_an_answer(write) for write in writes):
+            self._outcast = True
+            for write in writes:
+                write.forbidden = True
         topics: dict[str, list[PartitionData]] = {}
         for write in writes:
             self.sim.log(f"{self.name} -> proxy {self.proxy}: {write}, try {len(write.tries)}")
@@ -360,11 +438,28 @@ class Client:
             self.name,
             b"",
             self.name if self.kind.transactional else None,
-            self.sim.rng.choice((-1, -1, 1)),
+            0 if silent else self.sim.rng.choice((-1, -1, 1)),
             self.sim.rng.choice((600, 1500, 3000)),
             tuple(TopicData(name, None, tuple(parts)) for name, parts in topics.items()),
         )
         self.socket.write(b"".join(encode_produce_request(message)))
+
+    def _owed_an_answer(self, write: Write) -> bool:
+        """An expectation with acks=0 cannot be answered: the proxy has to close the connection, and append nothing."""
+        return write.expected is not None and not self.kind.bypass and not self.world.scenario.managed
+
+    def _ask(self) -> None:
+        assert self.socket is not None
+        self._correlation += 1
+        api_key, version = self.sim.rng.choice(_QUESTIONS)
+        number = self._correlation
+        expected = b"" if version == 99 else answer_body(api_key, number, b"")
+        if not self.kind.bypass and api_key in (API_VERSIONS, METADATA):
+            expected += CHANGED
+        elif self.kind.bypass:
+            expected = answer_body(api_key, number, b"")
+        self._in_flight.append(Question(number, expected, never=self._outcast))
+        self.socket.write(question(api_key, version, number))
 
     def _give_up(self, number: int) -> None:
         if number == self._round and self._in_flight and self.socket is not None and not self.world.quiet:
@@ -389,6 +484,9 @@ class Client:
             self.world.history.broken.append(f"{self.name} got an answer out of order, or one too many")
             return
         request = self._in_flight.popleft()
+        if isinstance(request, Question):
+            self._answered(request, frame[4:])
+            return
         response: ProduceResponse = parse_produce_response(memoryview(frame), request.version)
         results = {(topic.name, result.partition): result for topic in response.topics for result in topic.partitions}
         if len(results) != len(request.writes):
@@ -409,6 +507,16 @@ class Client:
         if not self._in_flight:
             self._after_job()
 
+    def _answered(self, asked: Question, body: bytes) -> None:
+        if body != asked.expected:
+            self.world.history.broken.append(
+                f"{self.name} asked {asked.correlation_id} and got {body[:30]!r} for {asked.expected[:30]!r}"
+            )
+        if asked.never:
+            self.world.history.broken.append(f"{self.name} was served after an expectation with acks=0")
+        if not self._in_flight:
+            self._after_job()
+
     def lost(self) -> None:
         self.sim.log(f"{self.name} loses its connection")
         self.socket = None
@@ -424,7 +532,9 @@ class Client:
         for write in self._job:
             result = write.tries[-1].result if write.tries else None
             name = write.partition
-            if result is not None and result.error_code == 0:
+            if write.tries and write.tries[-1].silent:
+                self.ends.pop(name, None)
+            elif result is not None and result.error_code == 0:
                 self.ends[name] = result.base_offset + write.count
             elif result is None or result.error_code in _RETRIABLE:
                 if not failed or self.kind.several:
@@ -441,6 +551,8 @@ class Client:
             self.sequences.clear()
             again = []
         if again and self._tries_left > 0 and not self.kind.transactional:
+            if self.kind.rebirth and self.sim.chance(0.7):
+                self._reborn(again)
             self._job = again
             self.sim.after(self.sim.between(0.02, 0.4), self._try_again)
             return
@@ -457,6 +569,18 @@ class Client:
             self._transaction_over(commit=self.sim.chance(0.7))
         self._job = []
         self.sim.after(self.sim.between(0.0, self.world.scenario.think_max), self._next)
+
+    def _reborn(self, again: list[Write]) -> None:
+        """The same records under a new epoch: for Kafka, and for all that goes by sequences, new batches."""
+        self.epoch += 1
+        self.sequences.clear()
+        for write in again:
+            sequence = self.sequences.get(write.partition, 0)
+            self.sequences[write.partition] = sequence + write.count
+            headed = bytearray(write.records)
+            struct.pack_into(">qhi", headed, 43, self.producer_id, self.epoch, sequence)
+            struct.pack_into(">I", headed, 17, crc32c.crc32c(bytes(headed[21:])))
+            write.records = memoryview(bytes(headed))
 
     def _new_epoch(self) -> None:
         self._transaction_parts = 0
@@ -551,3 +675,71 @@ class Probe:
         self.socket = None
         self.last = "connection lost"
         self._later()
+
+
+class Admin:
+    """Switches the check on a topic on and off while everybody goes on, through any proxy, and tries again if it is
+    not told that it holds."""
+
+    _WAITS_SECONDS = 6.0
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.sim = world.sim
+        self.socket: Socket | None = None
+        self._bytes = bytearray()
+        self._correlation = 0
+        self._plan = [Check.REQUIRED, Check.ON, Check.OFF, Check.REQUIRED, Check.OFF, Check.ON]
+        first = self.sim.rng.randrange(len(self._plan))
+        self._plan = self._plan[first:] + self._plan[:first]
+        self._asked: Switch | None = None
+        self.sim.after(0.3, self._next)
+
+    def _next(self) -> None:
+        if self.world.quiet:
+            if self.socket is not None:
+                self.socket.close()
+            return
+        self._asked = Switch(TOPIC, self._plan[0], self.sim.now)
+        self._correlation += 1
+        if self.socket is None:
+            self._bytes.clear()
+            socket = Socket(self)
+            proxy = self.sim.rng.choice(self.world.proxies)
+            socket.connection = proxy.accept(socket, self.sim.rng.randrange(len(self.world.cluster.brokers)))
+            self.socket = socket if socket.connection is not None else None
+        if self.socket is None:
+            self.sim.after(0.2, self._next)
+            return
+        self.world.history.switches.append(self._asked)
+        self.sim.log(f"admin: {TOPIC} is to be checked for {self._plan[0].value}")
+        text = f"{TOPIC}={self._plan[0].value}".encode()
+        self.socket.write(question(INCREMENTAL_ALTER_CONFIGS, 1, self._correlation, text))
+        self.sim.after(self._WAITS_SECONDS, self._give_up, self._correlation)
+
+    def _give_up(self, number: int) -> None:
+        if number == self._correlation and self._asked is not None and self.socket is not None:
+            self.socket.close()
+
+    def data(self, data: bytes) -> None:
+        self._bytes += data
+        end = 4 + int.from_bytes(self._bytes[:4], "big") if len(self._bytes) >= 4 else 0
+        if not end or len(self._bytes) < end:
+            return
+        body = bytes(self._bytes[8:end])
+        del self._bytes[:end]
+        asked, self._asked = self._asked, None
+        assert asked is not None
+        if body == CHANGED:
+            asked.reported_at = self.sim.now
+            self.sim.log(f"admin is told that {TOPIC} is checked for {asked.check.value}")
+            self._plan.append(self._plan.pop(0))
+            self.sim.after(self.sim.between(0.0, 3.0), self._next)
+        else:
+            self.sim.after(self.sim.between(0.05, 0.5), self._next)
+
+    def lost(self) -> None:
+        self.socket = None
+        if self._asked is not None:
+            self._asked = None
+            self.sim.after(self.sim.between(0.05, 0.5), self._next)

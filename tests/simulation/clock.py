@@ -75,6 +75,11 @@ class Wire:
         self._under_way.append((self._last, data))
         self._sim.after(self._last - self._sim.now, self._arrive)
 
+    @property
+    def unread_bytes(self) -> int:
+        """What has arrived and its reader does not read."""
+        return sum(len(data) for at, data in self._under_way if at <= self._sim.now)
+
     def hold(self, held: bool) -> None:
         self._held = held
         if not held:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from fencepost_policies.append import Check
 from fencepost_proxy.partitions.events import Violation
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
+from tests.simulation.broker import LogBatch, Partition
+from tests.simulation.clock import Connection
 
 _HEADER_BYTES = 61
 
@@ -44,10 +47,16 @@ class Write:
 
 @dataclass(eq=False)
 class Try:
+    """`connection` – where it was sent; `starts_at` – the byte there that its request starts at, `correlation_id` – of
+    that request. `silent` – sent with acks=0."""
+
     write: Write
     sent_at: float
     proxy: int | None
-    connection: int = 0
+    connection: Connection | None = None
+    starts_at: int = 0
+    correlation_id: int = 0
+    silent: bool = False
     result: PartitionResult | None = None
     answered_at: float | None = None
 
@@ -56,16 +65,32 @@ class Try:
         return "" if self.result is None or self.result.error_message is None else self.result.error_message
 
 
+@dataclass(eq=False)
+class Switch:
+    """What an admin asked a topic to be checked for; `reported_at` – when it was told that this now holds."""
+
+    topic: str
+    check: Check
+    asked_at: float
+    reported_at: float = float("inf")
+
+
 class History:
+    """`compacted` – what the log had and Kafka's cleaner took. `broken` – what is wrong whatever the log says."""
+
     def __init__(self) -> None:
         self.writes: list[Write] = []
         self.tries: list[Try] = []
         self.violations: list[Violation] = []
         self.closings: list[tuple[str, type[Exception] | None]] = []
         self.broken: list[str] = []
+        self.switches: list[Switch] = []
+        #: By connection: what each answer on it could be sent in knowledge of (`Link.answered`).
+        self.links: dict[Connection, dict[int, int]] = {}
+        self.compacted: list[tuple[Partition, LogBatch]] = []
 
-    def tried(self, write: Write, now: float, proxy: int | None, connection: int = 0) -> Try:
-        attempt = Try(write, now, proxy, connection)
+    def tried(self, write: Write, now: float, proxy: int | None) -> Try:
+        attempt = Try(write, now, proxy)
         write.tries.append(attempt)
         self.tries.append(attempt)
         return attempt

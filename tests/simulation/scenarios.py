@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fencepost_policies.append import Check
 from fencepost_proxy.partitions.events import GateLimits
 from tests.simulation.checkers import check, check_bounds, check_rest
-from tests.simulation.clients import Client, Probe
+from tests.simulation.clients import Admin, Client, Probe
 from tests.simulation.history import History
 from tests.simulation.world import Scenario, World
 
@@ -190,6 +190,149 @@ SCENARIOS = {
             faults=("cut", "pause"),
             refuse_whole_requests=True,
         ),
+        # ---- acks=0, other messages between the appends, requests that go to several topics
+        Scenario(
+            "silent",
+            check=Check.ON,
+            others=(("notes", Check.OFF), ("audit", Check.REQUIRED)),
+            clients=("silent", "silent", "silent-idempotent", "honest", "mixed"),
+            faults=("cut", "snip", "pause", "state"),
+        ),
+        Scenario(
+            "asking",
+            others=(("notes", Check.OFF),),
+            clients=("asking", "asking", "asking-plain", "chain"),
+            proxies=2,
+            faults=("cut", "snip", "pause", "state", "freeze"),
+        ),
+        Scenario(
+            "wide",
+            check=Check.ON,
+            partitions=3,
+            others=(("notes", Check.OFF), ("audit", Check.REQUIRED)),
+            clients=("wide", "wide", "several", "mixed"),
+            faults=("cut", "snip", "pause", "expire", "recreate"),
+            airtight=False,
+        ),
+        Scenario(
+            "wide-required",
+            partitions=3,
+            proxies=2,
+            clients=("wide", "wide", "several", "honest"),
+            faults=("cut", "pause", "expire", "expire", "delete", "freeze"),
+            expiration_seconds=6.0,
+            seconds=14.0,
+            slow_requests=0.1,
+        ),
+        # ---- a check that is switched on and off
+        Scenario(
+            "switches",
+            check=Check.ON,
+            managed=True,
+            proxies=3,
+            clients=("plain", "honest", "idempotent", "chain", "asking-plain", "mixed"),
+            faults=("state", "state", "zombie", "freeze", "cut", "crash", "tidy"),
+            writes=14,
+            seconds=24.0,
+            think_max=1.5,
+            airtight=False,
+        ),
+        # ---- what a log goes through
+        Scenario(
+            "compacted",
+            brokers=3,
+            min_isr=2,
+            proxies=2,
+            clients=("honest", "sequenced", "chain", "twin"),
+            faults=("compact", "compact", "expire", "kill", "move", "cut", "tidy"),
+            faults_max=14,
+            expiration_seconds=8.0,
+            seconds=14.0,
+        ),
+        Scenario(
+            "compacted-true",
+            check=Check.ON,
+            clients=("honest", "idempotent", "plain", "chain"),
+            faults=("compact", "compact", "expire", "kill", "cut"),
+            faults_max=14,
+            expiration_seconds=8.0,
+            seconds=14.0,
+        ),
+        Scenario(
+            "reassigned",
+            brokers=3,
+            min_isr=2,
+            proxies=2,
+            clients=("honest", "sequenced", "chain", "twin"),
+            faults=("reassign", "reassign", "delete", "delete", "move", "cut", "pause"),
+            faults_max=12,
+        ),
+        Scenario(
+            "retyped",
+            clients=("honest", "sequenced", "twin", "chain"),
+            faults=("retype", "retype", "cut", "pause"),
+            pause_max=2.0,
+        ),
+        # ---- processes and clients that come again
+        Scenario(
+            "reborn",
+            proxies=2,
+            clients=("reborn", "reborn-chain", "reborn", "honest"),
+            faults=("cut", "snip", "crash", "freeze", "pause"),
+            slow_requests=0.06,
+        ),
+        Scenario(
+            "hanging",
+            proxies=2,
+            clients=("honest", "sequenced", "chain", "reborn"),
+            faults=("hang", "cut", "snip", "crash"),
+            seconds=24.0,
+            think_max=2.5,
+        ),
+        Scenario(
+            "rolling",
+            brokers=3,
+            min_isr=2,
+            proxies=2,
+            clients=("honest", "sequenced", "chain", "bare", "reborn"),
+            faults=("roll", "zombie", "move", "cut"),
+            seconds=16.0,
+            think_max=1.2,
+        ),
+        # On a `true` topic the batch of a process that is gone may come later than its successor's reading: detected.
+        Scenario(
+            "takeover",
+            check=Check.ON,
+            clients=("honest", "idempotent", "plain", "chain"),
+            faults=("crash", "pause", "roll"),
+            slow_requests=0.2,
+            airtight=False,
+        ),
+        Scenario(
+            "stranded",
+            check=Check.ON,
+            partitions=2,
+            clients=("stranding", "stranding", "honest", "bare", "chain"),
+            faults=("cut", "pause"),
+            airtight=False,
+        ),
+        # ---- limits
+        Scenario(
+            "bulky",
+            check=Check.ON,
+            others=(("notes", Check.OFF),),
+            clients=("bulky",) * 6,
+            faults=("pause", "snip", "cut"),
+            memory_bytes=6000,
+        ),
+        Scenario(
+            "queues",
+            check=Check.ON,
+            clients=("chain", "chain", "idempotent-chain", "bare", "bare", "plain", "plain"),
+            faults=("snip", "pause"),
+            slow_requests=0.2,
+            think_max=0.05,
+        ),
     )
 }
 
@@ -214,6 +357,8 @@ def run(scenario: Scenario, seed: int, *, tracing: bool = False) -> Outcome:
     world = World(scenario, seed, history, tracing=tracing)
     sim = world.sim
     clients = [Client(world, f"{kind}-{number}", kind, scenario.writes) for number, kind in enumerate(scenario.clients)]
+    if scenario.managed:
+        Admin(world)
     world.schedule_faults()
     found: list[str] = []
     end = sim.now + scenario.seconds

@@ -6,23 +6,36 @@ the control client is modelled, delays and failures included.
 
 from __future__ import annotations
 
+import functools
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+import crc32c
+
 from fencepost_policies.append import Check
 from fencepost_proxy.partitions import events as gates
 from fencepost_proxy.session import messages as sessions
-from fencepost_proxy.session.exchange import Exchange
-from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report, Switch
-from fencepost_proxy.topics.state import StateRecord, StateView, encode_producer_id, encode_stamp_base
-from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.session.exchange import Exchange, Finished
+from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report
+from fencepost_proxy.topics.state import (
+    StateRecord,
+    StateView,
+    TopicConfigChange,
+    encode_producer_id,
+    encode_stamp_base,
+)
+from fencepost_proxy.topics.virtual_configs import CHECK_EXPECTED_OFFSETS, TopicPolicy
 from fencepost_proxy.types import SEQUENCE_MODULUS, LogEndOffset, Offset, ProducerEpoch, ProducerId, TopicPartition
+from fencepost_proxy.wire.apis import API_VERSIONS, INCREMENTAL_ALTER_CONFIGS, METADATA
 from fencepost_proxy.wire.batch import HeaderNames, zero_base_offset
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult
-from tests.simulation.broker import NOT_LEADER, BrokerSide, Cluster, Partition
+from tests.simulation.broker import NOT_LEADER, Cluster, LogBatch, Partition, Replica
 from tests.simulation.clock import WALL_MINUS_MONOTONIC, Connection, End, Sim
+from tests.simulation.listener import Listener
+from tests.simulation.watching import WatchedSwitch
 
 if TYPE_CHECKING:
     from tests.simulation.history import History
@@ -34,12 +47,15 @@ _LEASE_SECONDS = 3.0
 _POLL_SECONDS = 0.7
 _TICK_SECONDS = 0.05
 _READ_SECONDS = 2.0
-_MEMORY_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a run is made of. `airtight`: no batch may ever lie elsewhere than it expected."""
+    """What a run is made of. `airtight`: no batch may ever lie elsewhere than it expected.
+
+    `others`: more topics beside `orders`, of one partition each, and how they are checked. `managed`: what `orders` is
+    checked for stands in the state topic, and an admin changes it while everybody goes on.
+    """
 
     name: str
     check: Check = Check.REQUIRED
@@ -70,13 +86,40 @@ class Scenario:
         )
     )
     refuse_whole_requests: bool = False
+    others: tuple[tuple[str, Check], ...] = ()
+    managed: bool = False
+    memory_bytes: int = 1 << 24
 
 
-class NoExchanges:
-    """Only Produce is spoken here."""
+#: What the broker's answer becomes on its way, where it is changed.
+CHANGED = b"+"
+NOT_STORED = b"-"
+_API_VERSIONS_MAX = 4
+
+
+class ModelExchanges:
+    """Some messages pass, some are changed on their way, some are answered here, and one switches a check on or off."""
 
     def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
-        raise AssertionError(f"API {api_key} in a simulation of Produce")
+        framed = len(frame).to_bytes(4, "big") + bytes(frame)
+        if api_key == API_VERSIONS and version > _API_VERSIONS_MAX:
+            return Exchange(None, answer=_framed(bytes(frame[4:8]) + CHANGED))
+        if api_key == INCREMENTAL_ALTER_CONFIGS:
+            return Exchange(framed, finish=self._altered)
+        if api_key in (API_VERSIONS, METADATA):
+            return Exchange(framed, finish=lambda response: Finished(_framed(bytes(response) + CHANGED)))
+        return Exchange(framed)
+
+    @staticmethod
+    def _altered(response: memoryview) -> Finished:
+        topic, value = bytes(response[4:]).decode().split("=")
+        change = TopicConfigChange(topic, None, {CHECK_EXPECTED_OFFSETS: value})
+        head = bytes(response[:4])
+        return Finished(_framed(head + CHANGED), (change,), lambda error: _framed(head + NOT_STORED))
+
+
+def _framed(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "big") + body
 
 
 class StateTopic:
@@ -84,7 +127,7 @@ class StateTopic:
 
     def __init__(self, sim: Sim) -> None:
         self.sim = sim
-        self.records: list[StateRecord] = []
+        self.records: list[StateRecord | None] = []  # None: compacted away
         self.reachable = True
         proposal = UUID(int=sim.rng.getrandbits(128))
         self.records.append(encode_producer_id(proposal, _CLUSTER_ID, ProducerId(SHARED)))
@@ -102,6 +145,7 @@ class Proxy:
     request_timeout_seconds = 3.0
     decompressed_bytes_max = 1 << 20
     state_topic = "__state"
+    lease_seconds = _LEASE_SECONDS
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -122,17 +166,25 @@ class Proxy:
     def start(self) -> None:
         self.alive = True
         self.incarnation += 1
-        self.free_bytes = _MEMORY_BYTES
-        self.switch = Switch(self, NoExchanges(), self.world.scenario.limits, self.header_names)  # type: ignore[arg-type]
+        self.free_bytes = self.world.scenario.memory_bytes
+        self.switch = WatchedSwitch(
+            self,
+            ModelExchanges(),  # type: ignore[arg-type]
+            self.world.scenario.limits,
+            self.header_names,
+            sim=self.sim,
+            history=self.world.history,
+        )
         self.links = {}
         self._view = StateView(_CLUSTER_ID)
         self._read_to = 0
         self._fresh_until = float("-inf")
         self._ticking = False
         self._metadata: dict[TopicPartition, tuple[int | None, int, UUID]] = {}
+        self._policies: dict[str, TopicPolicy | None] = {}
+        self.log_append_time = self.world.log_append_time
         self._refreshing = False
-        for name in self.world.cluster.partitions:
-            self._refresh(name)
+        self._refresh_all()
         self.later(self.sim.between(0.01, 0.2), self._poll)
         self.later(2.0, self._housekeeping)
 
@@ -163,6 +215,11 @@ class Proxy:
             if stamp == self.incarnation:
                 call(*args)
 
+    @property
+    def running(self) -> bool:
+        """And has been for a while: after a pause it first catches up."""
+        return self.alive and not self._deferred and self.paused_until + 1.0 < self.sim.now
+
     def here(self, call: Callable[..., None], *args: Any) -> None:
         """Something that happens to this process: now, or when it is continued, or never."""
         if self.paused_until > self.sim.now or self._deferred:
@@ -187,14 +244,19 @@ class Proxy:
         return now < self._fresh_until
 
     def policy(self, topic: str) -> TopicPolicy | None:
-        return TopicPolicy(self.world.scenario.check) if topic == TOPIC else None
+        try:
+            return self._policies[topic]
+        except KeyError:
+            pass
+        policy = self._view.topic_policy(topic, self.topic_id(topic), self.world.file_configs)
+        found = self._policies[topic] = policy if policy.guarded else None
+        return found
 
     def topic_id(self, topic: str) -> UUID | None:
         return next((known[2] for name, known in self._metadata.items() if name.topic == topic), None)
 
     def produce_version_max(self) -> int:
-        # With one id for all partitions of the topic only.
-        return 13 if self.world.scenario.by_topic_id and len(self.world.cluster.partitions) == 1 else 12
+        return 13 if self.world.scenario.by_topic_id else 12
 
     def may_send(self, ticket: gates.Ticket, now: float) -> bool:
         return self.switch.may_send(ticket, now)
@@ -206,7 +268,8 @@ class Proxy:
     def gate_waited(self, seconds: float) -> None: ...
 
     def unread_bytes(self, connection: int) -> int:
-        return 0
+        link = self.links.get(connection)
+        return 0 if link is None else link.received_bytes + link.client.to_b.unread_bytes - link.fed_bytes
 
     def reserve(self, byte_count: int) -> bool:
         if byte_count > self.free_bytes:
@@ -227,6 +290,7 @@ class Proxy:
         number = self._next_connection
         link = Link(self, number, client, node)
         self.links[number] = link
+        self.world.history.links[link.client] = link.answered
         self.switch.open(number, "proxy")
         return link.client
 
@@ -261,6 +325,8 @@ class Proxy:
                     self.later(self.sim.between(0.005, 0.1), self._refresh_all)
             case sessions.Count():
                 pass
+            case sessions.Store():
+                self._store(connection, command)
             case _ if link is not None:
                 link.perform(command)
 
@@ -273,15 +339,18 @@ class Proxy:
         return self._metadata[name]
 
     def _refresh(self, name: TopicPartition) -> None:
-        partition = self.world.cluster.partitions[name]
+        """All partitions of its topic: metadata is of topics."""
         known = self._metadata.get(name)
-        self._metadata[name] = (partition.leader, partition.epoch, partition.topic_id)
-        if known is not None and known[2] != partition.topic_id:
+        for each, partition in self.world.cluster.partitions.items():
+            if each.topic == name.topic:
+                self._metadata[each] = (partition.leader, partition.epoch, partition.topic_id)
+        if known is not None and known[2] != self._metadata[name][2]:
+            self._policies.pop(name.topic, None)
             self.perform(self.switch.forget_topic(name.topic, self.sim.now))
 
     def _refresh_all(self) -> None:
         self._refreshing = False
-        for name in self.world.cluster.partitions:
+        for name in {name.topic: name for name in self.world.cluster.partitions}.values():
             self._refresh(name)
 
     def refresh(self, name: TopicPartition) -> None:
@@ -289,6 +358,10 @@ class Proxy:
 
     def _housekeeping(self) -> None:
         self._refresh_all()
+        if self.log_append_time != self.world.log_append_time:
+            self.log_append_time = self.world.log_append_time
+            for topic in self.world.checks:
+                self.perform(self.switch.forget_topic(topic, self.sim.now))
         self.later(2.0, self._housekeeping)
 
     # ---- the state topic
@@ -304,10 +377,20 @@ class Proxy:
 
     def _polled(self, asked_at: float, read_to: int) -> None:
         records = self.world.state.records
+        changed = set()
         while self._read_to < read_to:
             record = records[self._read_to]
-            self._view.apply(Offset(self._read_to), record.key, record.value)
+            if record is not None:
+                self._view.apply(Offset(self._read_to), record.key, record.value)
+                kind, _, topic = record.key.decode().partition("/")
+                if kind == "topic-config":
+                    changed.add(topic)
             self._read_to += 1
+        if changed:
+            self._policies.clear()
+        for topic in sorted(changed):
+            self.sim.log(f"proxy {self.number} learns: {topic} is checked for {self.policy(topic)}")
+            self.perform(self.switch.forget_topic(topic, self.sim.now))
         self._fresh_until = max(self._fresh_until, asked_at + _LEASE_SECONDS)
 
     def stamp_base(self, topic_id: UUID, partition: int) -> tuple[int, int]:
@@ -335,6 +418,25 @@ class Proxy:
         if lost:
             self.later(_READ_SECONDS, done, False)
 
+    def _store(self, connection: int, store: sessions.Store) -> None:
+        """net/app.py: a switch-on is reported only once every process knows of it, or has stopped serving."""
+        changes = [replace(change, topic_id=self.topic_id(change.topic or "")) for change in store.changes]
+
+        def tell(error: str | None) -> None:
+            self.tell(connection, sessions.Stored(store.token, error))
+
+        def published(ok: bool) -> None:
+            if ok:
+                self.later(self.lease_seconds, tell, None)
+            else:
+                tell("the state topic cannot be reached")
+
+        records = self._view.records_of(changes)
+        if records:
+            self.publish(records[0], published)
+        else:
+            tell(None)
+
 
 class _Side(End):
     def __init__(self, link: Link, *, client: bool) -> None:
@@ -344,6 +446,8 @@ class _Side(End):
     def data(self, data: bytes) -> None:
         proxy = self._link.proxy
         if proxy.alive and self._link.incarnation == proxy.incarnation:
+            if self._client:
+                self._link.received_bytes += len(data)
             proxy.here(self._link.data, data, self._client)
 
     def lost(self) -> None:
@@ -361,13 +465,20 @@ class Link:
         self.number = number
         self.incarnation = proxy.incarnation
         self.client = Connection(sim, proxy.world.delay, client, _Side(self, client=True))
-        broker = BrokerSide(cluster, node)
+        broker = Listener(cluster, node)
         self.upstream = Connection(sim, proxy.world.delay, _Side(self, client=False), broker)
         broker.connection = self.upstream
         cluster.brokers[node].sides.append(broker)
         self._gone = {True: False, False: False}
+        self.received_bytes = 0  # from the client: by the socket, and by the session
+        self.fed_bytes = 0
+        #: By correlation id: how much the client had sent, as far as can be known here, when its answer left.
+        self.answered: dict[int, int] = {}
+        self._answers = bytearray()
 
     def data(self, data: bytes, client: bool) -> None:
+        if client:
+            self.fed_bytes += len(data)
         if not self._gone[client]:
             event = sessions.ClientBytes(memoryview(data)) if client else sessions.UpstreamBytes(memoryview(data))
             self.proxy.tell(self.number, event)
@@ -379,10 +490,22 @@ class Link:
             if all(self._gone.values()):
                 self.proxy.topic_ended(self)
 
+    def _note_answers(self, data: bytes) -> None:
+        self._answers += data
+        while len(self._answers) >= 4:
+            end = 4 + int.from_bytes(self._answers[:4], "big")
+            if len(self._answers) < end:
+                return
+            number = int.from_bytes(self._answers[4:8], "big", signed=True)
+            self.answered[number] = self.fed_bytes + self.proxy.unread_bytes(self.number)
+            del self._answers[:end]
+
     def perform(self, command: sessions.Command) -> None:
         match command:
             case sessions.ToClient(chunks):
-                self.client.to_a.write(b"".join(chunks))
+                answers = b"".join(chunks)
+                self._note_answers(answers)
+                self.client.to_a.write(answers)
             case sessions.ToUpstream(chunks):
                 self.upstream.to_b.write(b"".join(chunks))
             case sessions.ReadClient(on):
@@ -528,7 +651,7 @@ class ControlCall:
             producer_state=state,
             stamp_base=(0, 0),
             open_transactions=open_transactions,
-            log_append_time=proxy.world.scenario.log_append_time,
+            log_append_time=proxy.log_append_time,
             expiration_seconds=proxy.world.scenario.expiration_seconds,
             wall_minus_monotonic_seconds=WALL_MINUS_MONOTONIC,
         )
@@ -634,6 +757,15 @@ def _brief(what: object) -> str:
             return str(what)
 
 
+def _without_records(batch: LogBatch) -> LogBatch:
+    """What the cleaner leaves of a producer's last batch: its header, for the producer's state."""
+    data = bytearray(batch.data[:61])
+    struct.pack_into(">i", data, 8, 61 - 12)
+    struct.pack_into(">i", data, 57, 0)
+    struct.pack_into(">I", data, 17, crc32c.crc32c(bytes(data[21:])))
+    return replace(batch, data=bytes(data), header=replace(batch.header, record_count=0))
+
+
 class World:
     """Everything of one run."""
 
@@ -642,6 +774,7 @@ class World:
         self.sim = sim = Sim(seed, tracing=tracing)
         self.history = history
         self.lossy_reads = scenario.lossy_reads
+        self.log_append_time = scenario.log_append_time
         self.cluster = Cluster(
             sim,
             broker_count=scenario.brokers,
@@ -654,13 +787,22 @@ class World:
             transactions_v2=scenario.transactions_v2,
         )
         start = sim.rng.choice(scenario.start_offsets)
+        self.checks = {TOPIC: scenario.check, **dict(scenario.others)}
         self.names = [TopicPartition(TOPIC, number) for number in range(scenario.partitions)]
+        self.names += [TopicPartition(topic, 0) for topic, _ in scenario.others]
+        topic_ids = {topic: UUID(int=sim.rng.getrandbits(128)) for topic in self.checks}
         for name in self.names:
-            self.cluster.create(name, start)
+            self.cluster.create(name, start).topic_id = topic_ids[name.topic]
         self.state = StateTopic(sim)
         self.proxies = [Proxy(self, number) for number in range(scenario.proxies)]
         self.quiet = False
         sim.after(0.5, self._control_tick)
+
+    def file_configs(self, topic: str) -> dict[str, str]:
+        """The proxies' config files guard topics from birth, unless an admin does it."""
+        if topic == TOPIC and self.scenario.managed:
+            return {}
+        return {CHECK_EXPECTED_OFFSETS: self.checks[topic].value} if topic in self.checks else {}
 
     def delay(self) -> float:
         """How long a piece of a stream is under way."""
@@ -753,9 +895,97 @@ class World:
 
     def _fault_recreate(self) -> None:
         if not self.quiet:
-            self.cluster.recreate(self.sim.rng.choice(self.names))
+            topic = self.sim.rng.choice(self.names).topic
+            topic_id = UUID(int=self.sim.rng.getrandbits(128))
+            for name in self.names:
+                if name.topic == topic:
+                    self.cluster.recreate(name)
+                    self.cluster.partitions[name].topic_id = topic_id
 
     def _fault_state(self) -> None:
         """The state topic cannot be reached for a while."""
         self.state.reachable = False
         self.sim.after(self.sim.between(0.5, 5.0), setattr, self.state, "reachable", True)
+
+    def _fault_roll(self) -> None:
+        """A rolling restart: one process after the other."""
+        if not self.quiet:
+            at = 0.0
+            for proxy in self.proxies:
+                self.sim.after(at, proxy.crash)
+                at += self.sim.between(0.05, 1.0)
+                self.sim.after(at, self._start_again, proxy)
+                at += self.sim.between(0.0, 0.5)
+
+    def _fault_zombie(self) -> None:
+        """A process that stands still for longer than anybody waits, and then goes on as if nothing had been."""
+        if not self.quiet:
+            self.sim.rng.choice(self.proxies).pause(self.sim.between(4.0, 9.0))
+
+    def _fault_hang(self) -> None:
+        """A broker that stands still past every timeout, with whatever it has been sent."""
+        node = self.sim.rng.randrange(len(self.cluster.brokers))
+        if self.cluster.brokers[node].alive and not self.quiet:
+            self.cluster.pause(node, self.sim.between(6.0, 12.0))
+
+    def _fault_compact(self) -> None:
+        """Kafka's cleaner: batches vanish or are emptied, offsets stay, and so does each live producer's last batch.
+
+        Below every high watermark, and never the newest batches: the active segment is not cleaned.
+        """
+        rng = self.sim.rng
+        partition = self.cluster.partitions[rng.choice(self.names)]
+        replicas = list(partition.replicas.values())
+        low = min(replica.high_watermark for replica in replicas)
+        shared = set.intersection(*({(b.base, b.leader_epoch) for b in replica.batches[:-1]} for replica in replicas))
+        last = {k.batches[-1][2] for replica in replicas for k in replica.producers.values() if k.batches}
+        doomed = {base for base, _ in sorted(shared) if base < low and rng.random() < 0.6}
+        emptied = doomed & last
+        for replica in replicas:
+            kept = []
+            for each in replica.batches:
+                if each.base in doomed and each.end <= low:
+                    if replica is replicas[0] and each.header.record_count:
+                        self.history.compacted.append((partition, each))
+                    if each.base in emptied:
+                        kept.append(_without_records(each))
+                else:
+                    kept.append(each)
+            replica.batches = kept
+        self.sim.log(f"{partition.name}: {sorted(doomed - emptied)} are compacted away, {sorted(emptied)} emptied")
+
+    def _fault_tidy(self) -> None:
+        """The state topic is compacted: of each key the last record stays."""
+        seen: set[bytes] = set()
+        records = self.state.records
+        for at in range(len(records) - 1, -1, -1):
+            record = records[at]
+            if record is not None and record.key in seen:
+                records[at] = None
+            elif record is not None:
+                seen.add(record.key)
+
+    def _fault_reassign(self) -> None:
+        """A follower starts anew at the log start: what it knows of producers is what lies there. Then it leads."""
+        if self.quiet:
+            return
+        name = self.sim.rng.choice(self.names)
+        partition = self.cluster.partitions[name]
+        others = [node for node in partition.isr if node != partition.leader and self.cluster.brokers[node].alive]
+        if partition.leader is None or not others:
+            return
+        node = self.sim.rng.choice(others)
+        old = partition.replicas[node]
+        partition.replicas[node] = new = Replica(old.log_start, log_append_time=old.log_append_time)
+        new.batches, new.log_end, new.high_watermark = list(old.batches), old.log_end, old.high_watermark
+        new.reload_producers(0, self.sim.wall_ms, self.cluster.expiration_ms)
+        self.sim.log(f"broker {node} {name}: starts anew at {new.log_start}")
+        self.sim.after(self.sim.between(0.1, 1.0), functools.partial(self.cluster.elect, partition, prefer_other=True))
+
+    def _fault_retype(self) -> None:
+        """message.timestamp.type changes while everybody goes on; the proxies read it again now and then."""
+        self.log_append_time = not self.log_append_time
+        self.sim.log(f"log append time: {self.log_append_time}")
+        for partition in self.cluster.partitions.values():
+            for replica in partition.replicas.values():
+                replica.log_append_time = self.log_append_time

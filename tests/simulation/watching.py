@@ -1,0 +1,91 @@
+"""The switch under test with somebody who looks on: whose turn it was, and how old a cold grant is when it is used."""
+
+from __future__ import annotations
+
+from fencepost_proxy.partitions import events as g
+from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.session import messages as sessions
+from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.session import Session, Surroundings
+from fencepost_proxy.session.switch import Switch
+from fencepost_proxy.wire.batch import HeaderNames
+from tests.simulation.clock import Sim
+from tests.simulation.history import History
+
+_LATE_SECONDS = 1.0
+
+
+class WatchedSwitch(Switch):
+    """Notes in `history` what no answer shows. A ticket's place is that of its offer; a retry that waited for another
+    try of the same batch has that one's place."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        exchanges: Exchanges,
+        limits: g.GateLimits,
+        names: HeaderNames,
+        *,
+        sim: Sim,
+        history: History,
+    ) -> None:
+        super().__init__(around, exchanges, limits, names)
+        self._sim = sim
+        self._history = history
+        self._cold_send_seconds = limits.cold_send_seconds
+        self._offers = 0
+        self._places: dict[g.Ticket, int] = {}
+
+    def _route(self, session: Session, command: sessions.Command) -> None:
+        if isinstance(command, sessions.ToGate):
+            ticket = command.ticket
+            match command.event:
+                case g.Offered():
+                    self._offers += 1
+                    self._places[ticket] = self._offers
+                case g.Withdrawn():
+                    if ticket.followers:
+                        self._places[ticket.followers[0]] = self._places[ticket]
+                case g.Sent():
+                    self._check_age(ticket)
+                case _:
+                    pass
+        super()._route(session, command)
+
+    def _carry_out(self, gate: Gate, effect: g.Effect) -> None:
+        match effect:
+            case g.Grant(ticket):
+                self._check_place(gate, ticket)
+            case g.Answer(ticket):
+                self._places.pop(ticket, None)
+            case _:
+                pass
+        super()._carry_out(gate, effect)
+
+    def _check_place(self, gate: Gate, ticket: g.Ticket) -> None:
+        """First come, first served; a batch in doubt, sent or looked up, holds the turn until it is settled."""
+        if ticket.attempts or ticket.settle_until:
+            return
+        mine = self._places[ticket]
+        before = [t for t in gate._queue if self._places.get(t, mine) < mine and t.connection != ticket.connection]
+        if before:
+            self._history.broken.append(f"UNFAIR: a turn at {gate.partition} goes past {len(before)} that came before")
+
+    def _check_age(self, ticket: g.Ticket) -> None:
+        """What was read of a cold partition may be relied on for a short time only: nothing compares there."""
+        gate = self.gates.get(ticket.partition)
+        tail = None if gate is None else gate._tail
+        if gate is None or tail is None or not ticket.kind.stamped or self._sim.now < gate._warm_until:
+            return
+        age = self._sim.now - tail.requested_at
+        if age > self._cold_send_seconds + 0.001 and not gate._in_flight:
+            self._history.broken.append(f"COLD AND LATE: sent to {ticket.partition} {age:.2f} s after its end was read")
+
+    def overdue(self) -> list[str]:
+        """Who has waited for longer than was promised. Only true of a process that runs."""
+        return [
+            f"STARVED: a turn at {gate.partition} is {self._sim.now - ticket.deadline:.2f} s late"
+            for gate in self.gates.values()
+            for ticket in gate._queue
+            if ticket.deadline + _LATE_SECONDS < self._sim.now and not ticket.attempts
+        ]
