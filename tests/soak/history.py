@@ -8,6 +8,7 @@
     {"e": "return", "op", "t", "outcome", "offset", "actual", "possibly_yours", "code", "detail"}
     {"e": "transaction", "t", "transaction", "outcome": "committed" | "aborted" | "unknown"}
     {"e": "fault",  "t", "kind", "what"}
+    {"e": "anew",   "t", "writer", "error"}
 
 A call without a return is one whose outcome is not known. `log.jsonl` has a line per offset of every partition:
 
@@ -82,6 +83,7 @@ class Recorder:
         self.codes: Counter[tuple[str, str]] = Counter()
         self.transactions: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
+        self.renewed: Counter[str] = Counter()
 
     def _write(self, **event: Any) -> None:
         line = json.dumps(event, separators=(",", ":")) + "\n"
@@ -133,7 +135,7 @@ class Recorder:
             writer = self._open.pop(operation, None)
             if writer is None:
                 return
-            kind = writer.rpartition("-")[0] or writer
+            kind = _kind(writer)
             self.counts[kind, told.outcome] += 1
             if told.code is not None:
                 self.codes[kind, f"{told.code}"] += 1
@@ -153,6 +155,12 @@ class Recorder:
             self.faults[kind] += 1
         self._write(e="fault", t=time.monotonic(), kind=kind, what=what)
 
+    def anew(self, writer: str, error: BaseException) -> None:
+        """The writer gives its client up after this, and opens another."""
+        with self._lock:
+            self.renewed[f"{_kind(writer)} {type(error).__name__}"] += 1
+        self._write(e="anew", t=time.monotonic(), writer=writer, error=repr(error)[:300])
+
     @property
     def operations(self) -> int:
         with self._lock:
@@ -162,9 +170,14 @@ class Recorder:
         """Operations that are still open stay without a return: not known."""
         with self._lock:
             for writer in self._open.values():
-                self.counts[writer.rpartition("-")[0] or writer, UNKNOWN] += 1
+                self.counts[_kind(writer), UNKNOWN] += 1
             self._open.clear()
             self._file.close()
+
+
+def _kind(writer: str) -> str:
+    """A writer's name without its proxy and number."""
+    return writer.rpartition("-")[0] or writer
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,80 @@
+"""`python -m tests.soak --minutes 20 --seed 7`: real Kafka, real clients, faults; every answer held against the log.
+
+`--check DIRECTORY` judges the history and log of an earlier run again. Exit status 1: a promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from tests.soak import checker
+from tests.soak.run import HISTORY, LOG, Plan, run
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.soak")
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, help="of the schedule of faults; a random one if not given")
+    parser.add_argument("--pace", type=float, default=0.15, help="about how long each writer rests, in seconds")
+    parser.add_argument("--no-faults", action="store_true")
+    parser.add_argument("--directory", type=Path, help="where history and log are kept")
+    parser.add_argument("--keep", action="store_true", help="keep them although nothing was wrong")
+    parser.add_argument("--check", type=Path, metavar="DIRECTORY", help="judge an earlier run again")
+    options = parser.parse_args()
+    if options.check is not None:
+        return _judge(options.check)
+    seed = random.randrange(1 << 31) if options.seed is None else options.seed
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="fencepost-soak-"))
+    plan = Plan(options.minutes * 60, seed, directory, options.pace, faults=not options.no_faults)
+    _quieten(directory)
+    interrupted = threading.Event()
+    signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+    signal.signal(signal.SIGTERM, lambda *_: interrupted.set())
+    print(f"soak: {options.minutes:g} minutes, seed {seed}, history in {directory}", flush=True)
+    started = time.monotonic()
+    result = run(plan, _say, interrupted=interrupted)
+    print(f"\nseed {seed}, {time.monotonic() - started:.0f} s")
+    for line in result.summary():
+        print(line)
+    if result.holds and options.directory is None and not options.keep:
+        shutil.rmtree(directory, ignore_errors=True)
+    else:
+        print(f"history and log are in {directory}; judge them again: python -m tests.soak --check {directory}")
+    return 0 if result.holds else 1
+
+
+def _judge(directory: Path) -> int:
+    verdict = checker.check(checker.load(directory / HISTORY, directory / LOG))
+    for line in checker.report(verdict):
+        print(line)
+    return 1 if verdict.findings else 0
+
+
+def _quieten(directory: Path) -> None:
+    """Client libraries tell of every connection that a fault takes from them; librdkafka on the bare descriptor."""
+    directory.mkdir(parents=True, exist_ok=True)
+    logging.basicConfig(filename=directory / "clients.log", level=logging.ERROR)
+    sys.stderr = os.fdopen(os.dup(2), "w")
+    with (directory / "librdkafka.log").open("ab") as file:
+        os.dup2(file.fileno(), 2)
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stdout.flush()
+    # Not by the libraries' own goodbyes: they would wait for brokers that are gone.
+    os._exit(status)

@@ -1,0 +1,149 @@
+"""What goes wrong, when, and for how long: from a seed.
+
+Three lanes side by side, each one fault at a time: brokers, proxies, wires. So never more than one broker is away, and
+two replicas of three remain. What the faults meet depends on the machine; their kinds, order and lengths on the seed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+
+from tests.soak.history import Recorder
+from tests.soak.pipe import Fault
+from tests.soak.stage import NODES, PROXIES, Stage
+
+_IN_SYNC_SECONDS = 20.0
+
+
+class Faults:
+    """`start`, and `stop` once it is enough; what is broken then stays broken until `Stage.mend`."""
+
+    def __init__(self, stage: Stage, topics: Sequence[str], seed: int, recorder: Recorder) -> None:
+        self._stage = stage
+        self._topics = list(topics)
+        self._recorder = recorder
+        self._over = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._lane, args=(lane, random.Random(f"{seed}/{lane.__name__}"), pause))
+            for lane, pause in ((self._broker, (4.0, 14.0)), (self._proxy, (5.0, 15.0)), (self._wire, (0.2, 1.5)))
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.daemon = True
+            thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join(180.0)
+
+    def _lane(
+        self, lane: Callable[[random.Random], None], randomness: random.Random, pause: tuple[float, float]
+    ) -> None:
+        while not self._over.wait(randomness.uniform(*pause)):
+            try:
+                lane(randomness)
+            except Exception:
+                self._recorder.fault("failed", traceback.format_exc(limit=3))
+
+    def _note(self, kind: str, what: str) -> None:
+        self._recorder.fault(kind, what)
+
+    # ---- brokers
+
+    def _broker(self, randomness: random.Random) -> None:
+        topic = randomness.choice(self._topics)
+        anybody = randomness.choice(NODES)
+        seconds = randomness.uniform(1.0, 12.0)
+        kind = randomness.choices(
+            ["kill leader", "kill controller", "kill any", "pause leader", "pause controller", "pause any", "move"],
+            weights=[3, 1, 1, 2, 1, 1, 5],
+        )[0]
+        verb, _, whom = kind.partition(" ")
+        if verb == "move":
+            self._move(topic, anybody)
+            return
+        with contextlib.suppress(AssertionError):
+            self._await_in_sync(topic)
+        node_id = {"leader": self._stage.leader(topic), "controller": self._stage.controller(), "any": anybody}[whom]
+        if node_id not in NODES:
+            node_id = anybody
+        if verb == "pause":
+            self._note(f"broker paused ({whom})", f"{node_id} for {seconds:.1f} s")
+            self._stage.kafka.pause(node_id)
+            try:
+                self._over.wait(seconds)
+            finally:
+                self._stage.kafka.resume(node_id)
+        else:
+            self._note(f"broker killed ({whom})", f"{node_id} for {seconds / 2:.1f} s")
+            self._stage.kafka.kill(node_id)
+            self._over.wait(seconds / 2)
+            self._stage.kafka.restart(node_id)
+
+    def _await_in_sync(self, topic: str) -> None:
+        """Else the next broker to go would take the partition with it, for as long as it is away."""
+        for _ in range(int(_IN_SYNC_SECONDS)):
+            if self._stage.in_sync(topic) == set(NODES) or self._over.wait(1.0):
+                return
+
+    def _move(self, topic: str, to: int) -> None:
+        self._note("leader moved", f"{topic} to {to}")
+        self._stage.reassign(topic, [to, *(node_id for node_id in NODES if node_id != to)])
+        for _ in range(10):
+            self._stage.elect_preferred(topic)
+            if self._stage.leader(topic) == to or self._over.wait(0.2):
+                return
+
+    # ---- proxies
+
+    def _proxy(self, randomness: random.Random) -> None:
+        name = randomness.choice(PROXIES)
+        kind = randomness.choices(["paused", "killed", "stopped"], weights=[2, 2, 1])[0]
+        seconds = randomness.uniform(0.5, 10.0)
+        proxy = self._stage.proxies[name]
+        with self._stage.proxy_locks[name]:
+            if kind == "paused":
+                self._note("proxy paused", f"{name} for {seconds:.1f} s")
+                proxy.pause()
+                try:
+                    self._over.wait(seconds)
+                finally:
+                    proxy.resume()
+                return
+            self._note(f"proxy {kind}", f"{name} for {seconds / 5:.1f} s")
+            if kind == "stopped":
+                proxy.stop()
+            else:
+                proxy.kill()
+            self._over.wait(seconds / 5)
+            self._stage.start_proxy(name)
+
+    # ---- wires
+
+    def _wire(self, randomness: random.Random) -> None:
+        name = randomness.choice(PROXIES)
+        hop = randomness.choice(["clients-proxy", "proxy-broker"])
+        pipe = randomness.choice((self._stage.downstream if hop == "clients-proxy" else self._stage.upstream)[name])
+        kind = randomness.choices(["cut", "stall", "deaf", "refuse"], weights=[6, 4, 3, 1])[0]
+        seconds = randomness.choice([0.05, 0.3, 1.0, 3.0, 9.0])
+        fault = Fault(
+            "cut" if kind == "refuse" else kind,  # type: ignore[arg-type] - one of them
+            randomness.choice(["up", "down"]),
+            randomness.choice(
+                [0, 1, 4, randomness.randrange(64), randomness.randrange(600), randomness.randrange(5000)]
+            ),
+            seconds,
+            randomness.random() < 0.5,
+        )
+        if kind == "refuse":
+            self._stage.pipes.refuse(pipe, min(seconds, 3.0))
+        else:
+            self._stage.pipes.arm(pipe, fault)
+        self._note(f"{hop} {kind}", f"{pipe}: {fault}")

@@ -1,0 +1,102 @@
+"""Producers of Kafka's own Java client, in one JVM, spoken to by lines (`tests/java/SoakProducer.java`)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import subprocess
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Self
+
+from fencepost_proxy.dev.process import guarded
+from fencepost_proxy.dev.tools import compile_java, java_command
+from tests.support.kafka import kafka_version
+
+_SOURCE = Path(__file__).parents[1] / "java" / "SoakProducer.java"
+_END_SECONDS = 10.0
+
+
+class JavaError(Exception):
+    """`kind` is the exception's simple class name."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind} {message}")
+        self.kind = kind
+        self.message = message
+
+
+class JavaProducers:
+    """Start it in a thread that lives as long as it does. Thread-safe."""
+
+    def __init__(self, log: Path) -> None:
+        classes = compile_java([_SOURCE], version=kafka_version())
+        with log.open("a") as errors:
+            self._process = subprocess.Popen(
+                guarded(java_command("SoakProducer", [], classes=classes, version=kafka_version())),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._waiting: dict[str, Future[int | None]] = {}
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(OSError):
+            stdin.close()
+        try:
+            self._process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(_END_SECONDS)
+
+    def ask(self, verb: str, name: str, *words: str) -> Future[int | None]:
+        """The future gives the offset of a send, and raises JavaError."""
+        number = str(next(self._numbers))
+        stdin = self._process.stdin
+        assert stdin is not None
+        future: Future[int | None] = Future()
+        with self._lock:
+            self._waiting[number] = future
+            stdin.write(" ".join((number, verb, name, *words)) + "\n")
+            stdin.flush()
+        return future
+
+    def open(self, name: str, **settings: object) -> Future[int | None]:
+        return self.ask("open", name, *(f"{key.replace('_', '.')}={value}" for key, value in settings.items()))
+
+    def send(
+        self, name: str, topic: str, value: str, expected: int | None = None, write_id: str | None = None
+    ) -> Future[int | None]:
+        said = "-" if expected is None else str(expected)
+        return self.ask("send", name, topic, "0", said, write_id or "-", value)
+
+    def _read(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        with stdout:
+            for line in stdout:
+                number, what, *rest = line.rstrip("\n").split(" ", 3)
+                with self._lock:
+                    future = self._waiting.pop(number, None)
+                if future is None or future.done():
+                    continue
+                if what == "ok":
+                    future.set_result(int(rest[0]) if rest else None)
+                else:
+                    future.set_exception(JavaError(rest[0], rest[1] if len(rest) > 1 else ""))
+        with self._lock:
+            left, self._waiting = self._waiting, {}
+        for future in left.values():
+            if not future.done():
+                future.set_exception(JavaError("Ended", "the JVM has ended"))

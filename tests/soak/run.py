@@ -1,0 +1,249 @@
+"""One run: a stage, writers, faults; then everything is mended, the log is read, and the history judged."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.soak import checker, log
+from tests.soak import writers as kinds
+from tests.soak.faults import Faults
+from tests.soak.history import OK, OUTCOMES, Manner, Recorder
+from tests.soak.java import JavaProducers
+from tests.soak.stage import NODES, PROXIES, Stage
+from tests.soak.writers import Crew, Writer, told_of
+from tests.support.raw import Closed, Connection, batch
+
+_PROGRESS_SECONDS = 5.0
+_JOIN_SECONDS = 75.0
+_ALIVE_SECONDS = 90.0
+#: What is still on its way once every client and proxy is gone has this long to land before the log is read.
+_LAST_SECONDS = 3.0
+
+HISTORY, LOG, ABOUT = "history.jsonl", "log.jsonl", "about.json"
+
+#: Topic → whether an expectation is required. `required` topics are served by both proxies, the others by `a` alone.
+TOPICS = {
+    "required-race": "required",
+    "required-log": "required",
+    "required-mixed": "required",
+    "checked-mixed": "true",
+    "checked-transactions": "true",
+}
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`pace_seconds`: how long a writer rests after each append, about."""
+
+    seconds: float
+    seed: int
+    directory: Path
+    pace_seconds: float = 0.15
+    faults: bool = True
+
+
+@dataclass(slots=True)
+class Result:
+    verdict: checker.Verdict
+    counts: Counter[tuple[str, str]]
+    codes: Counter[tuple[str, str]]
+    faults: Counter[str]
+    hits: Counter[str]
+    transactions: Counter[str]
+    renewed: Counter[str]
+    records: dict[str, int]
+    #: What is wrong besides the verdict: a topic that takes no appends any more, a writer that hangs.
+    troubles: list[str] = field(default_factory=list)
+
+    @property
+    def operations(self) -> int:
+        return self.counts.total()
+
+    @property
+    def holds(self) -> bool:
+        return not self.verdict.findings and not self.troubles
+
+    def summary(self) -> Iterator[str]:
+        yield f"{'writers':<40}" + "".join(f"{outcome:>12}" for outcome in OUTCOMES)
+        for kind in sorted({kind for kind, _ in self.counts}):
+            yield f"{kind:<40}" + "".join(f"{self.counts[kind, outcome]:>12}" for outcome in OUTCOMES)
+        outcomes: Counter[str] = Counter()
+        for (_, outcome), count in self.counts.items():
+            outcomes[outcome] += count
+        yield f"{'all ' + str(self.operations):<40}" + "".join(f"{outcomes[outcome]:>12}" for outcome in OUTCOMES)
+        codes: Counter[str] = Counter()
+        for (_, code), count in self.codes.items():
+            codes[code] += count
+        yield "errors: " + _listed(codes)
+        yield "transactions: " + _listed(self.transactions)
+        yield f"faults: {self.faults.total()}: " + _listed(self.faults)
+        yield "faults that met a connection: " + _listed(self.hits)
+        yield "clients opened anew after: " + _listed(self.renewed)
+        yield f"log: {sum(self.records.values())} records and markers: " + _listed(Counter(self.records))
+        yield from (f"TROUBLE: {trouble}" for trouble in self.troubles)
+        yield from checker.report(self.verdict)
+
+
+def _listed(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.most_common()) or "none"
+
+
+def crew_of(crew: Crew) -> list[Writer]:
+    race, mixed, checked, transactions = (
+        "required-race",
+        "required-mixed",
+        "checked-mixed",
+        "checked-transactions",
+    )
+    return [
+        kinds.RawWriter(crew, race, "a"),
+        kinds.RawWriter(crew, race, "b"),
+        kinds.RawChain(crew, race, "a"),
+        kinds.RawChain(crew, race, "b"),
+        kinds.RawRetrier(crew, race, "a"),
+        kinds.Confluent(crew, race, "b"),
+        kinds.JavaWriter(crew, race, "a"),
+        kinds.KafkaPythonLog(crew, "required-log", "a"),
+        kinds.AiokafkaLog(crew, "required-log", "b"),
+        kinds.ConfluentLog(crew, "required-log", "a"),
+        kinds.RawRetrier(crew, "required-log", "b"),
+        kinds.RawPlainWriter(crew, mixed, "a"),
+        kinds.RawSequenced(crew, mixed, "b"),
+        kinds.KafkaPython(crew, mixed, "a"),
+        kinds.KafkaPythonHeaders(crew, mixed, "b"),
+        kinds.Aiokafka(crew, mixed, "a"),
+        kinds.AiokafkaHeaders(crew, mixed, "b"),
+        kinds.ConfluentHeaders(crew, mixed, "a"),
+        kinds.ConfluentNotIdempotent(crew, mixed, "b"),
+        kinds.JavaChain(crew, mixed, "b"),
+        kinds.JavaNamed(crew, mixed, "a"),
+        kinds.RawWriter(crew, checked, "a"),
+        kinds.RawChain(crew, checked, "a"),
+        kinds.RawPlainWriter(crew, checked, "a"),
+        kinds.RawSequenced(crew, checked, "a"),
+        kinds.ConfluentPlain(crew, checked, "a"),
+        kinds.AiokafkaPlain(crew, checked, "a"),
+        kinds.KafkaPythonPlain(crew, checked, "a"),
+        kinds.JavaPlain(crew, checked, "a"),
+        kinds.KafkaPython(crew, checked, "a"),
+        kinds.ConfluentTransactional(crew, transactions, "a"),
+        kinds.AiokafkaTransactional(crew, transactions, "a"),
+        kinds.JavaTransactional(crew, transactions, "a"),
+        kinds.RawWriter(crew, transactions, "a"),
+        kinds.Confluent(crew, transactions, "a"),
+        kinds.JavaWriter(crew, transactions, "a"),
+    ]
+
+
+def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = None) -> Result:
+    """Leaves history, log and seed in the plan's directory. `interrupted`: end early, and judge what there is."""
+    plan.directory.mkdir(parents=True, exist_ok=True)
+    about = {"seed": plan.seed, "seconds": plan.seconds, "pace_seconds": plan.pace_seconds}
+    (plan.directory / ABOUT).write_text(json.dumps(about) + "\n")
+    interrupted = interrupted or threading.Event()
+    recorder = Recorder(plan.directory / HISTORY)
+    troubles: list[str] = []
+    with Stage(plan.directory) as stage:
+        for index, (topic, mode) in enumerate(TOPICS.items()):
+            stage.create(topic, NODES[index % len(NODES)])
+            recorder.topic(topic, mode, one_proxy=mode == "true")
+        with JavaProducers(plan.directory / "java.log") as java:
+            crew = Crew(stage, recorder, java, plan.seed, plan.pace_seconds)
+            writers = crew_of(crew)
+            faults = Faults(stage, list(TOPICS), plan.seed, recorder)
+            try:
+                for writer in writers:
+                    writer.start()
+                if plan.faults:
+                    faults.start()
+                _watch(plan, crew, say, interrupted)
+                say("mending")
+                faults.stop()
+                stage.mend()
+                troubles += _still_alive(stage, recorder, say)
+            finally:
+                crew.over.set()
+            deadline = time.monotonic() + _JOIN_SECONDS
+            hanging = [writer.name for writer in writers if not writer.join(max(0.1, deadline - time.monotonic()))]
+            troubles += [f"{name} does not come back from its client" for name in hanging]
+        hits = stage.pipes.hits()
+        for proxy in stage.proxies.values():
+            proxy.close()
+        time.sleep(_LAST_SECONDS)
+        recorder.close()
+        say("reading the log")
+        records = log.write(stage.log, stage.kafka.bootstrap, list(TOPICS), plan.directory / LOG)
+    say("checking")
+    verdict = checker.check(checker.load(plan.directory / HISTORY, plan.directory / LOG))
+    return Result(
+        verdict,
+        recorder.counts,
+        recorder.codes,
+        recorder.faults,
+        hits,
+        recorder.transactions,
+        recorder.renewed,
+        records,
+        troubles,
+    )
+
+
+def _watch(plan: Plan, crew: Crew, say: Say, interrupted: threading.Event) -> None:
+    started = time.monotonic()
+    last = 0
+    while (passed := time.monotonic() - started) < plan.seconds:
+        if interrupted.wait(min(_PROGRESS_SECONDS, plan.seconds - passed)):
+            say("interrupted")
+            return
+        outcomes: Counter[str] = Counter()
+        for (_, outcome), count in list(crew.recorder.counts.items()):
+            outcomes[outcome] += count
+        done = outcomes.total()
+        say(
+            f"{time.monotonic() - started:5.0f} s  {done} operations ({done - last} more)  {_listed(outcomes)}  "
+            f"faults {crew.recorder.faults.total()}"
+        )
+        last = done
+
+
+def _still_alive(stage: Stage, recorder: Recorder, say: Say) -> list[str]:
+    """Once all is mended, every topic takes an append through every proxy that serves it: no gate is stuck."""
+    troubles = []
+    for topic, mode in TOPICS.items():
+        for proxy in PROXIES if mode == "required" else PROXIES[:1]:
+            if not _append_at_last(stage, recorder, topic, proxy):
+                troubles.append(f"{topic} takes no appends through proxy {proxy} although all is mended")
+                say(troubles[-1])
+    return troubles
+
+
+def _append_at_last(stage: Stage, recorder: Recorder, topic: str, proxy: str) -> bool:
+    give_up = time.monotonic() + _ALIVE_SECONDS
+    end = 0
+    number = 0
+    while time.monotonic() < give_up:
+        number += 1
+        each = f"probe-{proxy}/{topic}/{number}"
+        with contextlib.suppress(OSError, Closed, AssertionError):
+            with Connection(stage.bootstrap(proxy), timeout_seconds=5.0) as asked:
+                metadata = asked.metadata(topic)
+            brokers = {broker.node_id: f"{broker.host}:{broker.port}" for broker in metadata.brokers}
+            leader = brokers[metadata.topics[0].partitions[0].leader_id]
+            with Connection(leader, timeout_seconds=10.0) as connection:
+                operation = recorder.call(f"probe-{proxy}", topic, 0, [each], expected=end, manner=Manner())
+                told = told_of(connection.append(topic, batch(each.encode(), expected=end)))
+                recorder.told(operation, told)
+                if told.outcome == OK:
+                    return True
+                end = told.actual if told.actual is not None else end
+        time.sleep(0.02)
+    return False
