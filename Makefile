@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 KAFKA_VERSIONS_OLDER := 4.0.2 3.9.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-kafka test-brokers simulate mutants lint lock clean
+.PHONY: help demo test test-fast test-kafka test-brokers simulate mutants soak lint lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -37,6 +37,10 @@ simulate: $(VENV)/.installed-all  ## SEEDS=20000 runs of the proxy among modelle
 
 mutants: $(VENV)/.installed-all  ## every seeded defect: does the simulation notice it? Writes docs/mutants.md
 	@$(BIN)/python -m tests.simulation.mutants
+
+MINUTES ?= 20
+soak: jars  ## MINUTES=20 of real clients against real Kafka under faults (SEED=…), every answer held against the log
+	@$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 test-brokers: jars  ## the core tests on older Kafka releases
 	@set -e; for version in $(KAFKA_VERSIONS_OLDER); do \
