@@ -9,7 +9,6 @@ import contextlib
 import socket
 import struct
 import threading
-from collections.abc import Callable
 from typing import Self, TypeVar
 
 from tests.support import forwarder
@@ -106,16 +105,36 @@ class HoldResponse(HoldRequest):
         return super().request(frame)
 
 
-class ChangeResponse(Fault):
-    """The proxy gets another answer than the broker gave."""
+class AnswerError(Fault):
+    """The broker has appended the one batch of the request, and the proxy is told an error: as after a timeout, or when
+    replicas got lost meanwhile. With the base offset that the batch got, or without."""
 
-    def __init__(self, words: bytes, change: Callable[[bytes], bytes]) -> None:
+    def __init__(self, words: bytes, error_code: int, *, tells_offset: bool) -> None:
         super().__init__(words)
-        self._change = change
+        self._error_code = error_code
+        self._tells_offset = tells_offset
+        self._version = -1
+
+    def request(self, frame: bytes) -> bytes:
+        (self._version,) = struct.unpack_from(">h", frame, 6)
+        return frame
 
     def response(self, frame: bytes) -> bytes:
-        self.happened.set()
-        return self._change(frame)
+        changed = bytearray(frame)
+        at = 4 + 4  # length, correlation id
+        if self._version >= 13:
+            at += 1 + 1 + 16  # tagged fields, one topic, its id
+        elif self._version >= 9:
+            at += 1 + 1 + frame[at + 2]  # the length of its name, and one, is in one byte
+        else:
+            at += 4 + 2 + struct.unpack_from(">h", frame, at + 4)[0]
+        at += (1 if self._version >= 9 else 4) + 4  # one partition, its index
+        if struct.unpack_from(">h", frame, at) == (0,):
+            struct.pack_into(">h", changed, at, self._error_code)
+            if not self._tells_offset:
+                struct.pack_into(">q", changed, at + 2, -1)
+            self.happened.set()
+        return bytes(changed)
 
 
 _AnyFault = TypeVar("_AnyFault", bound=Fault)

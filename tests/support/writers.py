@@ -301,12 +301,14 @@ def get_on(writers: Sequence[Writer], appends: int = 20) -> None:
     )
 
 
-def append_at_the_end(log: Log, proxy: ProxyProcess, topic: str, who: str, ledger: Ledger) -> int:
+def append_at_the_end(
+    log: Log, proxy: ProxyProcess, topic: str, who: str, ledger: Ledger, *, within_seconds: float = PATIENCE_SECONDS
+) -> int:
     """The next correct append works, with nobody's help: gives back its offset.
 
     6 is an answer for as long as a leader moves; 44 only where the log has moved on meanwhile.
     """
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + within_seconds
     last: object = None
     for number in range(10_000):
         assert time.monotonic() < deadline, f"{topic} takes no append through {proxy.bootstrap}; last: {last}"
