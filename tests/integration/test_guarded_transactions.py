@@ -1,0 +1,737 @@
+"""Transactions on guarded topics: their markers take offsets and pass no gate, whoever has them written and whenever.
+
+On `true` topics others' conditional appends wait (6) until the marker is there, and then go on. `required` topics
+refuse transactions before Kafka hears of them. The truth is the log, asked without the proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiokafka
+import aiokafka.errors
+import confluent_kafka
+import kafka.errors
+import pytest
+from kafka import KafkaProducer
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.tools import compile_java, run_java, run_tool
+from tests.support.kafka import kafka_version, running_kafka
+from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.raw import Answer, Connection, Log, batch, until
+from tests.support.transactions import (
+    Transactional,
+    abort_as_an_admin,
+    open_transactions,
+    set_transaction_version,
+    transaction_state,
+)
+
+pytestmark = pytest.mark.kafka
+
+OK, NOT_LEADER, TIMED_OUT, POLICY_VIOLATION, OPERATION_NOT_ATTEMPTED = 0, 6, 7, 44, 55
+JAVA = Path(__file__).parents[1] / "java" / "ConditionalTransactions.java"
+PATIENCE_SECONDS = 60.0
+#: Long enough for a write on a busy machine, short enough to be waited for.
+SHORT_TRANSACTION_MS = 4_000
+SEED = 20_262
+
+NewTopic = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KafkaCluster]:
+    """One broker, whose coordinator looks for transactions that ran out of time every fifth of a second."""
+    often = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+    with running_kafka(1, properties=often) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def proxy(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(cluster.bootstrap, tmp_path_factory.mktemp("transactions"), config=GUARDED_BY_NAME) as process:
+        yield process
+        assert "Traceback" not in process.log
+        assert "crashed" not in process.log
+
+
+@pytest.fixture
+def log(cluster: KafkaCluster) -> Log:
+    return Log(cluster.bootstrap)
+
+
+@pytest.fixture
+def client(proxy: ProxyProcess) -> Iterator[Connection]:
+    with Connection(proxy.bootstrap, timeout_seconds=60) as connection:
+        yield connection
+
+
+@pytest.fixture
+def new_topic(client: Connection, log: Log, unique_topic: Callable[..., str]) -> NewTopic:
+    """`new_topic("checked", length=2)`: guarded by its name, with so many records appended through the proxy."""
+
+    def create(prefix: str, *, length: int = 0) -> str:
+        name = unique_topic(prefix)
+        assert client.create_topic(name) == (OK, None)
+        assert log.end(name) == 0
+        for at in range(length):
+            assert settled(client, name, batch(b"old", expected=at))[:2] == (OK, at)
+        return name
+
+    return create
+
+
+def settled(client: Connection, topic: str, records: bytes) -> Answer:
+    """What it comes to: 6 says that nothing was appended and that it may come again."""
+
+    def answer() -> Answer | None:
+        last = client.append(topic, records)
+        return None if last.error_code == NOT_LEADER else last
+
+    found: Answer = until(answer, "an answer that is not retriable", within_seconds=PATIENCE_SECONDS)
+    return found
+
+
+@dataclass
+class Told:
+    """What conditional writers were told of their values."""
+
+    answers: dict[bytes, Answer] = field(default_factory=dict)
+
+    @property
+    def accepted(self) -> int:
+        return sum(answer.error_code == OK for answer in self.answers.values())
+
+    def check(self, log: Log, topic: str) -> Counter[str]:
+        """Accepted where it was expected, refused nowhere; none landed elsewhere, since all of it passed one proxy."""
+        there = {
+            value: each.base_offset + delta for each in log.batches(topic) for delta, value in enumerate(each.values)
+        }
+        codes: Counter[str] = Counter()
+        for value, answer in self.answers.items():
+            codes[(answer.message or "").split(" ")[0] or "OK"] += 1
+            if answer.error_code == OK:
+                assert there.get(value) == answer.base_offset == int(value.rpartition(b"/")[2]), (value, answer)
+            else:
+                assert answer.error_code in (NOT_LEADER, POLICY_VIOLATION), (value, answer)
+                assert value not in there, (value, answer)
+        return codes
+
+
+@contextmanager
+def beside_a_conditional_writer(address: str, topic: str, name: str = "w") -> Iterator[Told]:
+    """One append after the other at the end that it was last told, from before the block begins until after it ends."""
+    told = Told()
+    done = threading.Event()
+
+    def write() -> None:
+        end = number = 0
+        with Connection(address, timeout_seconds=60) as connection:
+            while not done.is_set():
+                number += 1
+                value = b"%s/%d/%d" % (name.encode(), number, end)
+                answer = told.answers[value] = connection.append(topic, batch(value, expected=end), timeout_ms=1500)
+                if answer.base_offset >= 0:
+                    end = answer.base_offset + (answer.error_code == OK)
+
+    def gets_on() -> None:
+        before = told.accepted
+        until(lambda: told.accepted > before or writing.done(), "the writer to get on", within_seconds=PATIENCE_SECONDS)
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        try:
+            gets_on()
+            yield told
+            gets_on()
+        finally:
+            done.set()
+        writing.result()
+
+
+# --- every way to end -------------------------------------------------------------------------------------------------
+
+
+def _commit(transactional: Transactional, cluster: KafkaCluster, topic: str) -> None:
+    assert transactional.end(commit=True) == OK
+
+
+def _abort(transactional: Transactional, cluster: KafkaCluster, topic: str) -> None:
+    assert transactional.end(commit=False) == OK
+
+
+def _time_out(transactional: Transactional, cluster: KafkaCluster, topic: str) -> None:
+    """Nobody does anything; the coordinator does it."""
+
+
+def _fence(transactional: Transactional, cluster: KafkaCluster, topic: str) -> None:
+    address = "{}:{}".format(*transactional.connection.socket.getpeername())
+    with Transactional(address, transactional.name, protocol=transactional.protocol):
+        pass
+
+
+def _abort_as_an_admin(transactional: Transactional, cluster: KafkaCluster, topic: str) -> None:
+    abort_as_an_admin(cluster.bootstrap, topic, transactional.producer)
+
+
+WAYS = {
+    "commit": _commit,
+    "abort": _abort,
+    "timeout": _time_out,
+    "a second instance": _fence,
+    "an admin's abort": _abort_as_an_admin,
+}
+Way = Callable[[Transactional, KafkaCluster, str], None]
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("way", WAYS)
+def test_conditional_appends_wait_for_the_marker(  # noqa: PLR0917
+    way: str,
+    protocol: int,
+    cluster: KafkaCluster,
+    proxy: ProxyProcess,
+    client: Connection,
+    log: Log,
+    new_topic: NewTopic,
+    unique_topic: Callable[..., str],
+) -> None:
+    topic = new_topic("checked", length=2)
+    timeout_ms = SHORT_TRANSACTION_MS if way == "timeout" else 60_000
+    with Transactional(proxy.bootstrap, unique_topic("txn"), protocol=protocol, timeout_ms=timeout_ms) as transactional:
+        transactional.begin(topic)
+        assert transactional.append(topic, b"t0", expected=2)[:2] == (OK, 2)
+        assert transactional.append(topic, b"t1")[:2] == (OK, 3)
+        wrong = transactional.append(topic, b"wrong", expected=2)
+        assert (wrong.error_code, wrong.base_offset) == (POLICY_VIOLATION, 4)
+
+        for expected in (4, 5):
+            meanwhile = client.append(topic, batch(b"mine", expected=expected), timeout_ms=900)
+            assert meanwhile.error_code == NOT_LEADER, meanwhile
+
+        WAYS[way](transactional, cluster, topic)
+        until(lambda: log.end(topic) > 4, "the marker", within_seconds=PATIENCE_SECONDS)
+        if way == "an admin's abort":
+            # The coordinator knows nothing of it, and will have a second marker written.
+            assert transaction_state(cluster.bootstrap, transactional.name)[0] == "Ongoing"
+            between = client.append(topic, batch(b"between", expected=5), timeout_ms=900)
+            assert between.error_code == NOT_LEADER, between
+            transactional.end(commit=False)
+            until(lambda: log.end(topic) > 5, "the second marker", within_seconds=PATIENCE_SECONDS)
+    end = log.end(topic)
+    stale = settled(client, topic, batch(b"mine", expected=4))
+    assert (stale.error_code, stale.base_offset) == (POLICY_VIOLATION, end)
+    assert (stale.message or "").startswith("OFFSET_MISMATCH")
+    for at in (end, end + 1):
+        assert settled(client, topic, batch(b"after", expected=at))[:2] == (OK, at)
+    assert not open_transactions(cluster.bootstrap, topic)
+    assert log.values(topic) == [b"old", b"old", b"t0", b"t1", b"after", b"after"]
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "an admin's abort"])
+def test_a_partition_that_was_added_and_never_written_to(  # noqa: PLR0917
+    way: str,
+    cluster: KafkaCluster,
+    proxy: ProxyProcess,
+    client: Connection,
+    log: Log,
+    new_topic: NewTopic,
+    unique_topic: Callable[..., str],
+) -> None:
+    """Its leader knows of no transaction, and gets a marker all the same: only who saw the request can expect it."""
+    topic = new_topic("checked", length=2)
+    timeout_ms = SHORT_TRANSACTION_MS if way == "timeout" else 60_000
+    with Transactional(proxy.bootstrap, unique_topic("txn"), protocol=1, timeout_ms=timeout_ms) as transactional:
+        transactional.begin(topic)
+        meanwhile = client.append(topic, batch(b"mine", expected=2), timeout_ms=900)
+        WAYS[way](transactional, cluster, topic)
+        until(lambda: log.end(topic) > 2, "the marker", within_seconds=PATIENCE_SECONDS)
+    assert meanwhile.error_code == NOT_LEADER, meanwhile
+    stale = settled(client, topic, batch(b"mine", expected=2))
+    assert (stale.error_code, stale.base_offset) == (POLICY_VIOLATION, 3)
+    assert settled(client, topic, batch(b"after", expected=3))[:2] == (OK, 3)
+    assert log.values(topic) == [b"old", b"old", b"after"]
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in ("timeout", "an admin's abort")])
+@pytest.mark.parametrize("written", [True, False], ids=["written to", "only added"])
+def test_a_conditional_writer_beside_markers(  # noqa: PLR0917
+    written: bool,
+    way: str,
+    cluster: KafkaCluster,
+    proxy: ProxyProcess,
+    log: Log,
+    new_topic: NewTopic,
+    unique_topic: Callable[..., str],
+) -> None:
+    """It never stops trying: whatever moment the marker is written at, no append lands where it did not expect to."""
+    topic = new_topic("checked")
+    with beside_a_conditional_writer(proxy.bootstrap, topic) as told:
+        for _ in range(10):
+            with Transactional(proxy.bootstrap, unique_topic("txn"), protocol=1) as transactional:
+                transactional.begin(topic)
+                if written:
+                    landed = until_ok(lambda transactional=transactional: transactional.append(topic, b"txn"))
+                    assert landed.error_code == OK
+                WAYS[way](transactional, cluster, topic)
+                until(
+                    lambda transactional=transactional: (
+                        transaction_state(cluster.bootstrap, transactional.name)[0] not in ("Ongoing", "PrepareCommit")
+                    ),
+                    "its end",
+                    within_seconds=PATIENCE_SECONDS,
+                )
+            before = told.accepted
+            until(lambda before=before: told.accepted > before, "the writer to get on", within_seconds=PATIENCE_SECONDS)
+    print(told.check(log, topic))
+
+
+def until_ok(append: Callable[[], Answer]) -> Answer:
+    """6: another is on its way there."""
+
+    def asked() -> Answer | None:
+        answer = append()
+        return None if answer.error_code == NOT_LEADER else answer
+
+    found: Answer = until(asked, "an answer that is not retriable", within_seconds=PATIENCE_SECONDS)
+    return found
+
+
+def test_transactions_of_both_protocols_and_conditional_writers(
+    cluster: KafkaCluster, proxy: ProxyProcess, log: Log, new_topic: NewTopic, unique_topic: Callable[..., str]
+) -> None:
+    """At random: conditional within and without transactions, committed, aborted, fenced, never written to."""
+    print(f"seed {SEED}")
+    topic = new_topic("checked")
+    codes: Counter[int] = Counter()
+
+    def transactions(protocol: int) -> None:
+        rng = random.Random(SEED + protocol)
+        end = 0
+        name = unique_topic("txn")
+        with Transactional(proxy.bootstrap, name, protocol=protocol) as transactional:
+            for _ in range(15):
+                transactional.begin(topic)
+                appended = 0
+                for _ in range(rng.randint(0, 3)):
+                    expected = end if rng.random() < 0.5 else None
+                    answer = transactional.append(topic, b"txn", expected=expected, timeout_ms=900)
+                    codes[answer.error_code] += 1
+                    assert answer.error_code in (OK, NOT_LEADER, POLICY_VIOLATION), answer
+                    assert "OFFSET_VIOLATION" not in (answer.message or ""), answer
+                    appended += answer.error_code == OK
+                    if answer.base_offset >= 0:
+                        assert expected in (None, answer.base_offset) or answer.error_code != OK
+                        end = answer.base_offset + (answer.error_code == OK)
+                if rng.random() < 0.2:
+                    transactional.init()
+                elif appended or protocol == 1:
+                    assert transactional.end(commit=rng.random() < 0.5) == OK
+
+    with (
+        beside_a_conditional_writer(proxy.bootstrap, topic, "a") as a,
+        beside_a_conditional_writer(proxy.bootstrap, topic, "b") as b,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        for task in [pool.submit(transactions, protocol) for protocol in (1, 2)]:
+            task.result()
+    print(f"transactional {dict(codes)}", *(told.check(log, topic) for told in (a, b)))
+    assert codes[OK]
+
+
+def test_the_proxy_restarts_while_a_transaction_is_open(
+    cluster: KafkaCluster, log: Log, unique_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """The next process saw nothing of it: the partition's leader knows."""
+    topic = unique_topic("checked")
+    with ProxyProcess(cluster.bootstrap, tmp_path, config=GUARDED_BY_NAME) as proxy:
+        with Connection(proxy.bootstrap) as client:
+            assert client.create_topic(topic) == (OK, None)
+            assert log.end(topic) == 0
+            assert settled(client, topic, batch(b"old", expected=0))[:2] == (OK, 0)
+        with Transactional(cluster.bootstrap, unique_topic("txn")) as transactional:
+            assert transactional.append(topic, b"txn").base_offset == 1
+            proxy.kill()
+            proxy.restart()
+            with Connection(proxy.bootstrap) as client:
+                for expected in (1, 2):
+                    answer = client.append(topic, batch(b"mine", expected=expected), timeout_ms=900)
+                    assert answer.error_code == NOT_LEADER, answer
+                assert transactional.end(commit=True) == OK
+                until(lambda: log.end(topic) == 3, "the marker", within_seconds=PATIENCE_SECONDS)
+                assert settled(client, topic, batch(b"mine", expected=3))[:2] == (OK, 3)
+    assert log.values(topic) == [b"old", b"txn", b"mine"]
+
+
+def test_kafkas_own_tool_aborts_one(
+    cluster: KafkaCluster, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
+) -> None:
+    """Through the proxy, as an operator would."""
+    topic = new_topic("checked", length=1)
+    with Transactional(proxy.bootstrap, f"{topic}-txn") as transactional:
+        assert transactional.append(topic, b"txn").base_offset == 1
+        where = ("--topic", topic, "--partition", "0", "--start-offset", "1")
+        run_tool(
+            "kafka-transactions", ["--bootstrap-server", proxy.bootstrap, "abort", *where], version=kafka_version()
+        )
+        until(lambda: log.end(topic) == 3, "the marker", within_seconds=PATIENCE_SECONDS)
+        transactional.end(commit=False)
+    until(
+        lambda: transaction_state(cluster.bootstrap, f"{topic}-txn")[0] == "CompleteAbort",
+        "the coordinator",
+        within_seconds=PATIENCE_SECONDS,
+    )
+    end = log.end(topic)
+    assert settled(client, topic, batch(b"mine", expected=end))[:2] == (OK, end)
+
+
+# --- topics that take none --------------------------------------------------------------------------------------------
+
+
+def test_required_topics_are_never_added_to_a_transaction(
+    cluster: KafkaCluster, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
+) -> None:
+    """Else its coordinator would write a marker there, whatever became of the writes."""
+    required, plain, checked = new_topic("required", length=2), new_topic("plain"), new_topic("checked")
+    with Transactional(proxy.bootstrap, f"{required}-txn", protocol=1) as transactional:
+        codes = transactional.add({plain: [0], required: [0], checked: [0]})
+        assert codes == {
+            (plain, 0): OPERATION_NOT_ATTEMPTED,
+            (required, 0): POLICY_VIOLATION,
+            (checked, 0): OPERATION_NOT_ATTEMPTED,
+        }
+        assert transaction_state(cluster.bootstrap, transactional.name) == ("Empty", set())
+        # Nothing waits for a marker that will never come.
+        assert client.append(checked, batch(b"x", expected=0))[:2] == (OK, 0)
+        assert set(transactional.add({plain: [0]}).values()) == {OK}
+        refused = transactional.append(required, b"txn", expected=2)
+        assert refused.error_code == POLICY_VIOLATION
+        assert (refused.message or "").startswith("TRANSACTIONS_NOT_GUARDED")
+        assert transactional.append(plain, b"txn").error_code == OK
+        assert transactional.end(commit=True) == OK
+    until(lambda: log.end(plain) == 2, "the marker", within_seconds=PATIENCE_SECONDS)
+    for at in (2, 3):
+        assert client.append(required, batch(b"new", expected=at))[:2] == (OK, at)
+    assert log.values(required) == [b"old", b"old", b"new", b"new"]
+
+
+@pytest.mark.parametrize("beside", [(), ("plain",)], ids=["alone", "beside another topic"])
+def test_required_topics_are_not_written_to_within_a_transaction(  # noqa: PLR0917
+    beside: Sequence[str], cluster: KafkaCluster, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
+) -> None:
+    """Transactions v2: the first write would add the partition, and it is refused before Kafka sees it."""
+    required, others = new_topic("required", length=2), [new_topic(prefix) for prefix in beside]
+    with Transactional(proxy.bootstrap, f"{required}-txn") as transactional:
+        for expected in (None, 2, 7):
+            wanted = {(topic, 0): ((b"txn",), None) for topic in others}
+            answers = transactional.append_all({(required, 0): ((b"txn",), expected), **wanted})
+            assert answers[required, 0].error_code == POLICY_VIOLATION
+            if expected is not None:
+                assert (answers[required, 0].message or "").startswith("TRANSACTIONS_NOT_GUARDED")
+            assert [answers[topic, 0].error_code for topic in others] == [OK] * len(others)
+        state, partitions = transaction_state(cluster.bootstrap, transactional.name)
+        assert partitions == {(topic, 0) for topic in others}
+        if others:
+            assert transactional.end(commit=True) == OK
+            until(lambda: log.end(others[0]) == 4, "the marker", within_seconds=PATIENCE_SECONDS)
+        else:
+            assert state == "Empty"
+    assert client.append(required, batch(b"new", expected=2))[:2] == (OK, 2)
+    assert log.values(required) == [b"old", b"old", b"new"]
+
+
+# --- two that want the same -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("conditional", [True, False], ids=["conditional", "unconditional"])
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_two_transactions_that_want_the_same_partitions_in_opposite_order(  # noqa: PLR0917
+    protocol: int, conditional: bool, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
+) -> None:
+    """Neither waits for what the other has while it holds what that one wants: it is told to come again, and yields."""
+    topics = [new_topic("checked"), new_topic("checked")]
+    start_line = threading.Barrier(2, timeout=PATIENCE_SECONDS)
+    committed: Counter[str] = Counter()
+    yielded: Counter[str] = Counter()
+    rounds = 6
+
+    def writer(name: str, order: list[str]) -> None:
+        rng = random.Random(f"{SEED}{name}")
+        with Transactional(proxy.bootstrap, f"{order[0]}-{name}", protocol=protocol) as transactional:
+            for number in range(rounds):
+                start_line.wait()
+                while committed[name] <= number:
+                    codes = []
+                    for topic in order:
+                        transactional.begin(topic)
+                        expected = log.end(topic) if conditional else None
+                        answer = transactional.append(topic, name.encode(), expected=expected, timeout_ms=900)
+                        assert answer.error_code in (OK, NOT_LEADER, POLICY_VIOLATION), answer
+                        assert "OFFSET_VIOLATION" not in (answer.message or ""), answer
+                        codes.append(answer.error_code)
+                        if answer.error_code != OK:
+                            break
+                    done = codes == [OK, OK]
+                    if done or protocol == 1 or codes[0] == OK:
+                        assert transactional.end(commit=done) == OK
+                    committed[name] += done
+                    yielded[name] += not done
+                    if not done:
+                        threading.Event().wait(rng.uniform(0, 0.1))
+
+    with ThreadPoolExecutor(2) as pool:
+        for task in [pool.submit(writer, "a", topics), pool.submit(writer, "b", topics[::-1])]:
+            task.result()
+    print(f"protocol {protocol}: committed {dict(committed)}, yielded {dict(yielded)}")
+    assert committed == {"a": rounds, "b": rounds}
+    for topic in topics:
+        end = log.end(topic)
+        assert settled(client, topic, batch(b"mine", expected=end)).error_code == OK
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+def test_two_transactions_whose_requests_name_the_same_partitions(
+    protocol: int, proxy: ProxyProcess, log: Log, new_topic: NewTopic
+) -> None:
+    """Both partitions in one request, in opposite order: turns are taken in an order that is the same for all."""
+    topics = [new_topic("checked"), new_topic("checked")]
+
+    def writer(name: str, order: list[str]) -> int:
+        committed = 0
+        rng = random.Random(f"{SEED}{name}")
+        with Transactional(proxy.bootstrap, f"{order[0]}-{name}", protocol=protocol) as transactional:
+            while committed < 5:
+                transactional.begin(*order)
+                wanted = {(topic, 0): ((name.encode(),), log.end(topic)) for topic in order}
+                answers = transactional.append_all(wanted, timeout_ms=900)
+                codes = [answers[topic, 0].error_code for topic in order]
+                assert set(codes) <= {OK, NOT_LEADER, POLICY_VIOLATION}, answers
+                assert not [each for each in answers.values() if "OFFSET_VIOLATION" in (each.message or "")]
+                done = codes == [OK, OK]
+                if protocol == 1 or OK in codes:
+                    assert transactional.end(commit=done) == OK
+                committed += done
+                if not done:
+                    threading.Event().wait(rng.uniform(0, 0.1))
+        return committed
+
+    with ThreadPoolExecutor(2) as pool:
+        tasks = [pool.submit(writer, "a", topics), pool.submit(writer, "b", topics[::-1])]
+        committed = [task.result() for task in tasks]
+    print(f"protocol {protocol}: committed {committed}")
+    assert committed == [5, 5]
+
+
+# --- real clients: refused within a transaction, abort, go on ---------------------------------------------------------
+
+
+#: How many more transactions each loses behind a refused one: they do not take back the refused batch's sequence
+#: number, so that the next first batch meets a gap (45). So it is without the proxy too, behind a batch that a broker
+#: refuses. Those that begin anew then go on; aiokafka never does.
+LOST_BEHIND_IT: dict[str, int | None] = {"confluent-kafka": 1, "kafka-python": 1, "aiokafka": None}
+TRIES_MAX = 3
+
+
+def _header(expected: int) -> list[Any]:
+    return [("expected-offset", b"%d" % expected)]
+
+
+class _KafkaPython:
+    failures = (kafka.errors.KafkaError,)
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.topic = topic
+        self.producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"{topic}-txn")
+        self.producer.init_transactions()
+
+    def begin(self) -> None:
+        self.producer.begin_transaction()
+
+    def send(self, expected: int) -> int:
+        sent = self.producer.send(self.topic, b"expects %d" % expected, headers=_header(expected), partition=0)
+        return int(sent.get(PATIENCE_SECONDS).offset)
+
+    def commit(self) -> None:
+        self.producer.commit_transaction()
+
+    def abort(self) -> None:
+        self.producer.abort_transaction()
+
+    def close(self) -> None:
+        self.producer.close(5)
+
+
+class _Aiokafka:
+    failures = (aiokafka.errors.KafkaError,)
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.topic = topic
+        self.runner = asyncio.Runner()
+
+        async def start() -> aiokafka.AIOKafkaProducer:
+            producer = aiokafka.AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=f"{topic}-txn")
+            await producer.start()
+            return producer
+
+        self.producer = self.runner.run(start())
+
+    def begin(self) -> None:
+        self.runner.run(self.producer.begin_transaction())
+
+    def send(self, expected: int) -> int:
+        send = self.producer.send_and_wait(self.topic, b"expects %d" % expected, headers=_header(expected), partition=0)
+        return int(self.runner.run(asyncio.wait_for(send, PATIENCE_SECONDS)).offset)
+
+    def commit(self) -> None:
+        self.runner.run(self.producer.commit_transaction())
+
+    def abort(self) -> None:
+        self.runner.run(self.producer.abort_transaction())
+
+    def close(self) -> None:
+        self.runner.run(self.producer.stop())
+        self.runner.close()
+
+
+class _Confluent:
+    failures = (confluent_kafka.KafkaException,)
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.topic = topic
+        self.producer = confluent_kafka.Producer(
+            {"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-txn", "log_level": 0}
+        )
+        self.producer.init_transactions(PATIENCE_SECONDS)
+
+    def begin(self) -> None:
+        self.producer.begin_transaction()
+
+    def send(self, expected: int) -> int:
+        landed: list[int] = []
+        failed: list[confluent_kafka.KafkaError] = []
+
+        def delivered(error: confluent_kafka.KafkaError | None, msg: confluent_kafka.Message) -> None:
+            if error is None:
+                landed.append(msg.offset())
+            else:
+                failed.append(error)
+
+        self.producer.produce(
+            self.topic, b"expects %d" % expected, headers=_header(expected), partition=0, on_delivery=delivered
+        )
+        self.producer.flush(PATIENCE_SECONDS)
+        if failed:
+            raise confluent_kafka.KafkaException(failed[0])
+        return landed[0]
+
+    def commit(self) -> None:
+        self.producer.commit_transaction(PATIENCE_SECONDS)
+
+    def abort(self) -> None:
+        self.producer.abort_transaction(PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        self.producer.close()
+
+
+CLIENTS: dict[str, Any] = {"confluent-kafka": _Confluent, "aiokafka": _Aiokafka, "kafka-python": _KafkaPython}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_refusal_within_a_transaction_leaves_it_abortable(
+    name: str, cluster: KafkaCluster, proxy: ProxyProcess, log: Log, new_topic: NewTopic
+) -> None:
+    """With the same producer object: the refused transaction is aborted, and a later one is committed."""
+    topic = new_topic("checked")
+    client = CLIENTS[name](proxy.bootstrap, topic)
+    failed: list[str] = []
+
+    def ended() -> int:
+        """Where the log ends once the marker is there."""
+        until(
+            lambda: transaction_state(cluster.bootstrap, f"{topic}-txn")[0].startswith(("Complete", "Empty")),
+            "the coordinator",
+            within_seconds=PATIENCE_SECONDS,
+        )
+        return log.end(topic)
+
+    try:
+        client.begin()
+        assert client.send(0) == 0
+        with pytest.raises(client.failures) as refusal:
+            client.send(99)
+        assert "POLICY_VIOLATION" in repr(refusal.value) or "PolicyViolation" in repr(refusal.value), refusal.value
+        client.abort()
+        assert ended() == 2
+        committed = False
+        while not committed and len(failed) < TRIES_MAX:
+            end = ended()
+            # kafka-python may be about to get a new epoch, and says so.
+            until(lambda: done(client.begin, client.failures), "a transaction to begin")
+            try:
+                assert client.send(end) == end
+                assert client.send(end + 1) == end + 1
+                client.commit()
+                committed = True
+            except client.failures as failure:
+                failed.append(repr(failure))
+                done(client.abort, client.failures)  # or it has ended by that new epoch
+    finally:
+        client.close()
+    print(f"{name}: {refusal.value!r}; lost behind it: {failed}")
+    lost = LOST_BEHIND_IT[name]
+    assert (committed, len(failed)) == ((False, TRIES_MAX) if lost is None else (True, lost))
+    values = [b"expects %d" % each for each in ((0, end, end + 1) if committed else (0,))]
+    until(lambda: log.values(topic) == values, "what was committed and aborted, and nothing else")
+
+
+def done(act: Callable[[], None], failures: tuple[type[Exception], ...]) -> bool:
+    try:
+        act()
+    except failures:
+        return False
+    return True
+
+
+#: begin, one that holds and one that does not, abort; then a whole transaction. The abort's marker takes offset 1.
+SCRIPT = ("begin", 0, 99, "abort", "begin", 2, 3, "commit")
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_java_producer_aborts_and_goes_on(
+    version: int, cluster: KafkaCluster, proxy: ProxyProcess, log: Log, new_topic: NewTopic
+) -> None:
+    """In clusters of both transaction versions."""
+    set_transaction_version(cluster.bootstrap, version)
+    topic = new_topic("checked")
+    release = kafka_version()
+    steps = [step if isinstance(step, str) else f"{topic}={step}" for step in SCRIPT]
+    ran = run_java(
+        "ConditionalTransactions",
+        [proxy.bootstrap, f"{topic}-txn", *steps],
+        classes=compile_java([JAVA], version=release),
+        version=release,
+        timeout_seconds=100,
+    )
+    print(ran.output, ran.errors)
+    assert ran.output.splitlines() == [
+        "ok",
+        "ok 0",
+        f"PolicyViolationException OFFSET_MISMATCH topic={topic} partition=0 expected=99 actual=1",
+        "ok",
+        "ok",
+        "ok 2",
+        "ok 3",
+        "ok",
+    ]
+    assert log.values(topic) == [b"expects 0", b"expects 2", b"expects 3"]

@@ -1,0 +1,171 @@
+"""A transactional producer by raw requests, of either protocol, and the ways in which a transaction ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
+
+from fencepost_proxy.types import Address
+from tests.support.messages import RawConnection
+from tests.support.raw import Answer, Connection, Producer, batch, produce_request, until
+
+OK, CONCURRENT_TRANSACTIONS, NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, LOADING = 0, 51, 16, 15, 14
+_WAIT = frozenset({CONCURRENT_TRANSACTIONS, NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE, LOADING})
+_PATIENCE_SECONDS = 60.0
+_WRITE_TXN_MARKERS, _DESCRIBE_PRODUCERS, _DESCRIBE_TRANSACTIONS, _UPDATE_FEATURES = 27, 61, 65, 57
+
+
+class Transactional:
+    """`protocol` 1: partitions are added before they are written to. 2: by the first write (KIP-890).
+
+    One broker only: the coordinator is wherever `address` leads. `epoch` and `sequences` are kept as a client would.
+    """
+
+    def __init__(self, address: str, name: str, *, protocol: int = 2, timeout_ms: int = 60_000) -> None:
+        self.name = name
+        self.protocol = protocol
+        self.timeout_ms = timeout_ms
+        self.connection = Connection(address, timeout_seconds=60)
+        self.producer = Producer(-1, -1, 0)
+        self.sequences: dict[tuple[str, int], int] = {}
+        self.init()
+
+    def __enter__(self) -> Transactional:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+    def init(self) -> None:
+        """Also ends what an earlier instance of this name left open."""
+        request = InitProducerIdRequest(
+            transactional_id=self.name, transaction_timeout_ms=self.timeout_ms, producer_id=-1, producer_epoch=-1
+        )
+        answer = self._until_done(request, 4, lambda found: found.error_code)
+        assert answer.error_code == OK, answer
+        self.producer = Producer(answer.producer_id, answer.producer_epoch, 0)
+        self.sequences.clear()
+
+    def add(self, partitions: Mapping[str, Sequence[int]]) -> dict[tuple[str, int], int]:
+        """AddPartitionsToTxn (v1): the error code of each partition."""
+        topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+        request = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=self.name,
+            v3_and_below_producer_id=self.producer.id,
+            v3_and_below_producer_epoch=self.producer.epoch,
+            v3_and_below_topics=[topic(name=name, partitions=list(found)) for name, found in partitions.items()],
+        )
+        answer = self._until_done(request, 3, lambda found: max(_added(found).values()))
+        return _added(answer)
+
+    def begin(self, *topics: str) -> None:
+        """So that partition 0 of them may be written to."""
+        if self.protocol == 1:
+            assert set(self.add({topic: [0] for topic in topics}).values()) <= {OK}
+
+    def append(
+        self, topic: str, *values: bytes, expected: int | None = None, partition: int = 0, timeout_ms: int = 10_000
+    ) -> Answer:
+        return self.append_all({(topic, partition): (values, expected)}, timeout_ms=timeout_ms)[topic, partition]
+
+    def append_all(
+        self, wanted: Mapping[tuple[str, int], tuple[Sequence[bytes], int | None]], *, timeout_ms: int = 10_000
+    ) -> dict[tuple[str, int], Answer]:
+        """One request. What is refused keeps its sequence for the next try."""
+        batches: dict[str, dict[int, bytes]] = {}
+        for (topic, partition), (values, expected) in wanted.items():
+            who = self.producer._replace(sequence=self.sequences.get((topic, partition), 0))
+            records = batch(*values, expected=expected, producer=who, transactional=True)
+            batches.setdefault(topic, {})[partition] = records
+        version = 12 if self.protocol == 2 else 11
+        answers: dict[tuple[str, int], Answer] = {}
+        while not answers or any(answer.error_code in _WAIT for answer in answers.values()):
+            sent = self.connection.send(produce_request(batches, -1, timeout_ms, self.name), version)
+            correlation_id, answers = self.connection.receive_produce(version)
+            assert correlation_id == sent
+        for where, (values, _) in wanted.items():
+            if answers[where].error_code == OK:
+                self.sequences[where] = self.sequences.get(where, 0) + len(values)
+        return answers
+
+    def end(self, *, commit: bool) -> int:
+        """The error code of EndTxn. The markers come later."""
+        version = 5 if self.protocol == 2 else 3
+        request = EndTxnRequest(
+            transactional_id=self.name,
+            producer_id=self.producer.id,
+            producer_epoch=self.producer.epoch,
+            committed=commit,
+        )
+        answer = self._until_done(request, version, lambda found: found.error_code)
+        if self.protocol == 2 and answer.error_code == OK:
+            # Every transaction has an epoch of its own.
+            self.producer = Producer(answer.producer_id, answer.producer_epoch, 0)
+            self.sequences.clear()
+        return int(answer.error_code)
+
+    def _until_done(self, request: Any, version: int, code: Any) -> Any:
+        def asked() -> Any:
+            answer = self.connection.ask(request, version)
+            return None if code(answer) in _WAIT else answer
+
+        return until(asked, "the transaction coordinator", within_seconds=_PATIENCE_SECONDS)
+
+
+def _added(answer: Any) -> dict[tuple[str, int], int]:
+    return {
+        (topic.name, partition.partition_index): partition.partition_error_code
+        for topic in answer.results_by_topic_v3_and_below
+        for partition in topic.results_by_partition
+    }
+
+
+def abort_as_an_admin(address: str, topic: str, producer: Producer) -> None:
+    """As `kafka-transactions abort`: the marker is written by the partition's leader, nobody asks the coordinator.
+
+    The epoch is the one that the leader knows: under transactions v2 not the one of the client's batches.
+    """
+    with RawConnection(Address.parse(address)) as admin:
+        (known,) = [each for each in _producers(admin, topic) if each["ProducerId"] == producer.id]
+        marker = {
+            "ProducerId": producer.id,
+            "ProducerEpoch": known["ProducerEpoch"],
+            "TransactionResult": False,
+            "Topics": [{"Name": topic, "PartitionIndexes": [0]}],
+            "CoordinatorEpoch": known["CoordinatorEpoch"],
+        }
+        answer = admin.ask(_WRITE_TXN_MARKERS, 1, {"Markers": [marker]})
+        assert answer["Markers"][0]["Topics"][0]["Partitions"][0]["ErrorCode"] == OK, answer
+
+
+def open_transactions(address: str, topic: str) -> set[int]:
+    """Producer ids with a transaction that is open on partition 0, asked of its leader."""
+    with RawConnection(Address.parse(address)) as admin:
+        return {each["ProducerId"] for each in _producers(admin, topic) if each["CurrentTxnStartOffset"] >= 0}
+
+
+def _producers(admin: RawConnection, topic: str) -> list[dict[str, Any]]:
+    topics = [{"Name": topic, "PartitionIndexes": [0]}]
+    answer = admin.ask(_DESCRIBE_PRODUCERS, 0, {"Topics": topics})["Topics"][0]["Partitions"][0]
+    assert answer["ErrorCode"] == OK, answer
+    found: list[dict[str, Any]] = answer["ActiveProducers"]
+    return found
+
+
+def transaction_state(address: str, name: str) -> tuple[str, set[tuple[str, int]]]:
+    """The coordinator's word: its state, and the partitions that a marker would go to."""
+    with RawConnection(Address.parse(address)) as admin:
+        (found,) = admin.ask(_DESCRIBE_TRANSACTIONS, 0, {"TransactionalIds": [name]})["TransactionStates"]
+    assert found["ErrorCode"] == OK, found
+    return found["TransactionState"], {(each["Topic"], part) for each in found["Topics"] for part in each["Partitions"]}
+
+
+def set_transaction_version(address: str, level: int) -> None:
+    """The cluster's: 1 for clients that add partitions themselves, 2 for KIP-890. They learn it as they connect."""
+    with RawConnection(Address.parse(address)) as admin:
+        update = {"Feature": "transaction.version", "MaxVersionLevel": level, "UpgradeType": 1 if level > 1 else 2}
+        answer = admin.ask(_UPDATE_FEATURES, 1, {"timeoutMs": 30_000, "FeatureUpdates": [update]})
+        assert answer["ErrorCode"] == OK, answer
+        assert all(each["ErrorCode"] == OK for each in answer["Results"]), answer
