@@ -34,6 +34,8 @@ class Talk:
     check: Check = Check.REQUIRED
     gate: Gate = field(default_factory=lambda: Gate(TP, LIMITS))
     now: float = 1000.0
+    tag: int = 0
+    may_write: bool = False  # what the session says of its client, once Kafka has said it
     effects: list[g.Effect] = field(default_factory=list)
 
     def tell(self, event: g.Event) -> None:
@@ -48,9 +50,11 @@ class Talk:
             shared_producer_id=SHARED,
             now=self.now,
             deadline=self.now + wait,
+            tag=self.tag,
         )
         ticket = make_ticket(bid, TP, PartitionData(TP.partition, records, b""))
         assert isinstance(ticket, g.Ticket), ticket
+        ticket.may_write = self.may_write
         self.tell(g.Offered(ticket))
         return ticket
 
@@ -136,6 +140,7 @@ def in_log(records: memoryview, at: int, stamp: g.Stamp | None = None) -> g.Foun
         producer_id=stamp.producer_id,
         producer_epoch=stamp.producer_epoch,
         base_sequence=stamp.base_sequence,
+        tag=stamp.tag,
     )
     stored[:8] = at.to_bytes(8, "big")
     return g.Found(memoryview(bytes(stored)))
@@ -387,6 +392,221 @@ def test_a_lost_acknowledgement_is_settled_by_the_log_alone() -> None:
     talk.mismatch(ticket, expected=10, actual=11)
 
 
+def in_doubt(*, check: Check = Check.REQUIRED, producer: tuple[int, int, int] = (5, 0, 0)) -> tuple[Talk, g.Ticket]:
+    """The acknowledgement of an append at 10 is lost; its client may write, and this process has a tag."""
+    talk = warm(10, check)
+    talk.tag, talk.may_write = 7, True
+    ticket = talk.offer(expecting(10, b"a", producer=producer))
+    assert talk.granted(ticket) == g.Stamp(SHARED, 0, 10, 7)
+    talk.tell(g.Lost(ticket))
+    assert talk.next(g.Look) == g.Look(ticket, 10)
+    return talk, ticket
+
+
+def test_our_stamp_with_our_tag_is_our_append() -> None:
+    talk, ticket = in_doubt()
+    talk.tell(g.Looked(ticket, in_log(ticket.records, 10, ticket.stamp)))
+    talk.accepted(ticket, 10)
+    retry = talk.offer(ticket.records, connection=2)
+    talk.accepted(retry, 10)
+
+
+def test_an_equal_batch_with_another_processs_tag_is_another_clients() -> None:
+    talk, ticket = in_doubt()
+    theirs = in_log(ticket.records, 10, g.Stamp(SHARED, 0, 10, 8))
+    talk.tell(g.Looked(ticket, theirs))
+    talk.tail(11, next_sequence=11)
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, theirs))
+    assert "POSSIBLY_YOURS" in talk.mismatch(ticket, expected=10, actual=11)
+
+
+def test_an_unconditional_batch_whose_place_another_process_took_goes_behind_it() -> None:
+    talk = warm(10, Check.ON)
+    talk.tag = 7
+    ticket = talk.offer(batch(b"a"))
+    talk.granted(ticket)
+    talk.tell(g.Lost(ticket))
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, in_log(ticket.records, 10, g.Stamp(SHARED, 0, 10, 8))))
+    talk.tail(11, next_sequence=11)
+    assert talk.granted(ticket) == g.Stamp(SHARED, 0, 11, 7)
+
+
+def test_of_two_equal_batches_of_one_process_one_is_told_success() -> None:
+    talk, first = in_doubt()
+    talk.tell(g.Looked(first, g.NotYet(10)))
+    talk.tail(10, next_sequence=9)  # not what it was stamped for: it stays unknown
+    assert talk.answered(first).error_code == TIMED_OUT
+    second = talk.offer(expecting(10, b"a", producer=(6, 0, 0), timestamp_ms=first.append.max_timestamp_ms))
+    talk.tail(10, next_sequence=10)
+    talk.granted(second)
+    talk.tell(g.Lost(second))
+    talk.next(g.Look)
+    talk.tell(g.Looked(second, in_log(first.records, 10, first.stamp)))
+    talk.accepted(second, 10)
+    retry = talk.offer(first.records, connection=3)
+    talk.next(g.Look)
+    talk.tell(g.Looked(retry, in_log(first.records, 10, first.stamp)))
+    talk.tail(11, next_sequence=11)
+    talk.next(g.Look)
+    talk.tell(g.Looked(retry, in_log(first.records, 10, first.stamp)))
+    assert "POSSIBLY_YOURS" in talk.mismatch(retry, expected=10, actual=11)
+
+
+def test_where_nothing_lies_and_the_partition_waits_for_this_stamp_the_batch_is_sent_again() -> None:
+    talk, ticket = in_doubt()
+    talk.tell(g.Looked(ticket, g.NotYet(10)))
+    talk.tail(10, next_sequence=10)
+    assert talk.next(g.Resend).ticket is ticket
+    talk.tell(g.Resent(ticket, PartitionResult(3, 0, 10)))
+    talk.accepted(ticket, 10)
+
+
+@pytest.mark.parametrize(
+    "resent", [None, PartitionResult(3, 0, 10, now_ms()), PartitionResult(3, 45), PartitionResult(3, 19)]
+)
+def test_after_a_resend_only_the_log_can_tell_which_of_the_two_landed(resent: PartitionResult | None) -> None:
+    talk, ticket = in_doubt()
+    talk.tell(g.Looked(ticket, g.NotYet(10)))
+    talk.tail(10, next_sequence=10)
+    talk.next(g.Resend)
+    talk.tell(g.Resent(ticket, resent))
+    talk.silent()
+    talk.now += 0.1
+    talk.tell(g.Tick())
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, in_log(ticket.records, 10, ticket.stamp)))
+    talk.accepted(ticket, 10)
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"next_sequence": 11},
+        {"next_sequence": 10, "epoch": 1},
+        {"next_sequence": 10, "stamp_base": (1, 10)},
+        {"next_sequence": 10, "open_transactions": frozenset({4})},
+        {"next_sequence": 10, "requested_at": 990.0},
+        {"next_sequence": 10, "expiration_seconds": -1000.0},
+        {"next_sequence": 10, "producer_id": SHARED + 1},
+    ],
+)
+def test_where_the_partition_does_not_wait_for_this_stamp_it_is_not_sent_again(facts: dict[str, Any]) -> None:
+    talk, ticket = in_doubt()
+    talk.tell(g.Looked(ticket, g.NotYet(10)))
+    talk.tail(10, **facts)
+    assert talk.answered(ticket).error_code == TIMED_OUT
+
+
+def test_a_log_that_moved_before_the_resend_is_looked_at_again() -> None:
+    talk, ticket = in_doubt()
+    talk.tell(g.Looked(ticket, g.NotYet(10)))
+    talk.tail(11, next_sequence=11)
+    talk.now += 0.1
+    talk.tell(g.Tick())
+    talk.next(g.Look)
+
+
+def test_nothing_is_sent_again_for_a_client_that_has_not_proved_that_it_may_write() -> None:
+    talk, ticket = in_doubt()
+    ticket.may_write = False
+    talk.tell(g.Looked(ticket, g.NotYet(10)))
+    assert talk.answered(ticket).error_code == TIMED_OUT
+    talk = warm(10, Check.ON)
+    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    talk.granted(own)
+    talk.tell(g.Lost(own))
+    assert talk.answered(own).error_code == TIMED_OUT
+
+
+def test_nothing_is_sent_again_to_what_may_be_another_topic() -> None:
+    talk, ticket = in_doubt()
+    talk.tell(g.Forget())
+    talk.tell(g.Looked(ticket, g.NotYet(10)))
+    assert talk.answered(ticket).error_code == TIMED_OUT
+
+
+def test_nothing_is_sent_again_behind_a_hole_in_its_chain() -> None:
+    talk = warm(10)
+    talk.tag, talk.may_write = 7, True
+    first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.granted(first)
+    second = talk.offer(expecting(11, b"b", producer=(5, 0, 1)))
+    talk.granted(second)
+    talk.tell(g.Lost(first))
+    talk.tell(g.Lost(second))
+    talk.next(g.Look)
+    theirs = in_log(expecting(10, b"theirs"), 10, g.Stamp(SHARED, 0, 10, 8))
+    talk.tell(g.Looked(first, theirs))
+    assert talk.next(g.Look) == g.Look(second, 11)
+    talk.tell(g.Looked(second, g.NotYet(11)))
+    assert talk.answered(second).error_code == TIMED_OUT
+    talk.tail(11, next_sequence=11)
+    talk.next(g.Look)
+    talk.tell(g.Looked(first, theirs))
+    talk.mismatch(first, expected=10, actual=11)
+
+
+def test_the_retry_of_an_append_that_ended_unknown_is_told_where_its_first_try_landed() -> None:
+    talk, first = in_doubt()
+    talk.may_write = False
+    talk.tell(g.Looked(first, g.Unreadable("no leader")))
+    talk.now += 20
+    talk.tell(g.Tick())
+    talk.next(g.Look)
+    talk.tell(g.Looked(first, g.Unreadable("no leader")))
+    assert talk.answered(first).error_code == TIMED_OUT
+    retry = talk.offer(first.records, connection=2)
+    assert talk.next(g.Look) == g.Look(retry, 10)
+    talk.tell(g.Looked(retry, in_log(first.records, 10, first.stamp)))
+    talk.accepted(retry, 10)
+
+
+def test_unstamped_appends_wait_for_a_stamped_one_that_may_still_be_queued() -> None:
+    talk, lost = in_doubt(check=Check.ON)
+    lost.may_write = False
+    talk.tell(g.Looked(lost, g.NotYet(10)))
+    assert talk.answered(lost).error_code == TIMED_OUT
+    own = talk.offer(batch(b"x", producer=(8, 0, 0)), connection=2, wait=100.0)
+    talk.silent()
+    talk.now += LIMITS.queued_seconds + 1
+    talk.tell(g.Tick())
+    assert talk.granted(own) is None
+
+
+def test_a_later_stamp_that_is_acknowledged_ends_that_wait() -> None:
+    talk, lost = in_doubt(check=Check.ON)
+    lost.may_write = False
+    talk.tell(g.Looked(lost, g.NotYet(10)))
+    talk.answered(lost)
+    other = talk.offer(expecting(10, b"b"), connection=2)
+    talk.tail(10, next_sequence=10)
+    talk.granted(other)
+    own = talk.offer(batch(b"x", producer=(8, 0, 0)), connection=2)
+    talk.kafka(other, base_offset=10)
+    talk.accepted(other, 10)
+    assert talk.granted(own) is None
+
+
+def test_a_conditional_append_waits_for_an_unstamped_one_that_may_still_be_queued() -> None:
+    talk = warm(10, Check.ON)
+    own = talk.offer(batch(b"x", producer=(8, 0, 0), transactional=True))
+    talk.granted(own)
+    talk.tell(g.Lost(own))
+    assert talk.answered(own).error_code == TIMED_OUT
+    conditional = talk.offer(expecting(10, b"a"), connection=2)
+    talk.silent()
+    talk.now += 6
+    talk.tell(g.Tick())
+    assert talk.answered(conditional).error_code == NOT_LEADER
+    late = talk.offer(expecting(11, b"a"), connection=2, wait=100.0)
+    talk.now += LIMITS.queued_seconds
+    talk.tell(g.Tick())
+    talk.tail(11, next_sequence=10)
+    talk.granted(late)
+
+
 def test_an_equal_batch_under_our_stamp_proves_nothing_without_a_write_id() -> None:
     talk = warm(10)
     ticket = talk.offer(expecting(10, b"a"))
@@ -561,12 +781,74 @@ def test_an_append_that_landed_elsewhere_is_reported_and_never_a_success() -> No
     ticket = talk.offer(expecting(10, b"a"))
     talk.granted(ticket)
     talk.kafka(ticket, base_offset=11)
-    assert talk.next(g.Violation) == g.Violation(TP, 10, 11, SHARED)
+    assert talk.next(g.Look) == g.Look(ticket, 10)  # who is it?
+    talk.tell(g.Looked(ticket, in_log(batch(b"theirs"), 10, g.Stamp(99, 0, 0))))
+    assert talk.next(g.Violation) == g.Violation(TP, 10, 11, producer_id=99)
     result = talk.answered(ticket)
     assert result.error_code == POLICY_VIOLATION
-    assert "OFFSET_VIOLATION topic=orders partition=3 expected=10 appended_at=11" in (result.error_message or "")
+    assert "OFFSET_VIOLATION topic=orders partition=3 expected=10 appended_at=11 producer_id=99" in (
+        result.error_message or ""
+    )
     talk.offer(expecting(12, b"b"))
     talk.next(g.ReadTail)
+
+
+def test_a_violation_is_told_in_time_even_if_its_author_cannot_be_found() -> None:
+    talk = warm(10, Check.ON)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=11)
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, g.Unreadable("no leader")))
+    talk.now += 2
+    talk.tell(g.Tick())
+    assert talk.next(g.Violation) == g.Violation(TP, 10, 11)
+    assert "appended_at=11 producer_id=unknown" in (talk.answered(ticket).error_message or "")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_the_retry_of_what_landed_elsewhere_hears_so_too(named: bool) -> None:
+    talk = warm(10, Check.ON)
+    records = expecting(10, b"a", write_id=b"w") if named else expecting(10, b"a", producer=(5, 0, 0))
+    ticket = talk.offer(records)
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=11)
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, in_log(batch(b"theirs"), 10, g.Stamp(99, 0, 0))))
+    talk.next(g.Violation)
+    told = talk.answered(ticket)
+    assert talk.answered(talk.offer(records, connection=2)) == told
+
+
+def test_on_a_required_topic_it_is_told_when_the_log_ends_where_nobody_appended() -> None:
+    talk = warm(10)
+    refused = talk.offer(expecting(10, b"a"))
+    talk.granted(refused)
+    talk.kafka(refused, OUT_OF_ORDER)
+    talk.tail(13, next_sequence=10)  # three records came around the proxy
+    assert talk.next(g.Violation) == g.Violation(TP, 10, log_end_offset=13)
+    talk.next(g.PublishBase)
+
+
+def test_what_was_there_before_this_process_is_nobodys_fault() -> None:
+    talk = Talk()
+    talk.offer(expecting(12, b"a"))
+    talk.tail(12, next_sequence=10)  # appended before the topic was guarded, perhaps
+    talk.next(g.PublishBase)
+
+
+@pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
+def test_whoever_uses_the_stamp_under_an_epoch_of_his_own_is_reported_and_followed(check: Check) -> None:
+    talk = Talk(check)
+    ticket = talk.offer(expecting(12, b"a"))
+    talk.tail(12, epoch=32_767, next_sequence=2)
+    assert talk.next(g.Violation) == g.Violation(TP, 11, log_end_offset=12)
+    if check is Check.REQUIRED:
+        publish = talk.next(g.PublishBase)
+        assert (publish.producer_epoch, publish.base) == (32_767, 10)
+        talk.tell(g.BasePublished(True))
+        talk.tail(12, epoch=32_767, next_sequence=2, stamp_base=(32_767, 10))
+    assert talk.granted(ticket) == g.Stamp(SHARED, 32_767, 2)
 
 
 # --------------------------------------------------------------------------------------------- rules 12, 13: cold
@@ -854,6 +1136,7 @@ def test_idempotent_unconditional_appends_share_the_turn_and_keep_their_own_prod
 
 def test_a_lost_idempotent_append_is_sent_again_as_it_is_before_anybody_else_passes() -> None:
     talk = warm(10, Check.ON)
+    talk.may_write = True
     own = talk.offer(batch(b"x", producer=(5, 0, 0)))
     talk.granted(own)
     talk.tell(g.Lost(own))
@@ -873,6 +1156,7 @@ def test_a_lost_idempotent_append_is_sent_again_as_it_is_before_anybody_else_pas
 @pytest.mark.parametrize("error", [19, 6, 3, 7])
 def test_a_resend_that_cannot_be_had_now_is_tried_again(error: int) -> None:
     talk = warm(10, Check.ON)
+    talk.may_write = True
     own = talk.offer(batch(b"x", producer=(5, 0, 0)))
     talk.granted(own)
     talk.tell(g.Lost(own))
@@ -887,6 +1171,7 @@ def test_a_resend_that_cannot_be_had_now_is_tried_again(error: int) -> None:
 @pytest.mark.parametrize("error", [TOO_LARGE, OLD_TIMESTAMP, OUT_OF_ORDER, WRONG_EPOCH])
 def test_no_error_on_a_resend_says_that_the_first_send_was_not_appended(error: int) -> None:
     talk = warm(10, Check.ON)
+    talk.may_write = True
     own = talk.offer(batch(b"x", producer=(5, 0, 0)))
     talk.granted(own)
     talk.tell(g.Lost(own))

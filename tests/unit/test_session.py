@@ -47,6 +47,8 @@ class Around:
     newest_produce: int = 12
     grants_hold: bool = True
     unread: int = 0
+    tag: int = 7
+    unknown_topics: frozenset[str] = frozenset()
 
     def fresh(self, now: float) -> bool:
         return self.is_fresh
@@ -55,7 +57,7 @@ class Around:
         return TopicPolicy(Check.ON) if topic.startswith("guarded") else None
 
     def topic_id(self, topic: str) -> UUID | None:
-        return T_ID
+        return None if topic in self.unknown_topics else T_ID
 
     def produce_version_max(self) -> int:
         return self.newest_produce

@@ -28,7 +28,7 @@ from fencepost_proxy.net.listeners import accept, bind
 from fencepost_proxy.net.metrics import Metrics, fencepost_version
 from fencepost_proxy.net.reads import FACTS_SECONDS, GateReads
 from fencepost_proxy.net.state_topic import StateTopic
-from fencepost_proxy.partitions.events import GateLimits, Ticket
+from fencepost_proxy.partitions.events import GateLimits, Ticket, Violation
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report, Switch
@@ -135,6 +135,7 @@ class Proxy:
         self._reads = GateReads(self._control, self._state, config.limits.frame_bytes_max)
         await self._state.start()
         await self._state.acquire_producer_id()
+        await self._state.acquire_tag()
         facts = await self._control.broker_facts()
         self._reads.producer_id_expiration_ms = facts.producer_id_expiration_ms
         self._brokers_changed(self._control.brokers)
@@ -213,6 +214,10 @@ class Proxy:
 
     def _shared_producer_id(self) -> ProducerId | None:
         return None if self._state is None else self._state.view.producer_id
+
+    @property
+    def tag(self) -> int:
+        return 0 if self._state is None else self._state.tag
 
     def fresh(self, now: float) -> bool:
         return self._state is not None and now < self._state.fresh_until
@@ -450,15 +455,22 @@ class Proxy:
         self._perform(self.switch.gate_event(wanted.partition, event, time.monotonic()))
 
     def _report(self, report: Report) -> None:
-        violation = report.violation
         self._violations += 1
         self._metrics.violations.inc()
+        self._spawn(self._log_violation(report.violation), "violation")
+
+    async def _log_violation(self, violation: Violation) -> None:
+        assert self._reads is not None
+        producer_id = violation.producer_id
+        if producer_id is None:
+            producer_id = await self._reads.producer_at(violation.partition, violation.offset)
         _log.error(
-            "OFFSET_VIOLATION: an append landed elsewhere, somebody writes around the proxy",
+            "OFFSET_VIOLATION: somebody writes around the proxy",
             partition=violation.partition,
-            expected=violation.expected,
+            offset=violation.offset,
+            producer_id="unknown" if producer_id is None else producer_id,
             appended_at=violation.appended_at,
-            producer_id=violation.producer_id,
+            log_end=violation.log_end_offset,
         )
 
     # ---- brokers and their listeners
@@ -495,9 +507,18 @@ class Proxy:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
             self._close_stalled()
             self._metrics.traffic.requests_in_flight = self._in_flight()
+            if self._state is not None and self._state.tag_runs_out:
+                self._spawn(self._renew_tag(), "tag")
             if time.monotonic() - looked_at >= FACTS_SECONDS:
                 looked_at = time.monotonic()
                 await self._look_after_topics()
+
+    async def _renew_tag(self) -> None:
+        assert self._state is not None
+        try:
+            await self._state.acquire_tag()
+        except FencepostError as error:
+            _limited_log.warning("tag", "no new tag for this process", reason=error)
 
     def _close_stalled(self) -> None:
         now = time.monotonic()

@@ -12,9 +12,10 @@ from fencepost_proxy.net.control import ControlClient, Found, NotYet, TopicFacts
 from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.partitions import events as gates
 from fencepost_proxy.session.switch import ForControl
+from fencepost_proxy.session.turn import batch_to_send
 from fencepost_proxy.topics.state import encode_stamp_base
 from fencepost_proxy.types import SEQUENCE_MODULUS, LogEndOffset, Offset, ProducerEpoch, TopicPartition
-from fencepost_proxy.wire.batch import zero_base_offset
+from fencepost_proxy.wire.batch import parse_batch_header
 
 _log = logs.get("net.reads")
 _limited_log = logs.RateLimitedLog(_log)
@@ -26,7 +27,7 @@ _READ_SECONDS = 5.0
 #: moves it.
 _CONSISTENT_READS_MAX = 10
 _RESEND_TIMEOUT_MS = 5_000
-_PRODUCER_EPOCH_MAX = 32_766
+_PRODUCER_EPOCH_MAX = 32_767
 
 
 class GateReads:
@@ -115,10 +116,15 @@ class GateReads:
             return gates.Unreadable(str(error))
         return gates.OutOfRange()  # below the log start, or compacted away
 
+    async def producer_at(self, partition: TopicPartition, offset: int) -> int | None:
+        """Whose batch lies there: -1 if it names no producer, None if it cannot be read."""
+        found = await self._look(partition, offset)
+        return parse_batch_header(found.batch).producer_id if isinstance(found, gates.Found) else None
+
     async def _resend(self, partition: TopicPartition, ticket: gates.Ticket) -> gates.Resent:
         try:
             result = await self._control.produce(
-                partition, bytes(zero_base_offset(ticket.records)), timeout_ms=_RESEND_TIMEOUT_MS
+                partition, bytes(batch_to_send(ticket)), timeout_ms=_RESEND_TIMEOUT_MS, topic_id=ticket.topic_id
             )
         except UpstreamUnavailable:
             return gates.Resent(ticket, None)
@@ -128,8 +134,8 @@ class GateReads:
         self, partition: TopicPartition, producer_epoch: int, base: int, reason: str
     ) -> gates.BasePublished:
         topic = self._control.topic(partition.topic)
-        _log.error(
-            "the log moved without its stamp: somebody writes around the proxy",
+        _log.warning(
+            "the log moved without its stamp: the proxies agree on a new base for it",
             partition=partition,
             reason=reason,
             new_epoch=producer_epoch,

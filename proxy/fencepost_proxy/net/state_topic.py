@@ -32,7 +32,14 @@ from fencepost_proxy.net.broker import (
     remaining,
 )
 from fencepost_proxy.net.control import ControlClient, Leader, TopicInfo, fetch_call, fetched_partition
-from fencepost_proxy.topics.state import StateError, StateRecord, StateView, encode_producer_id
+from fencepost_proxy.topics.state import (
+    TAG_AGE_MAX,
+    StateError,
+    StateRecord,
+    StateView,
+    encode_process,
+    encode_producer_id,
+)
 from fencepost_proxy.types import Monotonic, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire.batch import MalformedBatch, split_batches
 from fencepost_proxy.wire.plain_batch import encode_plain_batch, read_plain_records
@@ -94,6 +101,7 @@ class StateTopic:
         self._tail: asyncio.Task[None] | None = None
         self._waiting: list[tuple[Offset, asyncio.Future[None]]] = []
         self._loaded = asyncio.Event()
+        self._process: UUID | None = None
 
     @property
     def fresh_until(self) -> Monotonic:
@@ -194,6 +202,27 @@ class StateTopic:
                     raise
                 await asyncio.sleep(_LOOK_AGAIN_SECONDS)
         return agreed
+
+    @property
+    def tag(self) -> int:
+        """This process's tag, 1 to 255: no other process of the cluster has it now. 0 while there is none."""
+        return 0 if self._process is None else self.view.tag(self._process)
+
+    @property
+    def tag_runs_out(self) -> bool:
+        return self._process is not None and self.view.tag_age(self._process) > TAG_AGE_MAX
+
+    async def acquire_tag(self, *, timeout_seconds: float | None = None) -> None:
+        """Takes the next tag. Without one (it was not stored in time) this process works, and proves less: see `gate`.
+
+        Raises UpstreamUnavailable, StateError.
+        """
+        process = uuid4()
+        try:
+            await self.append([encode_process(process, int(time.time() * 1000))], timeout_seconds=timeout_seconds)
+        except OutcomeUnknown as error:
+            _log.warning("this process has no tag", reason=error)
+        self._process = process
 
     # --- finding it ---------------------------------------------------------------------------------------------------
 

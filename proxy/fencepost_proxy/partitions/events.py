@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from uuid import UUID
 
 from fencepost_policies.append import Append, Check
 from fencepost_proxy.types import TopicPartition
@@ -28,13 +29,20 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GateLimits:
-    """Bounds of one gate. Times in seconds. `stamping` is off only in tests that show what it is for."""
+    """Bounds of one gate. Times in seconds.
+
+    `queued_seconds` – how long a request whose connection is gone may be expected to sit in a broker's queue.
+    `violation_seconds` – for finding out who wrote around the proxy, before its victim is told.
+    `stamping` is off only in tests that show what it is for.
+    """
 
     queue_max: int = 1000
     in_flight_max: int = 64
     attempts_max: int = 5
     cold_send_seconds: float = 1.0
     settle_seconds: float = 15.0
+    queued_seconds: float = 35.0
+    violation_seconds: float = 1.0
     read_retry_seconds: float = 0.05
     remembered_producers_max: int = 1000
     remembered_batches_max: int = 1000
@@ -44,11 +52,12 @@ class GateLimits:
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What replaces a batch's own producer fields."""
+    """What replaces a batch's own producer fields. `tag` says which process stamped it, 1 to 255; 0: none."""
 
     producer_id: int
     producer_epoch: int
     base_sequence: int
+    tag: int = 0
 
 
 #: Makes a batch one without a producer, as if its client were not idempotent.
@@ -59,10 +68,15 @@ NO_PRODUCER = Stamp(-1, -1, -1)
 class Ticket:
     """One append at one gate, from its offer to its answer. Times are monotonic seconds.
 
-    The fields after `deadline` are the gate's. `at` – the offset that it must land at, once that is decided. `stamp` –
-    None for a batch that goes as its producer made it. `acknowledged` – Kafka said 0, but the log has to confirm it.
-    `actual` – the log end that it was compared with. `behind` – the answer of a batch ahead of it in its chain that
-    failed. `followers` – retries of this very batch that wait for its outcome.
+    `tag` – this process's, for the stamp. The fields after it are the gate's. `at` – the offset that it must land
+    at, once that is decided. `stamp` – None for a batch that goes as its producer made it. `sent_as` – its number
+    among all that this gate saw sent, 0 for none. `acknowledged` – Kafka said 0, but the log has to confirm it.
+    `actual` – the log end that it was compared with. `appended_at` – where it landed, if that is not `at`.
+    `sent_before` – it is the retry of a try that ended unknown. `behind` – the answer of a failed batch ahead of it
+    in its chain. `followers` – retries of this very batch that wait for its outcome.
+
+    Two are the session's: `may_write` – Kafka has said that its client may write the topic, so that the proxy may send
+    the batch again by itself. `topic_id` – which topic it was sent to, None where Kafka took it by name.
     """
 
     connection: int
@@ -73,14 +87,20 @@ class Ticket:
     check: Check
     offered_at: float
     deadline: float
+    tag: int = 0
     kind: Kind = Kind.CONDITIONAL
     stamp: Stamp | None = None
     at: int | None = None
     sent_at: float | None = None
+    sent_as: int = 0
     attempts: int = 0
     acknowledged: bool = False
     settle_until: float = 0.0
     actual: int = -1
+    appended_at: int | None = None
+    sent_before: bool = False
+    may_write: bool = False
+    topic_id: UUID | None = None
     behind: PartitionResult | None = None
     followers: list[Ticket] = field(default_factory=list)
 
@@ -204,7 +224,7 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class Resent:
-    """The control connection sent the ticket's batch again. None: it could not."""
+    """The control connection sent the ticket's batch again. None: it could not, or does not know what became of it."""
 
     ticket: Ticket
     result: PartitionResult | None
@@ -276,7 +296,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """Send the ticket's batch again as it is (it keeps its own producer id, so Kafka knows a duplicate)."""
+    """Send the ticket's batch again as it was sent: by its producer id and sequence Kafka knows a duplicate."""
 
     ticket: Ticket
 
@@ -293,12 +313,18 @@ class PublishBase:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A batch of ours landed elsewhere than expected: somebody writes around the proxy."""
+    """Somebody writes around the proxy.
+
+    `offset` – where the first of it lies, as far as is known. `appended_at` – where a batch of ours that expected
+    `offset` landed for it; None where none did: the log was found to end at `log_end_offset` without our doing.
+    `producer_id` – whose batch lies at `offset`: -1 if it names none, None if that is not known.
+    """
 
     partition: TopicPartition
-    expected: int
-    appended_at: int
-    producer_id: int
+    offset: int
+    appended_at: int | None = None
+    log_end_offset: int | None = None
+    producer_id: int | None = None
 
 
 Effect = Grant | Answer | ReadTail | Look | Resend | PublishBase | Violation

@@ -18,7 +18,10 @@ wrong place or called a lost one safe:
    read the log end and the producer's state first, and send one append, alone, soon after the read.
 2. *Doubt.* An error or an acknowledgement says something only about a batch that was sent once and answered on that
    connection. A lost connection, 7, 20, or any error beside a base offset leaves the batch **in doubt**: nothing but
-   the log decides, read at the expected offset. What cannot be proved to be the client's own is never called success.
+   the log decides, read at the expected offset. What cannot be proved to be the client's own is never called success:
+   a batch in the log is proved by its write-id, or by our stamp with this process's *tag* in it and records equal to
+   those that this process sent there. Where nothing lies yet, and the partition still waits for just that stamp, the
+   batch is sent again: one of the two lands.
 3. *Another's success.* For Kafka an equal sequence range is a duplicate whatever its content: the loser of a race may
    be told 0 with the winner's offset. Such an answer carries a log append time on a CreateTime topic; on a
    LogAppendTime topic nothing tells it apart, so there every 0 is read back.
@@ -37,6 +40,14 @@ READING     log end and producer state were asked for. They came: OPEN, or PUBLI
 PUBLISHING  `required` only: the log moved without the stamp, so a new base is being agreed on. Stored: COLD.
 OPEN        log end, shift and epoch known. A doubt leads to SETTLING once nothing is in flight; a surprise to COLD.
 SETTLING    in-doubt appends are looked up in the log, in order. All settled: COLD; OPEN if it only confirmed them.
+
+What may still be queued
+------------------------
+An append that ended unknown may sit in a broker's queue and land later. Where all are stamped that is harmless: it
+lands where it expected, or never. Beside unstamped appends (`true` topics) it is not: a stamped one that waits at 5
+lands at 6 if an OWN append moved the log meanwhile, since the stamp's sequence did not move. So, for as long as a
+request may be expected to wait there (`queued_seconds`), OWN appends wait for what is stamped, unless a later stamp was
+acknowledged, and conditional ones wait for what is not.
 """
 
 from __future__ import annotations
@@ -152,6 +163,7 @@ class Gate:
         self._granted: Ticket | None = None  # granted, not yet sent
         self._in_flight: deque[Ticket] = deque()
         self._doubts: deque[Ticket] = deque()
+        self._sent_count = 0
         self._looking: list[Ticket] = []  # mismatches whose offset is being looked at; they hold no turn
         self._retry_at: float | None = None
         self._effects: list[Effect] = []
@@ -166,9 +178,17 @@ class Gate:
         self._landed: OrderedDict[int, _Landed] = OrderedDict()
         self._retries: OrderedDict[tuple[int, int], deque[tuple[int, _Landed]]] = OrderedDict()
         self._unresolved: OrderedDict[tuple[tuple[int, int], int], tuple[bytes, int, Stamp]] = OrderedDict()
+        self._violated: OrderedDict[tuple[object, ...], tuple[bytes, Refusal]] = OrderedDict()
+        self._stamped_queued_until = float("-inf")
+        self._stamped_queued_to = -1  # the log end that the last of them would make
+        self._own_queued_until = float("-inf")
         self._check = Check.ON
         self._clean = True  # every doubt being settled was acknowledged and only had to be confirmed
         self._read_is_stale = False
+        self._settle_again = False  # the first doubt is to be looked at again at `_retry_at`
+        self._reads_to_resend = False  # SETTLING, and the tail was asked for
+        self._holes: set[tuple[int, int]] = set()  # chains of which a batch was not found where it should be
+        self._accounted = False  # every append up to `_log_end` passed a gate, as far as this one knows
         self._last_refusal: str | None = None
 
     # ---- what others may look at
@@ -218,7 +238,7 @@ class Gate:
             case Lost(ticket):
                 self._lost(ticket, now)
             case TailRead(tail):
-                self._tail_read(tail)
+                self._tail_read(tail, now)
             case TailUnknown(_, error_code):
                 self._tail_unknown(error_code, now)
             case Looked(ticket, result):
@@ -244,6 +264,8 @@ class Gate:
         refusal = _POLICY.check(ticket.append, Facts(check_expected_offsets=ticket.check))
         if refusal is None and ticket.append.transactional and ticket.check is Check.REQUIRED:
             refusal = self._no_transactions(ticket)
+        if refusal is None:
+            refusal = self._known_violation(ticket)
         if refusal is not None:
             self._refuse(ticket, refusal)
             return
@@ -251,7 +273,7 @@ class Gate:
         if ticket.kind.stamped and ticket.append.producer_id >= 0 and self._known_retry(ticket):
             return
         if self._is_unresolved(ticket):
-            self._doubt(ticket, now)
+            self._doubt(ticket, min(ticket.deadline, now + self._limits.settle_seconds))
             return
         if len(self._queue) >= self._limits.queue_max:
             self._answer_later(ticket, "the gate's queue is full")
@@ -301,18 +323,16 @@ class Gate:
         return False
 
     def _is_unresolved(self, ticket: Ticket) -> bool:
-        """An unconditional batch whose last try ended unknown: look where that should be before it goes again.
-
-        Conditional ones need no such memory: they come again with their offset, and so with the same stamp.
-        """
+        """A batch whose last try ended unknown: look where that should be before it goes again."""
         known = self._unresolved.pop((ticket.producer, ticket.append.base_sequence), None)
-        if ticket.kind is not Kind.PLAIN or known is None or known[0] != ticket.digest:
+        if not ticket.kind.stamped or known is None or known[0] != ticket.digest:
             return False
         _, ticket.at, ticket.stamp = known
+        ticket.sent_before = True
         return True
 
     def _remember_unresolved(self, ticket: Ticket) -> None:
-        if ticket.kind is Kind.PLAIN and ticket.append.producer_id >= 0 and ticket.at is not None and ticket.stamp:
+        if ticket.kind.stamped and ticket.append.producer_id >= 0 and ticket.at is not None and ticket.stamp:
             key = (ticket.producer, ticket.append.base_sequence)
             self._unresolved[key] = (ticket.digest, ticket.at, ticket.stamp)
             while len(self._unresolved) > self._limits.remembered_batches_max:
@@ -341,6 +361,8 @@ class Gate:
         assert ticket is self._granted, "a ticket is sent only on its grant"
         self._granted = None
         ticket.sent_at = now
+        self._sent_count += 1
+        ticket.sent_as = self._sent_count  # several may be sent at one moment
         ticket.attempts += 1
         self._in_flight.append(ticket)
         if ticket.append.transactional:
@@ -359,7 +381,7 @@ class Gate:
             if ticket.kind.stamped:
                 self._stamped_success(ticket, result, now)
             else:
-                self._own_success(ticket, result)
+                self._own_success(ticket, result, now)
         elif ticket.kind.stamped and error in _ABOUT_THE_STAMP:
             # Sent once and refused: nothing was appended. Why, only a fresh look at the log can tell.
             self._go_cold()
@@ -378,14 +400,18 @@ class Gate:
             ticket.acknowledged = True
             if ticket.kind is Kind.PLAIN:
                 ticket.at = result.base_offset
-            self._doubt(ticket, now)
+            self._doubt(ticket, now + self._limits.settle_seconds)
+        elif duplicate and ticket.sent_before:
+            # Perhaps its earlier try, which came out of a broker's queue meanwhile.
+            self._go_cold()
+            self._doubt(ticket, now + self._limits.settle_seconds)
         elif duplicate:
             # Kafka takes an equal sequence range for a duplicate: the winner of a race lies there, or an earlier try
             # through another process. This send appended nothing; what lies there decides how it is refused.
             self._go_cold()
             self._again(ticket)
         elif result.base_offset != ticket.at:
-            self._landed_elsewhere(ticket, result)
+            self._landed_elsewhere(ticket, result, now)
         else:
             self._landed_at(ticket, result.log_append_time_ms, result.log_start_offset, now)
 
@@ -396,26 +422,52 @@ class Gate:
             self._log_end = max(self._log_end, ticket.at + ticket.append.record_count)
             self._end_as_of = ticket.sent_at if ticket.sent_at is not None else now
             self._warm_until = now + self._tail.expiration_seconds / 2
+        if ticket.at + ticket.append.record_count >= self._stamped_queued_to:
+            self._stamped_queued_until = float("-inf")  # its sequence is taken now
         self._accept(ticket, landed, log_start_offset)
 
-    def _landed_elsewhere(self, ticket: Ticket, result: PartitionResult) -> None:
+    def _landed_elsewhere(self, ticket: Ticket, result: PartitionResult, now: float) -> None:
         assert ticket.at is not None
         self._go_cold()
         if ticket.kind is Kind.PLAIN:
             ticket.at = result.base_offset
             self._accept(ticket, self._remember(ticket, result.log_append_time_ms), result.log_start_offset)
             return
-        producer_id = ticket.append.producer_id if ticket.stamp is None else ticket.stamp.producer_id
-        self._effects.append(Violation(self.partition, ticket.at, result.base_offset, producer_id))
+        # The report names who lies where it should be.
+        ticket.appended_at = result.base_offset
+        ticket.deadline = now + self._limits.violation_seconds
+        self._looking.append(ticket)
+        self._effects.append(Look(ticket, ticket.at))
+
+    def _end_violation(self, ticket: Ticket, result: LookResult | None) -> None:
+        assert ticket.at is not None
+        assert ticket.appended_at is not None
+        producer_id = _producer_id(result)
+        self._effects.append(Violation(self.partition, ticket.at, ticket.appended_at, producer_id=producer_id))
         message = (
             f"OFFSET_VIOLATION topic={self.partition.topic} partition={self.partition.partition} "
-            f"expected={ticket.at} appended_at={result.base_offset}: somebody writes to this partition around the proxy"
+            f"expected={ticket.at} appended_at={ticket.appended_at} "
+            f"producer_id={'unknown' if producer_id is None else producer_id}: "
+            "somebody writes to this partition around the proxy"
         )
-        self._refuse(ticket, Refusal(Error.POLICY_VIOLATION, "offset_violation", message, result.base_offset))
+        refusal = Refusal(Error.POLICY_VIOLATION, "offset_violation", message, ticket.appended_at)
+        for name in _names_of(ticket):
+            self._violated[name] = (ticket.digest, refusal)
+        while len(self._violated) > self._limits.remembered_batches_max:
+            self._violated.popitem(last=False)
+        self._refuse(ticket, refusal)
 
-    def _own_success(self, ticket: Ticket, result: PartitionResult) -> None:
+    def _known_violation(self, ticket: Ticket) -> Refusal | None:
+        """It was appended, elsewhere: its retry must not hear that it was refused."""
+        for name in _names_of(ticket):
+            digest, refusal = self._violated.get(name, (b"", None))
+            if refusal is not None and digest == ticket.digest:
+                return refusal
+        return None
+
+    def _own_success(self, ticket: Ticket, result: PartitionResult, now: float) -> None:
         if ticket.kind is Kind.OWN_CONDITIONAL and result.base_offset != ticket.at:
-            self._landed_elsewhere(ticket, result)
+            self._landed_elsewhere(ticket, result, now)
             return
         end = result.base_offset + ticket.append.record_count
         if ticket.append.transactional or self.phase is not Phase.OPEN:
@@ -435,28 +487,36 @@ class Gate:
             self._in_flight.remove(ticket)
             self._go_cold()
             if not ticket.kind.stamped and not self._kafka_knows_a_duplicate(ticket):
-                # Sending it again might append it twice (or after its transaction); reading tells nothing of a batch
-                # without a place of its own. The next read of the tail sees what became of it.
-                self._answer_unknown(ticket, "the connection to Kafka was lost before it answered")
+                # Sending it again might append it twice (or after its transaction, or for a client that may not write
+                # here); reading tells nothing of a batch without a place of its own.
+                self._answer_unknown(ticket, "the connection to Kafka was lost before it answered", now)
             else:
-                self._doubt(ticket, now)
+                self._doubt(ticket, now + self._limits.settle_seconds)
 
     @staticmethod
     def _kafka_knows_a_duplicate(ticket: Ticket) -> bool:
-        return ticket.append.producer_id >= 0 and ticket.stamp is None and not ticket.append.transactional
+        own = ticket.append.producer_id >= 0 and ticket.stamp is None
+        return own and ticket.may_write and not ticket.append.transactional
 
-    def _doubt(self, ticket: Ticket, now: float) -> None:
-        ticket.settle_until = now + self._limits.settle_seconds
+    def _doubt(self, ticket: Ticket, until: float) -> None:
+        ticket.settle_until = until
         self._doubts.append(ticket)
 
     def _forget(self) -> None:
         self._landed.clear()
         self._retries.clear()
         self._unresolved.clear()
+        self._violated.clear()
+        self._accounted = False
         self._read_is_stale = self.phase is Phase.READING
+        for ticket in self._doubts:
+            ticket.may_write = False  # there: this may be another topic by now, or another of its clients' rights
         self._go_cold()
 
-    def _tail_read(self, tail: Tail) -> None:
+    def _tail_read(self, tail: Tail, now: float) -> None:
+        if self.phase is Phase.SETTLING and self._reads_to_resend:
+            self._reads_to_resend = False
+            self._resend(self._doubts[0], tail, now)
         if self.phase is not Phase.READING:
             return
         if self._read_is_stale:
@@ -466,6 +526,7 @@ class Gate:
         if tail.log_end_offset < self._log_end:
             # Truncated: what is remembered above the end is gone with it.
             self._forget_from(tail.log_end_offset)
+        accounted, self._accounted = self._accounted, False
         self._tail = tail
         published_epoch, base = tail.stamp_base
         state = tail.producer_state
@@ -476,13 +537,17 @@ class Gate:
             reason = self._stamp_left_behind(tail)
             if reason is not None:
                 self.phase = Phase.PUBLISHING
-                epoch = max(published_epoch, -1 if state is None else state.producer_epoch) + 1
-                self._effects.append(PublishBase(self.partition, epoch, tail.log_end_offset, reason))
+                if accounted and (first := self._first_unstamped(tail)) is not None:
+                    self._effects.append(Violation(self.partition, first, log_end_offset=tail.log_end_offset))
+                self._effects.append(self._new_base(tail, reason))
                 return
             self._epoch, self._shift = published_epoch, base
+            self._accounted = True
         elif state is None:
             self._epoch, self._shift = published_epoch, base
         else:
+            if state.producer_epoch > max(published_epoch, self._epoch):
+                self._report_foreign_epoch(tail)
             self._epoch = state.producer_epoch
             self._shift = (tail.log_end_offset - state.next_sequence) % SEQUENCE_MODULUS
         self.phase = Phase.OPEN
@@ -515,7 +580,40 @@ class Gate:
             return f"the log ends at {tail.log_end_offset}, the stamp's next sequence is {next_sequence} above {base}"
         return None
 
+    def _new_base(self, tail: Tail, reason: str) -> PublishBase:
+        """What the processes should agree on. An epoch has one base for ever, so a new base needs a new epoch.
+
+        But not where somebody used the stamp's producer id under an epoch of his own: nobody has a base for that one,
+        it can be the last there is, and to go on behind his last sequence is the safer way: the first append under a
+        new epoch has no sequence before it to be compared with.
+        """
+        epoch, _ = tail.stamp_base
+        state = tail.producer_state
+        if state is not None and state.producer_epoch > epoch:
+            self._report_foreign_epoch(tail)
+            base = tail.log_end_offset - state.next_sequence
+            return PublishBase(self.partition, state.producer_epoch, base, reason)
+        return PublishBase(self.partition, epoch + 1, tail.log_end_offset, reason)
+
+    def _report_foreign_epoch(self, tail: Tail) -> None:
+        last = max(tail.log_end_offset - 1, 0)  # his batch; where it begins the tail does not say
+        self._effects.append(Violation(self.partition, last, log_end_offset=tail.log_end_offset))
+
+    @staticmethod
+    def _first_unstamped(tail: Tail) -> int | None:
+        """Where the log left the stamp behind; None where it did not get longer but shorter, or by an unknown epoch."""
+        epoch, base = tail.stamp_base
+        state = tail.producer_state
+        if state is None or state.producer_epoch > epoch or tail.log_end_offset < base:
+            return None
+        next_sequence = state.next_sequence if state.producer_epoch == epoch else 0
+        missing = (tail.log_end_offset - base - next_sequence) % SEQUENCE_MODULUS
+        return tail.log_end_offset - missing if 0 < missing <= tail.log_end_offset - base else None
+
     def _tail_unknown(self, error_code: int | None, now: float) -> None:
+        if self.phase is Phase.SETTLING and self._reads_to_resend:
+            self._reads_to_resend = False
+            self._settle_later(self._doubts[0], now)
         if self.phase is not Phase.READING:
             return
         self.phase = Phase.COLD
@@ -537,17 +635,20 @@ class Gate:
             self._answer_later(ticket, "the log end could not be known in time")
         for ticket in [t for t in self._looking if t.deadline <= now]:
             self._looking.remove(ticket)
+            if ticket.appended_at is not None:
+                self._end_violation(ticket, None)
+                continue
             self._answer_later(ticket, "what lies at the expected offset could not be read in time")
         for pending in (*self._in_flight, *self._doubts):
             for ticket in [t for t in pending.followers if t.deadline <= now]:
                 pending.followers.remove(ticket)
-                self._answer_unknown(ticket, "an earlier try of this batch is still in doubt")
+                self._answer_unknown(ticket, "an earlier try of this batch is still in doubt", now)
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None
             for ticket in self._looking:
                 assert ticket.append.expected_base_offset is not None
                 self._effects.append(Look(ticket, ticket.append.expected_base_offset))
-            if self.phase is Phase.SETTLING and self._doubts:
+            if self._settle_again:
                 self._settle_first()
 
     # ---- what may go on now
@@ -557,6 +658,7 @@ class Gate:
         if self._doubts and not self._in_flight and self._granted is None and self.phase in (Phase.COLD, Phase.OPEN):
             self.phase = Phase.SETTLING
             self._clean = True
+            self._holes.clear()
             self._settle_first()
         while self._queue and self._granted is None and self.phase in (Phase.COLD, Phase.OPEN):
             if self._doubts or not self._fits_beside_in_flight(self._queue[0], now):
@@ -570,10 +672,20 @@ class Gate:
             elif ticket.kind.stamped and ticket.append.producer_id >= 0 and self._known_retry(ticket):
                 # Its first try was still waiting here when it came, and has been answered since.
                 self._queue.popleft()
+            elif self._waits_for_what_may_be_queued(ticket, now):
+                return
             elif ticket.kind is Kind.OWN:
                 self._grant(ticket)
             elif not self._decide(ticket, now):
                 return
+
+    def _waits_for_what_may_be_queued(self, ticket: Ticket, now: float) -> bool:
+        """See the end of the module's docstring. On `required` topics nothing is unstamped."""
+        if ticket.check is Check.REQUIRED:
+            return False
+        for_own = now < self._own_queued_until and ticket.append.expected_base_offset is not None
+        for_stamped = now < self._stamped_queued_until and not ticket.kind.stamped
+        return for_own or for_stamped
 
     def _predecessor_is_looked_at(self, ticket: Ticket) -> bool:
         """The batch ahead of it in its chain failed, and only the log can tell how; until then it must not land."""
@@ -610,14 +722,6 @@ class Gate:
             self._answer_later(ticket, "a transaction is open on the partition; its marker will take an offset")
             self._go_cold()
             return True
-        refusal = self._timestamps(ticket, now)
-        if refusal is not None and ticket.check is Check.REQUIRED:
-            self._queue.popleft()
-            self._refuse(ticket, refusal)
-            return True
-        if refusal is not None:
-            self._keep_from_stamping(ticket)
-            return True
         end = self._log_end
         if self._in_flight:
             last = self._in_flight[-1]
@@ -626,10 +730,18 @@ class Gate:
         expected = end if ticket.kind is Kind.PLAIN else ticket.append.expected_base_offset
         assert expected is not None
         if expected == end and ticket.append.contradiction is None:
+            refusal = self._timestamps(ticket, self._tail, now)
+            if refusal is not None and ticket.check is Check.REQUIRED:
+                self._queue.popleft()
+                self._refuse(ticket, refusal)
+                return True
+            if refusal is not None:
+                self._keep_from_stamping(ticket)
+                return True
             ticket.at = expected
             if ticket.kind.stamped and self._limits.stamping:
                 sequence = (expected - self._shift) % SEQUENCE_MODULUS
-                ticket.stamp = Stamp(self._tail.producer_id, self._epoch, sequence)
+                ticket.stamp = Stamp(self._tail.producer_id, self._epoch, sequence, ticket.tag)
             self._grant(ticket)
             return True
         if self._in_flight:
@@ -641,10 +753,9 @@ class Gate:
         self._mismatch(ticket, expected, end)
         return True
 
-    def _timestamps(self, ticket: Ticket, now: float) -> Refusal | None:
+    @staticmethod
+    def _timestamps(ticket: Ticket, tail: Tail, now: float) -> Refusal | None:
         """A batch whose records are too old would make the broker forget the stamp (it goes by record timestamps)."""
-        tail = self._tail
-        assert tail is not None
         if tail.log_append_time or not ticket.kind.stamped:
             return None
         oldest_seconds = now + tail.wall_minus_monotonic_seconds - tail.expiration_seconds / 2
@@ -693,8 +804,7 @@ class Gate:
         if ticket.attempts >= self._limits.attempts_max:
             self._answer_later(ticket, f"Kafka refused its stamp {ticket.attempts} times")
             return
-        assert ticket.sent_at is not None
-        position = sum(1 for t in self._queue if t.sent_at is not None and t.sent_at <= ticket.sent_at)
+        position = sum(1 for t in self._queue if 0 < t.sent_as < ticket.sent_as)
         self._queue.insert(position, ticket)
 
     # ---- mismatches: whose batch lies there?
@@ -712,8 +822,8 @@ class Gate:
         self._looking.append(ticket)
         self._effects.append(Look(ticket, expected))
 
-    def _end_mismatch(self, ticket: Ticket, there: _Landed | None) -> None:
-        equal = there is not None and there.digest == ticket.digest
+    def _end_mismatch(self, ticket: Ticket, there: _Landed | None, *, deleted: bool = False) -> None:
+        equal = deleted or (there is not None and there.digest == ticket.digest)
         if there is not None and equal and self._names_itself(ticket, there):
             self._accept(ticket, there)
         else:
@@ -728,10 +838,16 @@ class Gate:
                 self._retry_at = now + self._limits.read_retry_seconds
                 return
             self._looking.remove(ticket)
+            if ticket.appended_at is not None:
+                self._end_violation(ticket, result)
+                return
             expected = ticket.append.expected_base_offset
             assert expected is not None
             there = self._read_landed(result, expected, ticket) if isinstance(result, Found) else None
-            self._end_mismatch(ticket, there)
+            if isinstance(result, OutOfRange):
+                # Deleted: by now nobody can say what lay there, unless this process remembers.
+                there = self._landed.get(expected)
+            self._end_mismatch(ticket, there, deleted=there is None and isinstance(result, OutOfRange))
 
     def _read_landed(self, found: Found, offset: int, ticket: Ticket) -> _Landed | None:
         """What the log has at `offset`, None if no batch begins there (or it cannot be decoded)."""
@@ -757,6 +873,7 @@ class Gate:
     # ---- doubts: the log decides
 
     def _settle_first(self) -> None:
+        self._settle_again = False
         ticket = self._doubts[0]
         if ticket.kind.stamped:
             assert ticket.at is not None
@@ -767,55 +884,125 @@ class Gate:
     def _settled_by_look(self, ticket: Ticket, result: LookResult, now: float) -> None:
         """One row per thing that can lie at the offset where the in-doubt batch should be.
 
-        | the log has there          | then                                                                      |
-        |----------------------------|---------------------------------------------------------------------------|
-        | our stamp, our records     | success if Kafka said 0, the write-id says so or nothing was expected;    |
-        |                            | else 7, "may be yours"                                                    |
-        | anything else              | it can never land: its sequence is taken. Decide anew, as a mismatch      |
-        | a batch not replicated yet | look again until `settle_seconds`, then 7                                 |
-        | nothing                    | 7: should the send still sit in a queue, Kafka compares it when it comes  |
-        | what cannot be read now    | 7                                                                         |
+        | the log has there              | then                                                                  |
+        |--------------------------------|-----------------------------------------------------------------------|
+        | our stamp, our records, and    |                                                                       |
+        | … our tag, or its write-id     | success                                                               |
+        | … another process's tag        | as anything else: that process's client won with an equal batch       |
+        | … no tag (the broker wrote the | success if Kafka said 0 or nothing was expected; else 7, "may be      |
+        | batch anew)                    | yours"                                                                |
+        | anything else                  | it can never land: its sequence is taken. Decide anew, as a mismatch  |
+        | a batch not replicated yet     | look again until `settle_until`, then 7                               |
+        | nothing, and it ends there     | send it again, if the partition waits for this stamp; else 7          |
+        | nothing, and it ends before    | 7: its predecessor is missing. Should it come, Kafka compares it      |
+        | what cannot be read now        | look again until `settle_until`, then 7                               |
         """
         assert ticket.at is not None
         match result:
             case Found():
-                there = self._read_landed(result, ticket.at, ticket)
-                if there is None or there.digest != ticket.digest or not self._is_stamp(result, ticket):
-                    self._settled(ticket)
-                    self._decide_anew(ticket)
-                elif ticket.acknowledged or ticket.kind is Kind.PLAIN or self._names_itself(ticket, there):
-                    self._landed_at(ticket, there.log_append_time_ms, self._log_start(), now)
-                    self._settled(ticket, clean=ticket.acknowledged)
-                else:
-                    # This very send, or an equal batch of another client that won the race through another process.
-                    self._settled(ticket)
-                    self._answer_unknown(
-                        ticket, "the connection to Kafka was lost; an equal batch lies there: may be yours"
-                    )
+                self._settled_by_what_is_there(ticket, result, now)
             case NotYet(log_end) if log_end <= ticket.at and ticket.sent_at is None:
                 # Its last try may still be queued in Kafka. It gets the same sequence again: one of the two lands.
                 self._settled(ticket)
                 self._decide_anew(ticket)
+            case NotYet(log_end) if log_end == ticket.at and self._may_resend(ticket):
+                self._reads_to_resend = True
+                self._effects.append(ReadTail(self.partition))
             case NotYet(log_end) if log_end <= ticket.at:
                 self._settled(ticket)
-                self._answer_unknown(ticket, "the connection to Kafka was lost before it answered")
+                self._answer_unknown(ticket, "the connection to Kafka was lost before it answered", now)
             case OutOfRange():
                 self._settled(ticket)
-                self._answer_unknown(ticket, "what was appended there is no longer readable")
+                self._answer_unknown(ticket, "what was appended there is no longer readable", now, queued=False)
             case _:
                 self._settle_later(ticket, now)
 
+    def _settled_by_what_is_there(self, ticket: Ticket, found: Found, now: float) -> None:
+        assert ticket.at is not None
+        there = self._read_landed(found, ticket.at, ticket)
+        if there is None or there.digest != ticket.digest or not self._is_stamp(found, ticket):
+            self._settled(ticket)
+            self._decide_anew(ticket)
+            return
+        named = self._names_itself(ticket, there)
+        mine = self._is_from_here(found, ticket)
+        if named or mine or (mine is None and (ticket.acknowledged or ticket.kind is Kind.PLAIN)):
+            self._landed_at(ticket, there.log_append_time_ms, self._log_start(), now)
+            self._settled(ticket, clean=ticket.acknowledged)
+        elif mine is None:
+            # This very send, or an equal batch of another client that won the race through another process.
+            self._settled(ticket)
+            why = "the connection to Kafka was lost; an equal batch lies there: may be yours"
+            self._answer_unknown(ticket, why, now, queued=False)
+        else:
+            self._settled(ticket)
+            self._decide_anew(ticket)
+
+    def _is_from_here(self, found: Found, ticket: Ticket) -> bool | None:
+        """Whether this process sent the batch that lies where the ticket should be; None if nothing says so.
+
+        Two clients of one process may each have sent an equal batch there, the first of them told "unknown": the
+        one that is told success first has it.
+        """
+        assert ticket.at is not None
+        if ticket.at in self._landed:
+            return False
+        tag = parse_batch_header(found.batch).tag
+        if not tag or ticket.stamp is None or not ticket.stamp.tag:
+            return None
+        return tag == ticket.stamp.tag
+
     def _decide_anew(self, ticket: Ticket) -> None:
+        self._holes.add(_chain(ticket))
         if ticket.sent_at is None:  # a retry that only had to be looked up first
             ticket.at = ticket.stamp = None
             self._queue.appendleft(ticket)
         else:
             self._again(ticket)
 
+    def _may_resend(self, ticket: Ticket) -> bool:
+        """Not for a client that may not write here, and not behind a hole in its chain."""
+        return ticket.may_write and _chain(ticket) not in self._holes and self._limits.stamping
+
+    def _resend(self, ticket: Ticket, tail: Tail, now: float) -> None:
+        """Nothing lay where the in-doubt batch should be; this is the tail as of after that look.
+
+        As a cold send it is one append alone, soon after the read, and only if log end and next sequence are those
+        that it was stamped for: so it lands there, unless its first send, or another's, does.
+        """
+        assert ticket.at is not None
+        assert ticket.stamp is not None
+        stamp, state = ticket.stamp, tail.producer_state
+        if tail.log_end_offset != ticket.at:
+            self._settle_later(ticket, now)
+            return
+        next_sequence = stamp.base_sequence
+        if state is not None:
+            same_epoch = state.producer_epoch == stamp.producer_epoch
+            next_sequence = (
+                state.next_sequence if same_epoch else 0 if state.producer_epoch < stamp.producer_epoch else -1
+            )
+        fits = (
+            next_sequence == stamp.base_sequence
+            and (ticket.check is not Check.REQUIRED or tail.stamp_base[0] == stamp.producer_epoch)
+            and tail.producer_id == stamp.producer_id
+            and not tail.open_transactions
+            and self._timestamps(ticket, tail, now) is None
+            and now <= tail.requested_at + self._limits.cold_send_seconds
+        )
+        if fits and self._may_resend(ticket):
+            self._tail = tail
+            self._effects.append(Resend(ticket))
+        else:
+            self._settled(ticket)
+            self._answer_unknown(ticket, "the connection to Kafka was lost before it answered", now)
+
     def _resent(self, ticket: Ticket, result: PartitionResult | None, now: float) -> None:
         if ticket not in self._doubts:
             return
-        if result is not None and result.error_code == Error.NONE:
+        if ticket.kind.stamped:
+            self._resent_stamped(ticket, result, now)
+        elif result is not None and result.error_code == Error.NONE:
             self._settled(ticket)
             self._answer(ticket, result)
         elif result is None or result.error_code in _IN_DOUBT or result.error_code in _FOR_NOW:
@@ -824,14 +1011,26 @@ class Gate:
             # Kafka looks at size, time stamps and rights before it looks for duplicates, and forgets all but a
             # producer's last batch when it restarts: no error on a resend says that the first send was not appended.
             self._settled(ticket)
-            self._answer_unknown(ticket, f"sent again, it was answered error {result.error_code}")
+            self._answer_unknown(ticket, f"sent again, it was answered error {result.error_code}", now)
+
+    def _resent_stamped(self, ticket: Ticket, result: PartitionResult | None, now: float) -> None:
+        appended_now = result is not None and result.error_code == Error.NONE and result.log_append_time_ms == -1
+        if result is None or not appended_now:
+            self._settle_later(ticket, now)  # only the log can tell: one of the sends may lie there, or another's batch
+        elif result.base_offset == ticket.at:
+            self._landed_at(ticket, result.log_append_time_ms, result.log_start_offset, now)
+            self._settled(ticket)
+        else:
+            self._settled(ticket)
+            self._landed_elsewhere(ticket, result, now)
 
     def _settle_later(self, ticket: Ticket, now: float) -> None:
         if now < ticket.settle_until:
+            self._settle_again = True
             self._retry_at = now + self._limits.read_retry_seconds
         else:
             self._settled(ticket)
-            self._answer_unknown(ticket, "the outcome could not be read from the log in time")
+            self._answer_unknown(ticket, "the outcome could not be read from the log in time", now)
 
     def _settled(self, ticket: Ticket, *, clean: bool = False) -> None:
         self._doubts.remove(ticket)
@@ -851,7 +1050,12 @@ class Gate:
     @staticmethod
     def _is_stamp(found: Found, ticket: Ticket) -> bool:
         header = parse_batch_header(found.batch)
-        return ticket.stamp == Stamp(header.producer_id, header.producer_epoch, header.base_sequence)
+        stamp = ticket.stamp
+        return stamp is not None and (stamp.producer_id, stamp.producer_epoch, stamp.base_sequence) == (
+            header.producer_id,
+            header.producer_epoch,
+            header.base_sequence,
+        )
 
     # ---- answers
 
@@ -904,9 +1108,18 @@ class Gate:
         """6: nothing was appended, try again. It is retriable for every client, and refreshes its metadata."""
         self._answer_error(ticket, Error.NOT_LEADER_OR_FOLLOWER, f"TRY_AGAIN {why}", "try_again")
 
-    def _answer_unknown(self, ticket: Ticket, why: str) -> None:
-        """7: it may be in the log or not, or come to be there."""
+    def _answer_unknown(self, ticket: Ticket, why: str, now: float, *, queued: bool = True) -> None:
+        """7: it may be in the log or not, or, if it may still be `queued` in a broker, come to be there."""
         self._remember_unresolved(ticket)
+        self._holes.add(_chain(ticket))
+        if not queued or not ticket.attempts:
+            pass
+        elif ticket.kind.stamped:
+            assert ticket.at is not None
+            self._stamped_queued_until = now + self._limits.queued_seconds
+            self._stamped_queued_to = max(self._stamped_queued_to, ticket.at + ticket.append.record_count)
+        else:
+            self._own_queued_until = now + self._limits.queued_seconds
         self._answer_error(ticket, Error.REQUEST_TIMED_OUT, f"OUTCOME_UNKNOWN {why}", "outcome_unknown")
 
     def _answer_error(self, ticket: Ticket, error: Error, message: str, reason: str) -> None:
@@ -932,12 +1145,34 @@ class Gate:
         A -> Kafka, B -> Kafka (next sequence), A is refused, B meets the gap (45). B must not be tried again by itself:
         it would land behind a hole.
         """
-        assert ticket.sent_at is not None
         for other in (*self._in_flight, *self._queue):
             if (
-                (other.sent_at is None or other.sent_at >= ticket.sent_at)
+                (not other.sent_as or other.sent_as > ticket.sent_as)
                 and other is not ticket
                 and other.connection == ticket.connection
                 and other.append.producer_id == ticket.append.producer_id
             ):
                 yield other
+
+
+def _chain(ticket: Ticket) -> tuple[int, int]:
+    return ticket.connection, ticket.append.producer_id
+
+
+def _names_of(ticket: Ticket) -> Iterator[tuple[object, ...]]:
+    """By what a retry of it can be known: its producer's sequence, its write-id."""
+    append = ticket.append
+    if append.producer_id >= 0:
+        yield append.producer_id, append.producer_epoch, append.base_sequence
+    if append.write_id is not None:
+        yield append.write_id, append.expected_base_offset
+
+
+def _producer_id(result: LookResult | None) -> int | None:
+    """Whose batch was found there."""
+    if not isinstance(result, Found):
+        return None
+    try:
+        return parse_batch_header(result.batch).producer_id
+    except ProtocolError:
+        return None

@@ -116,6 +116,10 @@ class Surroundings(Protocol):
     def shared_producer_id(self) -> int:
         """What stamped batches are appended under, -1 while it is not known."""
 
+    @property
+    def tag(self) -> int:
+        """What tells this process's stamps from those of the others, 1 to 255; 0 while that is not settled."""
+
     def fresh(self, now: float) -> bool:
         """Whether the virtual configs are loaded and recent enough to rely on."""
 
@@ -464,8 +468,8 @@ class Session:
             self._produce(frame, now)
             return
         slot = Slot(api_key, version, correlation_id, _Answer.MADE_FROM_RESPONSE)
-        slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         exchange = self._exchanges.begin(api_key, version, frame, self.local_host)
+        slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         self._to_client.append(slot)
         if exchange.forward is None:
             assert exchange.answer is not None
@@ -502,15 +506,16 @@ class Session:
         request = parse_produce_request(frame)
         self.client_id = request.client_id
         slot = Slot(PRODUCE, request.api_version, request.correlation_id, _Answer.MADE_HERE)
-        slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         starts_at = self._received_bytes - self._client.unread_bytes - len(frame)
         turn = Turn(request, starts_at=starts_at, answer_by=now + _ANSWER_BY * max(request.timeout_ms, 100) / 1000)
-        if request.acks != 0:
-            self._to_client.append(slot)
         if not around.fresh(now):
             self._fail_closed(turn)
         else:
             self._take_bids(turn, now)
+        # Only now: a request that could not be read leaves no slot behind that would have to give its memory back.
+        slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
+        if request.acks != 0:
+            self._to_client.append(slot)
         if not turn.tickets and not turn.results:
             self._forward_unread(slot, request, frame)
             return
@@ -559,6 +564,7 @@ class Session:
                 shared_producer_id=around.shared_producer_id,
                 now=now,
                 deadline=now + wait_seconds,
+                tag=around.tag,
             )
             for data in topic.partitions:
                 self._take_bid(turn, bid, topic, data)
@@ -615,6 +621,10 @@ class Session:
             self._commands.append(ToGate(ticket, Withdrawn(ticket)))
             return
         # Kafka refused its stamp, the gate has looked at the log, and its expectation holds after all: once more.
+        if ticket in self._without_id(sent):
+            self._not_sent(sent, ticket)
+            self._finish_turn(slot, sent)
+            return
         self._forward(slot, sent, sent.request_for(ticket))
         self._commands.append(ToGate(ticket, Sent(ticket)))
 
@@ -659,6 +669,9 @@ class Session:
             turn.granted = []
             self._next_turn(now)
             return
+        for ticket in self._without_id(turn):
+            turn.granted.remove(ticket)
+            self._not_sent(turn, ticket)
         slot = self._turn_slot
         assert slot is not None
         self._turn, self._turn_slot = None, None
@@ -677,7 +690,15 @@ class Session:
 
     def _forward(self, slot: Slot, turn: Turn, request: ProduceRequest) -> None:
         """Sends (a part of) a turn upstream; `slot` is where its client waits."""
-        request = self._by_topic_id(request)
+        for part in self._by_topic_id(request):
+            self._forward_part(slot, turn, part)
+
+    def _forward_part(self, slot: Slot, turn: Turn, request: ProduceRequest) -> None:
+        for topic in request.topics:
+            for data in topic.partitions:
+                ticket = turn.tickets.get(TopicPartition(topic.name, data.partition))
+                if ticket is not None:
+                    ticket.topic_id = topic.topic_id
         version, names = request.api_version, {topic.topic_id: topic.name for topic in request.topics}
         asked = {TopicPartition(topic.name, data.partition) for topic in request.topics for data in topic.partitions}
         upstream = Slot(PRODUCE, version, request.correlation_id, _Answer.MADE_FROM_RESPONSE)
@@ -702,20 +723,43 @@ class Session:
                     partition=key.partition, error_code=first.error_code, error_message=message
                 )
 
-    def _by_topic_id(self, request: ProduceRequest) -> ProduceRequest:
-        """By id where the broker can: a topic that was deleted and created anew is another topic.
+    def _goes_by_id(self, request: ProduceRequest) -> bool:
+        """By id where the brokers can: a topic that was deleted and created anew is another topic.
 
         Not for transactions: versions from 12 on mean transactions v2, which is the client's to choose.
         """
-        if request.transactional_id is not None or self._around.produce_version_max() < _PRODUCE_BY_ID:
-            return request
-        topics = []
-        for topic in request.topics:
-            topic_id = self._around.topic_id(topic.name)
-            if topic_id is None:
-                return request
-            topics.append(replace(topic, topic_id=topic_id))
-        return replace(request, api_version=_PRODUCE_BY_ID, topics=tuple(topics))
+        return request.transactional_id is None and self._around.produce_version_max() >= _PRODUCE_BY_ID
+
+    def _by_topic_id(self, request: ProduceRequest) -> list[ProduceRequest]:
+        """One request by id; and one by name for the unguarded topics beside it whose ids are not known here."""
+        if not self._goes_by_id(request):
+            return [request]
+        ids = {topic.name: self._around.topic_id(topic.name) for topic in request.topics}
+        known = tuple(replace(topic, topic_id=ids[topic.name]) for topic in request.topics if ids[topic.name])
+        others = tuple(topic for topic in request.topics if not ids[topic.name])
+        parts = []
+        if known:
+            parts.append(replace(request, api_version=_PRODUCE_BY_ID, topics=known))
+        if others:
+            parts.append(replace(request, topics=others))
+        return parts
+
+    def _without_id(self, turn: Turn) -> list[Ticket]:
+        """Granted appends that cannot be sent as they must be: the topic is gone, or was not looked up yet."""
+        if not self._goes_by_id(turn.request):
+            return []
+        return [ticket for ticket in turn.granted if self._around.topic_id(ticket.partition.topic) is None]
+
+    def _not_sent(self, turn: Turn, ticket: Ticket) -> None:
+        message = f"TRY_AGAIN the id of topic {ticket.partition.topic} is not known now"
+        turn.results[ticket.partition] = PartitionResult(
+            partition=ticket.partition.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
+        )
+        self._commands += [
+            TopicStale(ticket.partition.topic),
+            Count("refusal", "try_again"),
+            ToGate(ticket, Withdrawn(ticket)),
+        ]
 
     def _turn_answered(
         self,
@@ -744,6 +788,7 @@ class Session:
             self._commands.append(TopicStale(key.topic))
         ticket = turn.tickets.get(key)
         if ticket is not None and ticket in turn.granted:
+            ticket.may_write = key.topic in self._may_write
             self._commands.append(ToGate(ticket, Answered(ticket, result)))
         else:
             turn.results.setdefault(key, result)
@@ -972,6 +1017,7 @@ class Session:
         for turn in self._turns.values():
             for ticket in turn.granted:
                 if turn.sent and ticket.partition not in turn.results:
+                    ticket.may_write = ticket.partition.topic in self._may_write
                     self._commands.append(ToGate(ticket, Lost(ticket)))
         for slot in (*self._to_client, *self._turns):
             self._around.release(slot.reserved_bytes)

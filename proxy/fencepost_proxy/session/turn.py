@@ -113,17 +113,7 @@ class Turn:
         ticket = self.tickets.get(TopicPartition(topic.name, data.partition))
         if ticket is None or data.records is None:
             return data
-        stamp = ticket.stamp
-        if stamp is not None:
-            stamped = stamp_batch(
-                data.records,
-                producer_id=stamp.producer_id,
-                producer_epoch=stamp.producer_epoch,
-                base_sequence=stamp.base_sequence,
-            )
-            return replace(data, records=memoryview(stamped))
-        # Kafka refuses a base offset other than 0, and ours is no concern of its.
-        return replace(data, records=memoryview(zero_base_offset(data.records)))
+        return replace(data, records=memoryview(batch_to_send(ticket)))
 
     # ---- what comes back
 
@@ -142,6 +132,21 @@ class Turn:
         )
 
 
+def batch_to_send(ticket: Ticket) -> bytearray:
+    """The ticket's batch as Kafka gets it: stamped, if it has a stamp."""
+    stamp = ticket.stamp
+    if stamp is None:
+        # Kafka refuses a base offset other than 0, and ours is no concern of its.
+        return zero_base_offset(ticket.records)
+    return stamp_batch(
+        ticket.records,
+        producer_id=stamp.producer_id,
+        producer_epoch=stamp.producer_epoch,
+        base_sequence=stamp.base_sequence,
+        tag=stamp.tag,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Bid:
     """What a turn needs to know of one guarded topic and of its own connection to make tickets."""
@@ -153,6 +158,7 @@ class Bid:
     shared_producer_id: int
     now: float
     deadline: float
+    tag: int = 0
 
 
 def make_ticket(bid: Bid, partition: TopicPartition, data: PartitionData) -> Ticket | Refusal:
@@ -189,6 +195,7 @@ def make_ticket(bid: Bid, partition: TopicPartition, data: PartitionData) -> Tic
         check=bid.policy.check,
         offered_at=bid.now,
         deadline=bid.deadline,
+        tag=bid.tag,
     )
 
 

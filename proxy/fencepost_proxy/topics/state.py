@@ -6,12 +6,16 @@ One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…
 |---|---|---|
 | `producer-id/<proposal uuid>` | `{"cluster_id", "producer_id"}` | the lowest offset wins, for ever |
 | `stamp-base/<topic id>/<partition>/<producer epoch>/<proposal uuid>` | `{"base"}` | the same, for each epoch |
+| `process/<uuid>` | `{"started_ms"}` | all count: the n-th of them has tag n mod 255 + 1 |
 | `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone deletes it |
 
 "The first record of a key wins" would die by compaction, which keeps the last: so each proposal has a key of its own,
 and it is written once. Not even its own writer may send it again: with A at offset 5, B at 6 and A's resend at 7, A
 wins until compaction drops offset 5, and B from then on. Who does not know whether a proposal was stored reads the
 topic, and makes a new one with a new uuid if it is not there. A proposal counts once it was read back.
+
+A process whose tag is about to be given again (127 others have started since) takes a new one, so no two that live
+have the same; that many would have to start within `config_lease_seconds`.
 
 A record of a kind that only a newer version knows is left alone.
 """
@@ -38,6 +42,10 @@ from fencepost_proxy.types import LogEndOffset, Offset, ProducerEpoch, ProducerI
 _PRODUCER_ID: Final = "producer-id"
 _STAMP_BASE: Final = "stamp-base"
 _TOPIC_CONFIG: Final = "topic-config"
+_PROCESS: Final = "process"
+_TAGS: Final = 255
+#: From then on a process should take a new tag; at twice that its old one is somebody else's.
+TAG_AGE_MAX: Final = 127
 _Value = TypeVar("_Value")
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -96,6 +104,11 @@ def encode_stamp_base(
     return _record(f"{_STAMP_BASE}/{topic_id}/{partition}/{producer_epoch}/{proposal}", {"base": base})
 
 
+def encode_process(process: UUID, started_ms: int) -> StateRecord:
+    """That a proxy process has started (or wants a new tag). Written once, never deleted: the count is what matters."""
+    return _record(f"{_PROCESS}/{process}", {"started_ms": started_ms})
+
+
 def encode_topic_config(topic: str, topic_id: UUID, configs: Mapping[str, str]) -> StateRecord:
     """All virtual configs that are set on a topic."""
     return _record(f"{_TOPIC_CONFIG}/{topic}", {"topic_id": str(topic_id), "configs": dict(configs)})
@@ -117,6 +130,7 @@ class StateView:
         self._next_offset = Offset(0)
         self._producer_id: ProducerId | None = None
         self._topic_configs: dict[str, SetConfigs] = {}
+        self._processes: dict[UUID, int] = {}
         # Per partition and epoch the proposal that won: its key and its base.
         self._stamp_bases: dict[tuple[UUID, int], dict[ProducerEpoch, tuple[str, LogEndOffset]]] = {}
 
@@ -135,6 +149,8 @@ class StateView:
                 self._apply_producer_id(text, _object(value))
             elif kind == _STAMP_BASE:
                 self._apply_stamp_base(text, rest, value)
+            elif kind == _PROCESS:
+                self._processes.setdefault(UUID(rest), len(self._processes))
             elif kind == _TOPIC_CONFIG:
                 self._apply_topic_config(rest, value)
             else:
@@ -189,6 +205,16 @@ class StateView:
     def producer_id(self) -> ProducerId | None:
         """The shared producer id, None while none is agreed on."""
         return self._producer_id
+
+    def tag_age(self, process: UUID) -> int:
+        """How many processes have started since this one; 0 for one that is not known (yet)."""
+        return len(self._processes) - 1 - self._processes[process] if process in self._processes else 0
+
+    def tag(self, process: UUID) -> int:
+        """1 to 255, of this process alone; 0 for one that is not known, or whose tag is another's by now."""
+        if process not in self._processes or self.tag_age(process) > 2 * TAG_AGE_MAX - 1:
+            return 0
+        return self._processes[process] % _TAGS + 1
 
     @property
     def topic_configs(self) -> Mapping[str, SetConfigs]:

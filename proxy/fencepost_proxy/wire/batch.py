@@ -68,9 +68,13 @@ _LEADER_EPOCH_AT = 12
 _MAGIC_AT = 16
 _CRC_AT = 17
 _ATTRIBUTES_AT = 21
+#: Bits 7 to 14 of the attributes, which Kafka has not assigned.
+_TAG_SHIFT = 7
+TAG_MAX = 0xFF
 _PRODUCER_AT = 43
 
 _UINT32 = Struct(">I")
+_UINT16 = Struct(">H")
 _PRODUCER = Struct(">qhi")
 _DIGEST_BYTES = 16
 
@@ -114,6 +118,11 @@ class BatchHeader:
     @property
     def is_control(self) -> bool:
         return bool(self.attributes & 0x20)
+
+    @property
+    def tag(self) -> int:
+        """Which process stamped it, 1 to 255: see `stamp_batch`. 0 where nobody says."""
+        return (self.attributes >> _TAG_SHIFT) & TAG_MAX
 
 
 def parse_batch_header(records: memoryview) -> BatchHeader:
@@ -516,8 +525,14 @@ def _records(payload: bytes, count: int) -> Iterator[tuple[bytes, int, bytes]]:
 # --- changing a batch -------------------------------------------------------------------------------------------------
 
 
-def stamp_batch(records: memoryview, *, producer_id: int, producer_epoch: int, base_sequence: int) -> bytearray:
+def stamp_batch(
+    records: memoryview, *, producer_id: int, producer_epoch: int, base_sequence: int, tag: int = 0
+) -> bytearray:
     """A copy of a complete batch under another producer: base offset 0, leader epoch -1, CRC32C computed anew.
+
+    `tag` – 1 to 255, says which process stamped it; 0 for none. It stands in attribute bits that Kafka has not
+    assigned: brokers store them and consumers mask them out (DefaultRecordBatch.java; `test_stamped_batches.py` shows
+    both). A broker that writes the batch anew (LogAppendTime, another compression, compaction) drops them.
 
     Everything else is untouched, the transactional bit included: a transactional batch keeps its own producer, so do
     not stamp it. A CRC that was wrong before is right afterwards: see `verify_crc`.
@@ -525,6 +540,8 @@ def stamp_batch(records: memoryview, *, producer_id: int, producer_epoch: int, b
     out = bytearray(records)
     INT64.pack_into(out, 0, 0)
     INT32.pack_into(out, _LEADER_EPOCH_AT, -1)
+    (attributes,) = _UINT16.unpack_from(out, _ATTRIBUTES_AT)
+    _UINT16.pack_into(out, _ATTRIBUTES_AT, (attributes & ~(TAG_MAX << _TAG_SHIFT)) | (tag << _TAG_SHIFT))
     _PRODUCER.pack_into(out, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
     with memoryview(out) as view, view[_ATTRIBUTES_AT:] as covered:
         _UINT32.pack_into(out, _CRC_AT, crc32c.crc32c(covered))
