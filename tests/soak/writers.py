@@ -26,7 +26,7 @@ from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, Manne
 from tests.soak.java import JavaError, JavaProducers
 from tests.soak.stage import Stage
 from tests.support import clients
-from tests.support.raw import Answer, Closed, Connection, Producer, Record, batch
+from tests.support.raw import Answer, Closed, Connection, Producer, Record, batch, produce_request
 
 #: How long a client may try by itself, and one of its requests take.
 DELIVERY_SECONDS = 12.0
@@ -34,6 +34,7 @@ REQUEST_SECONDS = 4.0
 #: How long a writer waits for a library that should have given up by itself.
 _ANSWER_SECONDS = 40.0
 _CLOSE_SECONDS = 8.0
+_REQUEST_MS = int(REQUEST_SECONDS * 1000)
 _SOCKET_SECONDS = 7.0
 _MISMATCH = re.compile(r"OFFSET_MISMATCH \S+ \S+ expected=(-?\d+) actual=(-?\d+)( record=\d+)?( POSSIBLY_YOURS)?")
 _VIOLATION = re.compile(r"^OFFSET_VIOLATION .*\bappended_at=(\d+)")
@@ -236,7 +237,7 @@ class RawWriter(Writer):
         return Connection(brokers[leader], timeout_seconds=_SOCKET_SECONDS)
 
     def send(self, connection: Connection, records: bytes) -> Answer:
-        return connection.append(self.topic, records, timeout_ms=int(REQUEST_SECONDS * 1000))
+        return connection.append(self.topic, records, timeout_ms=_REQUEST_MS)
 
     def close(self) -> None:
         self.connection.close()
@@ -351,8 +352,9 @@ class RawChain(RawWriter):
             calls.append((self.call([each], expected + delta, chain=chain), batch(record)))
         answered = 0
         try:
-            for _, records in calls:
-                self.connection.send_produce({self.topic: {0: records}}, timeout_ms=int(REQUEST_SECONDS * 1000))
+            # In one piece: else the first may be answered before the last is sent.
+            requests = [produce_request({self.topic: {0: each}}, timeout_ms=_REQUEST_MS) for _, each in calls]
+            self.connection.socket.sendall(b"".join(self.connection.frame(each, 9)[1] for each in requests))
             for operation, _ in calls:
                 answer = self.connection.receive_produce()[1][self.topic, 0]
                 self.told(operation, told_of(answer))
