@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="of the schedule of faults; a random one if not given")
     parser.add_argument("--pace", type=float, default=0.15, help="about how long each writer rests, in seconds")
     parser.add_argument("--no-faults", action="store_true")
+    parser.add_argument("--no-stamping", action="store_true", help="proxies that get it wrong: to see it found")
     parser.add_argument("--directory", type=Path, help="where history and log are kept")
     parser.add_argument("--keep", action="store_true", help="keep them although nothing was wrong")
     parser.add_argument("--check", type=Path, metavar="DIRECTORY", help="judge an earlier run again")
@@ -35,7 +36,14 @@ def main() -> int:
         return _judge(options.check)
     seed = random.randrange(1 << 31) if options.seed is None else options.seed
     directory = options.directory or Path(tempfile.mkdtemp(prefix="fencepost-soak-"))
-    plan = Plan(options.minutes * 60, seed, directory, options.pace, faults=not options.no_faults)
+    plan = Plan(
+        options.minutes * 60,
+        seed,
+        directory,
+        options.pace,
+        faults=not options.no_faults,
+        stamping=not options.no_stamping,
+    )
     _quieten(directory)
     interrupted = threading.Event()
     signal.signal(signal.SIGINT, lambda *_: interrupted.set())

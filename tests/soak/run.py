@@ -49,6 +49,7 @@ class Plan:
     directory: Path
     pace_seconds: float = 0.15
     faults: bool = True
+    stamping: bool = True
 
 
 @dataclass(slots=True)
@@ -118,6 +119,7 @@ def crew_of(crew: Crew) -> list[Writer]:
         kinds.RawRetrier(crew, "required-log", "b"),
         kinds.RawPlainWriter(crew, mixed, "a"),
         kinds.RawSequenced(crew, mixed, "b"),
+        kinds.RawSequencedChain(crew, mixed, "a"),
         kinds.KafkaPython(crew, mixed, "a"),
         kinds.KafkaPythonHeaders(crew, mixed, "b"),
         kinds.Aiokafka(crew, mixed, "a"),
@@ -128,6 +130,7 @@ def crew_of(crew: Crew) -> list[Writer]:
         kinds.JavaNamed(crew, mixed, "a"),
         kinds.RawWriter(crew, checked, "a"),
         kinds.RawChain(crew, checked, "a"),
+        kinds.RawSequencedChain(crew, checked, "a"),
         kinds.RawPlainWriter(crew, checked, "a"),
         kinds.RawSequenced(crew, checked, "a"),
         kinds.ConfluentPlain(crew, checked, "a"),
@@ -152,7 +155,7 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
     interrupted = interrupted or threading.Event()
     recorder = Recorder(plan.directory / HISTORY)
     troubles: list[str] = []
-    with Stage(plan.directory) as stage:
+    with Stage(plan.directory, stamping=plan.stamping) as stage:
         for index, (topic, mode) in enumerate(TOPICS.items()):
             stage.create(topic, NODES[index % len(NODES)])
             recorder.topic(topic, mode, one_proxy=mode == "true")

@@ -26,7 +26,7 @@ from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION, Manne
 from tests.soak.java import JavaError, JavaProducers
 from tests.soak.stage import Stage
 from tests.support import clients
-from tests.support.raw import Answer, Closed, Connection, Producer, Record, batch, produce_request
+from tests.support.raw import Answer, Closed, Connection, batch, produce_request
 
 #: How long a client may try by itself, and one of its requests take.
 DELIVERY_SECONDS = 12.0
@@ -329,7 +329,7 @@ class RawSequenced(RawRetrier):
 
     def records(self, each: str, expected: int) -> bytes:
         records = batch(each.encode(), expected=expected, producer=self.producer)
-        self.producer = Producer(self.producer.id, self.producer.epoch, self.producer.sequence + 1)
+        self.producer = self.producer._replace(sequence=self.producer.sequence + 1)
         return records
 
 
@@ -342,14 +342,17 @@ class RawChain(RawWriter):
         super().__init__(crew, topic, proxy, number)
         self._chains = itertools.count(1)
 
+    def records(self, each: str, expected: int) -> bytes:
+        return batch(each.encode(), expected=expected)
+
     def step(self) -> None:
         chain = f"{self.name}/chain {next(self._chains)}"
         expected = self.expectation()
         ids = [self.new_id() for _ in range(self.random.randint(2, 8))]
         calls = []
         for delta, each in enumerate(ids):
-            record = Record(each.encode(), expected=expected + delta)
-            calls.append((self.call([each], expected + delta, chain=chain), batch(record)))
+            records = self.records(each, expected + delta)
+            calls.append((self.call([each], expected + delta, chain=chain), records))
         answered = 0
         try:
             # In one piece: else the first may be answered before the last is sent.
@@ -365,6 +368,23 @@ class RawChain(RawWriter):
             raise
         if answer.error_code == NOT_LEADER:
             raise OSError("another leader, perhaps")
+
+
+class RawSequencedChain(RawChain):
+    """The same as an idempotent library does it; its sequence numbers run on behind what was refused."""
+
+    kind = "raw-chain-sequenced"
+    manner = Manner(idempotent=True)
+
+    def open(self) -> None:
+        super().open()
+        with Connection(self.bootstrap, timeout_seconds=_SOCKET_SECONDS) as connection:
+            self.producer = connection.init_producer_id()
+
+    def records(self, each: str, expected: int) -> bytes:
+        records = batch(each.encode(), expected=expected, producer=self.producer)
+        self.producer = self.producer._replace(sequence=self.producer.sequence + 1)
+        return records
 
 
 # --- the three Python libraries ---------------------------------------------------------------------------------------

@@ -1,0 +1,56 @@
+"""A short run of the soak: the same clients, faults and checks as `make soak`, for half a minute."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fencepost_proxy.dev.process import guarded
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+
+_MINUTES = 0.5
+_LONGEST_SECONDS = 600.0
+_GOODBYE_SECONDS = 120.0
+_ROOT = Path(__file__).parents[2]
+
+
+def test_half_a_minute_of_faults_breaks_no_promise(tmp_path: Path) -> None:
+    """In a process of its own: client libraries that lost their brokers leave threads and sockets behind."""
+    seed = random.randrange(1 << 31)
+    command = [sys.executable, "-m", "tests.soak", "--minutes", str(_MINUTES), "--seed", str(seed)]
+    output = tmp_path / "output.txt"
+    with output.open("w") as file:
+        process = subprocess.Popen(
+            guarded([*command, "--directory", str(tmp_path / "soak")]),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            cwd=_ROOT,
+        )
+    try:
+        status = process.wait(_LONGEST_SECONDS)
+    finally:
+        if process.poll() is None:
+            # It ends its brokers and proxies then.
+            process.send_signal(signal.SIGINT)
+            process.wait(_GOODBYE_SECONDS)
+    text = output.read_text()
+    print(text)  # the seed is in its first line
+
+    assert status == 0, f"seed {seed}"
+    assert "verdict: holds" in text
+    totals = re.search(r"^all (\d+) +(\d+) +(\d+)", text, re.MULTILINE)
+    faults = re.search(r"^faults: (\d+)", text, re.MULTILINE)
+    assert totals is not None
+    assert faults is not None
+    accepted, refused = int(totals[2]), int(totals[3])
+    assert accepted > 100, "so little was appended that nothing is shown"
+    assert refused > 100, "so little was refused that nothing is shown"
+    assert int(faults[1]) > 5

@@ -1,0 +1,80 @@
+"""What a writer makes of its answers: a wrong word here would hide a broken promise, or invent one."""
+
+from __future__ import annotations
+
+import confluent_kafka
+import pytest
+from kafka.errors import KafkaTimeoutError, PolicyViolationError
+
+from fencepost import CheckIsOff, InDoubt, OffsetMismatch, OffsetViolation
+from tests.soak.history import OK, REFUSED, TRY_AGAIN, UNKNOWN, VIOLATION
+from tests.soak.writers import told_of, told_of_error
+from tests.support.raw import Answer
+
+MISMATCH = "OFFSET_MISMATCH topic=t partition=0 expected=7 actual=9"
+
+
+def answer(code: int, message: str | None = None, base_offset: int = -1) -> Answer:
+    return Answer(code, base_offset, -1, -1, message, ())
+
+
+@pytest.mark.parametrize(
+    ("given", "outcome", "offset", "actual", "possibly_yours"),
+    [
+        (answer(0, base_offset=7), OK, 7, None, None),
+        (answer(44, MISMATCH, 9), REFUSED, None, 9, False),
+        (answer(44, MISMATCH + " POSSIBLY_YOURS", 9), REFUSED, None, 9, True),
+        (answer(44, "SENT_BEHIND_A_FAILED_BATCH " + MISMATCH, 9), REFUSED, None, 9, False),
+        (answer(44, MISMATCH + " record=2", 9), REFUSED, None, None, False),
+        (answer(44, "EXPECTATION_REQUIRED topic=t partition=0"), REFUSED, None, None, None),
+        (answer(44, "OFFSET_VIOLATION topic=t expected=7 appended_at=9: somebody"), VIOLATION, 9, None, None),
+        (
+            answer(44, "SENT_BEHIND_A_FAILED_BATCH OFFSET_VIOLATION expected=7 appended_at=9"),
+            REFUSED,
+            None,
+            None,
+            None,
+        ),
+        (answer(6, "TRY_AGAIN the log end"), TRY_AGAIN, None, None, None),
+        (answer(6), UNKNOWN, None, None, None),
+        (answer(7, "OUTCOME_UNKNOWN"), UNKNOWN, None, None, None),
+        (answer(19), TRY_AGAIN, None, None, None),
+        (answer(20), UNKNOWN, None, None, None),
+        (answer(45), UNKNOWN, None, None, None),
+    ],
+)
+def test_an_answer_to_one_send(
+    given: Answer, outcome: str, offset: int | None, actual: int | None, possibly_yours: bool | None
+) -> None:
+    told = told_of(given)
+    assert (told.outcome, told.offset, told.actual, told.possibly_yours) == (outcome, offset, actual, possibly_yours)
+    assert told.code == (None if outcome == OK else given.error_code)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "offset", "actual"),
+    [
+        (OffsetMismatch("t", 0, 7, 9), REFUSED, None, 9),
+        (OffsetViolation("t", 0, 7, 9), VIOLATION, 9, None),
+        (CheckIsOff("t", "the check is off"), REFUSED, None, None),
+        (InDoubt("t", 0, 7, b"id", "no answer"), UNKNOWN, None, None),
+        (PolicyViolationError(MISMATCH), REFUSED, None, 9),
+        (PolicyViolationError(), REFUSED, None, None),
+        (KafkaTimeoutError(), UNKNOWN, None, None),
+        (
+            confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError.POLICY_VIOLATION)),
+            REFUSED,
+            None,
+            None,
+        ),
+        (
+            confluent_kafka.KafkaException(confluent_kafka.KafkaError(confluent_kafka.KafkaError._MSG_TIMED_OUT)),
+            UNKNOWN,
+            None,
+            None,
+        ),
+    ],
+)
+def test_what_a_library_raises(error: Exception, outcome: str, offset: int | None, actual: int | None) -> None:
+    told = told_of_error(error)
+    assert (told.outcome, told.offset, told.actual) == (outcome, offset, actual)
