@@ -12,6 +12,8 @@ _MISMATCH = re.compile(
     r"OFFSET_MISMATCH topic=\S+ partition=-?\d+ expected=(?P<expected>-?\d+) actual=(?P<actual>-?\d+)"
     r"(?: record=(?P<record>\d+))?(?P<yours> POSSIBLY_YOURS)?"
 )
+#: Refused with the batch ahead of it, whose refusal follows: `expected` is that one's, `actual` the log end.
+_BEHIND = "SENT_BEHIND_A_FAILED_BATCH "
 _VIOLATION = re.compile(r"OFFSET_VIOLATION .*\bappended_at=(?P<at>\d+)")
 
 
@@ -28,6 +30,11 @@ def refusal(
         return None
     if message is None:
         return OffsetMismatch(topic, partition, expected, log_end)
+    if message.startswith(_BEHIND):
+        # Nobody looked at what lies at its own offset: whether an earlier try of it does is not known.
+        ahead = _MISMATCH.match(message.removeprefix(_BEHIND))
+        actual = None if ahead is None or ahead["record"] else int(ahead["actual"])
+        return OffsetMismatch(topic, partition, expected, actual, detail=message)
     if found := _MISMATCH.match(message):
         # For a record that contradicts its place in the batch, `actual` is the offset that this record would get.
         actual = int(found["actual"]) - int(found["record"] or 0)

@@ -21,8 +21,9 @@ class OffsetMismatch(FencepostError):
     `expected` is the offset that was asked for. `actual` is the log end that the refusal tells, the offset that the
     next record would get; None where the client library hides it and it could not be read. It is out of date as soon
     as another writer appends. `possibly_yours`: records equal to these already lie at `expected`, so an earlier try of
-    this very write may have landed: read back before you write it again. None where the client library does not
-    show the message that says so (aiokafka, confluent-kafka).
+    this very write may have landed: read back before you write it again. None where it is not known: the client library
+    does not show the message that says so (aiokafka, confluent-kafka), or the write was refused with one sent ahead of
+    it.
 
     Do: read the partition on from `expected`, decide again on what you find, append at the new end. Sending the same
     write again at a newer offset without reading would undo what the check is for.
@@ -46,8 +47,10 @@ class OffsetMismatch(FencepostError):
         end = "ends elsewhere" if actual is None else f"ends at {actual}"
         text = f"{topic}-{partition}: expected offset {expected}, but the log {end}"
         if actual == expected:
-            # The record itself would have fitted: another record of its batch did not.
+            # The record itself would have fitted: another record of its batch did not, or a batch sent ahead of it.
             text = f"{topic}-{partition}: expected offset {expected}, but another record of the same batch did not fit"
+            if detail is not None and detail.startswith("SENT_BEHIND"):
+                text = f"{topic}-{partition}: expected offset {expected}, but a record sent ahead of it did not fit"
         if possibly_yours:
             text += "; equal records lie there, perhaps an earlier try of this write: read back before writing again"
         if detail:

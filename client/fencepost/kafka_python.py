@@ -109,7 +109,8 @@ class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
 
     Defaults that differ from KafkaProducer's:
 
-    - `enable_idempotence=False`: an idempotent producer of kafka-python 3 is dead after its first refusal;
+    - `enable_idempotence=False`: an idempotent producer of kafka-python 3 is dead after its first refusal, so this is
+      not possible at all (transactions are: there a refusal leaves something to abort);
     - `max_in_flight_requests_per_connection=1`: otherwise a batch that has to be sent again is overtaken by the next
       ones, which are then refused.
 
@@ -127,8 +128,12 @@ class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
             raise ValueError("acks=0 cannot be used with expected offsets: nobody would hear of a refusal")
         self._header_names = header_names
         self._checks = TopicChecks(check_ttl_seconds, configs)
-        if configs.get("transactional_id") is None:
-            configs.setdefault("enable_idempotence", False)
+        if configs.get("transactional_id") is None and configs.setdefault("enable_idempotence", False):
+            # And what it still waits to hear of, appended or not, would fail with that refusal too.
+            raise ValueError(
+                "enable_idempotence=True cannot be used with expected offsets: an idempotent producer of kafka-python "
+                "is dead after its first refusal; leave it off, an offset is given once, so a retry cannot append twice"
+            )
         configs.setdefault("max_in_flight_requests_per_connection", 1)
         super().__init__(**configs)
 

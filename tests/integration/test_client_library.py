@@ -5,10 +5,7 @@ Everything is read back from Kafka itself. The cluster is this module's own: som
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import random
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,11 +31,12 @@ from fencepost import (
     Record,
     RetryPolicy,
 )
-from fencepost_proxy.dev.cluster import FREE_PORTS, HOST, KafkaCluster
+from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support import clients
 from tests.support.clients import LIBRARIES, Producer
 from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess
+from tests.support.senders import free_proxy_port
 
 pytestmark = [pytest.mark.kafka, pytest.mark.parametrize("library", LIBRARIES)]
 
@@ -63,7 +61,7 @@ def own_kafka() -> Iterator[KafkaCluster]:
 @pytest.fixture(scope="module")
 def own_proxy(own_kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     with ProxyProcess(
-        own_kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=_GUARDED, port=_free_port()
+        own_kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=_GUARDED, port=free_proxy_port()
     ) as process:
         yield process
 
@@ -230,6 +228,27 @@ def test_acks_0_is_not_possible(library: str) -> None:
         making[library]()
 
 
+def test_sends_ahead_of_an_answer_fall_together(
+    library: str, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str
+) -> None:
+    """Several batches in flight, where the library can: each refusal is an OffsetMismatch of its own `expected`."""
+    settings = {
+        "kafka-python": {"max_in_flight_requests_per_connection": 5, "batch_size": 1},
+        "aiokafka": {"max_batch_size": 1},  # one in flight, always
+        "confluent-kafka": {"max_in_flight_requests_per_connection": 5, "batch_num_messages": 1},
+    }
+    with closing(clients.producer(library, own_proxy.bootstrap, **settings[library])) as eager:
+        outcomes = [eager.send(topic, b"%d" % i, partition=0, expected_offset=i + 10) for i in range(4)]
+        eager.settle()
+        for i, outcome in enumerate(outcomes):
+            assert isinstance(outcome.error, OffsetMismatch), outcome.error
+            assert (outcome.error.expected, outcome.error.actual in (0, None)) == (i + 10, True)
+        again = eager.send(topic, b"right", partition=0, expected_offset=0)
+        eager.settle()
+        assert again.get() == 0
+    assert clients.read_all(own_kafka.bootstrap, topic) == [(0, b"right")]
+
+
 # --- LogWriter -------------------------------------------------------------------------------------------------------
 
 
@@ -388,13 +407,3 @@ def _nothing(record: LogRecord) -> None: ...
 def _append_as_rival(own_kafka: KafkaCluster, topic: str) -> None:
     with closing(KafkaProducer(bootstrap_servers=own_kafka.bootstrap)) as rival:
         rival.send(topic, b"rival", partition=0).get(30)
-
-
-def _free_port() -> int:
-    """A bootstrap port whose broker listener (+ 1 + broker id) is free too, so that a restart finds both again."""
-    for port in random.sample(FREE_PORTS, 100):
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as two:
-            one.bind((HOST, port))
-            two.bind((HOST, port + 2))
-            return port
-    raise AssertionError("no free port")

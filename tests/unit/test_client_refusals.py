@@ -54,6 +54,22 @@ def test_a_record_that_would_have_fitted_is_told_why_it_did_not() -> None:
     assert said.message in str(error)
 
 
+def test_a_record_that_was_refused_with_the_one_ahead_of_it_is_a_mismatch_of_its_own() -> None:
+    """Sent 41 and 42 without waiting while the log ends at 42: 41 does not fit, and 42 must not land behind a hole."""
+    said = offset_mismatch(_append(41), 42)
+    error = refusal("orders", 3, 42, code=44, message=f"SENT_BEHIND_A_FAILED_BATCH {said.message}")
+    assert isinstance(error, OffsetMismatch)
+    assert (error.expected, error.actual, error.possibly_yours) == (42, 42, None)
+    assert "a record sent ahead of it did not fit" in str(error)
+
+
+def test_a_record_sent_behind_one_that_landed_elsewhere_is_refused_not_appended() -> None:
+    violation = "OFFSET_VIOLATION topic=orders partition=3 expected=41 appended_at=60: a writer went around the proxy"
+    error = refusal("orders", 3, 42, code=44, message=f"SENT_BEHIND_A_FAILED_BATCH {violation}")
+    assert isinstance(error, OffsetMismatch)
+    assert (error.expected, error.actual, error.possibly_yours) == (42, None, None)
+
+
 def test_without_a_message_a_policy_violation_is_a_mismatch_whose_details_are_unknown() -> None:
     error = refusal("orders", 3, 41, code=44, message=None, log_end=57)
     assert isinstance(error, OffsetMismatch)
