@@ -7,7 +7,7 @@ accepted at the wrong place, twice, or although it was refused.
 from __future__ import annotations
 
 import contextlib
-import random
+import itertools
 import threading
 import time
 from collections import Counter
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from tests.support.messages import Closed as MessagesClosed
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Answer, Closed, Connection, Log, Logged, Producer, batch, produce_request, until
+from tests.support.raw import Answer, Closed, Connection, Log, Logged, Producer, batch, produce_request
 from tests.support.three_brokers import PATIENCE_SECONDS, leaders_listener
 
 OK, TIMED_OUT, POLICY_VIOLATION = 0, 7, 44
@@ -25,6 +25,7 @@ RETRIABLE = frozenset({3, 5, 6})
 #: Kafka's own refusal before an append while too few replicas are in sync.
 NOT_ENOUGH_REPLICAS = 19
 _TRIES_MAX = 8
+_numbers = itertools.count(1)
 
 
 def value_of(writer: str, number: int, expected: int | None) -> bytes:
@@ -38,7 +39,7 @@ def expected_of(value: bytes) -> int | None:
 
 @dataclass
 class Ledger:
-    """One writer's; `of` joins those of many."""
+    """What one writer, or many, were told."""
 
     accepted: dict[bytes, int] = field(default_factory=dict)  # value -> the offset it was told
     refused: set[bytes] = field(default_factory=set)
@@ -46,13 +47,15 @@ class Ledger:
     violated: dict[bytes, int] = field(default_factory=dict)
     codes: Counter[int] = field(default_factory=Counter)
     retries: Counter[int] = field(default_factory=Counter)
+    learned_absent: set[bytes] = field(default_factory=set)  # named writes, refused when they were asked about again
     lost: int = 0  # connections
 
     def sent(self, value: bytes) -> None:
         self.unknown.add(value)
 
-    def note(self, value: bytes, answer: Answer, *, again: bool = False) -> None:
-        """`again`: an earlier try of it has ended unknown, and a refusal speaks only of the try that it answers."""
+    def note(self, value: bytes, answer: Answer, *, again: bool = False, named: bool = False) -> None:
+        """`again`: an earlier try of it has ended unknown, and a refusal speaks only of the try that it answers; of
+        every try where the write is `named`."""
         (self.retries if again else self.codes)[answer.error_code] += 1
         message = answer.message or ""
         if answer.error_code == OK:
@@ -63,6 +66,8 @@ class Ledger:
             self.violated[value] = answer.base_offset
         elif answer.error_code == TIMED_OUT or again:
             self.unknown.add(value)
+            if named and answer.error_code == POLICY_VIOLATION and "POSSIBLY_YOURS" not in message:
+                self.learned_absent.add(value)
         else:
             assert answer.error_code in RETRIABLE | {POLICY_VIOLATION, NOT_ENOUGH_REPLICAS}, answer
             if "POSSIBLY_YOURS" in message:
@@ -70,18 +75,18 @@ class Ledger:
             self.unknown.discard(value)
             self.refused.add(value)
 
-    @staticmethod
-    def of(ledgers: Iterable[Ledger]) -> Ledger:
-        total = Ledger()
-        for each in ledgers:
-            total.accepted |= each.accepted
-            total.refused |= each.refused
-            total.unknown |= each.unknown
-            total.violated |= each.violated
-            total.codes.update(each.codes)
-            total.retries.update(each.retries)
-            total.lost += each.lost
-        return total
+    def take(self, *others: Ledger) -> Ledger:
+        """Joins other ledgers to this one. Gives back itself."""
+        for each in others:
+            self.accepted |= each.accepted
+            self.refused |= each.refused
+            self.unknown |= each.unknown
+            self.violated |= each.violated
+            self.codes.update(each.codes)
+            self.retries.update(each.retries)
+            self.learned_absent |= each.learned_absent
+            self.lost += each.lost
+        return self
 
     def __str__(self) -> str:
         return (
@@ -104,6 +109,8 @@ class Ledger:
             )
         appeared = self.refused & there.keys()
         assert not appeared, f"refused, and in the log: {appeared}"
+        appeared = self.learned_absent & there.keys()
+        assert not appeared, f"told that it is not there, and in the log: {appeared}"
         strangers = there.keys() - self.accepted.keys() - self.violated.keys() - self.unknown
         assert not strangers, f"nobody wrote {strangers}"
         return [value for value, offset in there.items() if expected_of(value) not in (None, offset)]
@@ -140,8 +147,9 @@ def check_stamps(batches: Sequence[Logged]) -> None:
 class Writer:
     """Appends conditionally at the end it was last told, until `stop`; a thread of its own.
 
-    `chain`: as many batches are in flight at once. `idempotent`: with a producer id, and whatever ended unknown is sent
-    again as it was. Goes through the first of `proxies`, and changes to the next one when a connection fails.
+    `chain`: as many batches are in flight at once. `idempotent`: with a producer id. `named`: every write has its
+    write-id. With either, whatever ended unknown is sent again as it was. Goes through the first of `proxies`, and
+    changes to the next one when a connection fails. Not `conditional`: as producers that know nothing of all this.
     """
 
     def __init__(
@@ -152,8 +160,10 @@ class Writer:
         *,
         chain: int = 1,
         idempotent: bool = False,
+        named: bool = False,
+        conditional: bool = True,
+        pause_seconds: float = 0.0,
         timeout_ms: int = 4_000,
-        seed: int = 0,
     ) -> None:
         self.name = name
         self.topic = topic
@@ -161,8 +171,10 @@ class Writer:
         self._proxies = list(proxies)
         self._chain = chain
         self._idempotent = idempotent
+        self._named = named
+        self._conditional = conditional
+        self._pause_seconds = pause_seconds
         self._timeout_ms = timeout_ms
-        self._random = random.Random(f"{name}/{seed}")
         self._stop = threading.Event()
         self._failure: BaseException | None = None
         self._end = 0
@@ -226,8 +238,7 @@ class Writer:
             for value, records in requests:
                 answer = connection.receive_produce()[1][self.topic, 0]
                 answered += 1
-                self.ledger.note(value, answer, again=bool(again))
-                self._follow(value, records, answer, again=bool(again))
+                self._note(value, records, answer, again=bool(again))
                 look_again = look_again or answer.error_code in RETRIABLE | {NOT_ENOUGH_REPLICAS}
                 if answer.error_code == OK:
                     ends.append(answer.base_offset + 1)
@@ -241,33 +252,37 @@ class Writer:
                 for value, records in fresh[answered:]:
                     self._unresolved(value, records)
             raise
-        if look_again:
-            time.sleep(0.05)
+        time.sleep(0.05 if look_again else self._pause_seconds)
         return not look_again
 
     def _new_batches(self) -> list[tuple[bytes, bytes]]:
         made = []
         for i in range(self._chain):
             self._number += 1
-            value = value_of(self.name, self._number, self._end + i)
+            expected = self._end + i if self._conditional else None
+            value = value_of(self.name, self._number, expected)
             who = None
             if self._producer is not None:
                 who = self._producer
                 self._producer = who._replace(sequence=who.sequence + 1)
-            made.append((value, batch(value, expected=self._end + i, producer=who)))
+            name = value if self._named else None
+            made.append((value, batch(value, expected=expected, producer=who, write_id=name)))
         return made
 
-    def _follow(self, value: bytes, records: bytes, answer: Answer, *, again: bool) -> None:
+    def _note(self, value: bytes, records: bytes, answer: Answer, *, again: bool) -> None:
+        # An unconditional idempotent producer gives no sequence up: a gap would be its end.
+        persists = self._idempotent and not self._conditional
+        self.ledger.note(value, answer, again=again or (persists and answer.error_code != OK), named=self._named)
         if again:
-            if answer.error_code in (OK, POLICY_VIOLATION):
+            if answer.error_code == OK or (answer.error_code == POLICY_VIOLATION and not persists):
                 self._again.remove((value, records))
-            elif self.ledger.retries.total() % _TRIES_MAX == 0:
+            elif self.ledger.retries.total() % _TRIES_MAX == 0 and not persists:
                 self._again.clear()  # the log will tell
-        elif answer.error_code == TIMED_OUT:
+        elif answer.error_code == TIMED_OUT or (persists and answer.error_code != OK):
             self._unresolved(value, records)
 
     def _unresolved(self, value: bytes, records: bytes) -> None:
-        if self._idempotent:
+        if self._idempotent or self._named:
             self._again.append((value, records))
 
 
@@ -285,22 +300,6 @@ def writing(*writers: Writer) -> Iterator[Sequence[Writer]]:
         each.join()
 
 
-def get_on(writers: Sequence[Writer], appends: int = 20) -> None:
-    """Until each of them has that many more appends accepted: no gate is stuck, and no writer for ever refused."""
-    before = [len(each.ledger.accepted) for each in writers]
-
-    def all_did() -> bool:
-        for each in writers:
-            each.raise_failure()
-        return all(len(w.ledger.accepted) >= b + appends for w, b in zip(writers, before, strict=True))
-
-    until(
-        all_did,
-        f"{[w.name for w in writers]} to have {appends} more appends accepted each",
-        within_seconds=PATIENCE_SECONDS,
-    )
-
-
 def append_at_the_end(
     log: Log, proxy: ProxyProcess, topic: str, who: str, ledger: Ledger, *, within_seconds: float = PATIENCE_SECONDS
 ) -> int:
@@ -310,10 +309,10 @@ def append_at_the_end(
     """
     deadline = time.monotonic() + within_seconds
     last: object = None
-    for number in range(10_000):
+    while True:
         assert time.monotonic() < deadline, f"{topic} takes no append through {proxy.bootstrap}; last: {last}"
         end = log.end(topic)
-        value = value_of(f"{who}-{proxy.port}", number + len(ledger.codes) * 10_000 + ledger.codes.total(), end)
+        value = value_of(f"{who}-{proxy.port}", next(_numbers), end)
         ledger.sent(value)
         try:
             address = leaders_listener(proxy, topic)
@@ -330,4 +329,3 @@ def append_at_the_end(
             return end
         assert answer.error_code != POLICY_VIOLATION or answer.base_offset != end, answer
         time.sleep(0.1)
-    raise AssertionError("unreachable")

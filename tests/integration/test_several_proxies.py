@@ -1,0 +1,363 @@
+"""Proxies beside each other, restarted, killed, paused with requests in their hands and continued.
+
+On `required` topics nothing of that can accept an append at the wrong offset: Kafka compares, whichever process asks.
+On `true` topics it can happen beside producers that keep their own ids, and then it is told: never a success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from tests.support.kafka import unique_topic
+from tests.support.pipe import CutResponse, HoldRequest, HoldResponse
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Closed, Connection, batch, until
+from tests.support.three_brokers import Stage3, leaders_listener, required_topic
+from tests.support.writers import (
+    OK,
+    POLICY_VIOLATION,
+    RETRIABLE,
+    TIMED_OUT,
+    Ledger,
+    Writer,
+    append_at_the_end,
+    expected_of,
+    offsets,
+    value_of,
+    writing,
+)
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
+
+Say = Callable[[str], None]
+ONE_ROUND_AND_MANY = [1, pytest.param(10, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    """Prints although the test passes."""
+
+    def print_it(text: str) -> None:
+        with capsys.disabled():
+            print(f"\n    {text}", end="")
+
+    return print_it
+
+
+def conditional(proxies: Sequence[ProxyProcess], topic: str) -> list[Writer]:
+    there, back = list(proxies), list(reversed(proxies))
+    return [
+        Writer("single", there, topic),
+        Writer("chain", back, topic, chain=6),
+        Writer("idempotent", back, topic, idempotent=True),
+        Writer("named", there, topic, named=True),
+        Writer("named-chain", back, topic, chain=4, named=True, idempotent=True),
+    ]
+
+
+def unconditional(proxies: Sequence[ProxyProcess], topic: str) -> list[Writer]:
+    there, back = list(proxies), list(reversed(proxies))
+    return [
+        Writer("plain", there, topic, conditional=False, pause_seconds=0.01),
+        Writer("own-id", back, topic, conditional=False, idempotent=True, pause_seconds=0.01),
+    ]
+
+
+@contextmanager
+def load(stage: Stage3, topic: str, writers: Sequence[Writer]) -> Iterator[Ledger]:
+    """Gives back a ledger that is filled when all is over."""
+    ledger = Ledger()
+    with writing(*writers):
+        await_more(stage, topic, writers, 20)
+        yield ledger
+        stage.mend()
+        await_more(stage, topic, writers, 60)
+    for proxy in stage.proxies:
+        append_at_the_end(stage.log, proxy, topic, "after", ledger)
+    ledger.take(*(each.ledger for each in writers))
+
+
+def await_more(stage: Stage3, topic: str, writers: Sequence[Writer], appends: int) -> None:
+    end = stage.log.end(topic)
+
+    def moved() -> bool:
+        for each in writers:
+            each.raise_failure()
+        return stage.log.end(topic) >= end + appends
+
+    stage.until(moved, f"{appends} more appends to {topic}")
+
+
+def detected(ledger: Ledger, stage: Stage3, topic: str) -> int:
+    """What `true` promises: accepted is where it expected to be; what is elsewhere was reported, or never called 0."""
+    misplaced = set(ledger.misplaced(stage.log, topic))
+    wrong = {value: at for value, at in ledger.accepted.items() if expected_of(value) not in (None, at)}
+    assert not wrong, f"called a success elsewhere than expected: {wrong}"
+    assert misplaced <= ledger.violated.keys() | ledger.unknown
+    return len(misplaced)
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
+@pytest.mark.parametrize("kill", [False, True], ids=["SIGTERM", "kill -9"])
+def test_a_rolling_restart_of_two_proxies(kill: bool, rounds: int, stage3: Stage3, say: Say) -> None:
+    topic = stage3.create(required_topic())
+    writers = conditional(stage3.proxies, topic)
+    with load(stage3, topic, writers) as ledger:
+        for _ in range(rounds):
+            roll(stage3, topic, writers, kill=kill)
+    say(f"{'kill -9' if kill else 'SIGTERM'}: {ledger}")
+    ledger.check(stage3.log, topic)
+    assert ledger.lost, "no connection was ever lost: this was no restart"
+
+
+def roll(stage: Stage3, topic: str, writers: Sequence[Writer], *, kill: bool) -> None:
+    for proxy in stage.proxies:
+        if kill:
+            proxy.kill()
+        else:
+            assert proxy.stop() == 0
+        await_more(stage, topic, writers, 10)
+        proxy.restart()
+        await_more(stage, topic, writers, 10)
+
+
+@pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
+def test_a_rolling_restart_beside_producers_with_ids_of_their_own(rounds: int, stage3: Stage3, say: Say) -> None:
+    topic = stage3.create(unique_topic("checked"))
+    writers = [*conditional(stage3.proxies, topic), *unconditional(stage3.proxies, topic)]
+    with load(stage3, topic, writers) as ledger:
+        for _ in range(rounds):
+            roll(stage3, topic, writers, kill=True)
+    say(f"`true`: {detected(ledger, stage3, topic)} misplaced and told so; {ledger}")
+
+
+# --- zombies ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
+@pytest.mark.parametrize("prefix", ["required", "checked"])
+def test_a_proxy_is_paused_and_continued_while_the_other_goes_on(
+    prefix: str, rounds: int, stage3: Stage3, say: Say
+) -> None:
+    topic = stage3.create(unique_topic(prefix))
+    writers = conditional(stage3.proxies, topic)
+    if prefix == "checked":
+        writers += unconditional(stage3.proxies, topic)
+    with load(stage3, topic, writers) as ledger:
+        for run in range(2 * rounds):
+            zombie = stage3.proxies[run % 2]
+            zombie.pause()
+            await_more(stage3, topic, writers, 30)
+            zombie.resume()
+            await_more(stage3, topic, writers, 10)
+    misplaced = detected(ledger, stage3, topic)
+    say(f"{prefix}: {misplaced} misplaced and told so; {ledger}")
+    if prefix == "required":
+        ledger.check(stage3.log, topic)
+
+
+@pytest.mark.parametrize("stamped", [True, False], ids=["stamped", "not stamped"])
+@pytest.mark.parametrize("where", ["unread by it", "sent on by it"])
+def test_a_zombie_with_requests_in_its_sockets(where: str, stamped: bool, stage3: Stage3, say: Say) -> None:
+    """It is sure of the log end, stands still, another proxy's writer takes that offset; then it goes on."""
+    zombie, other = stage3.proxies if stamped else stage3.naive
+    topic = stage3.create(required_topic())
+    ledger = Ledger()
+    runs = 6
+    codes: list[int] = []
+    for run in range(runs):
+        end = append_at_the_end(stage3.log, zombie, topic, f"warm{run}", ledger) + 1
+        late = [value_of(f"late{i}", run, end + i) for i in range(3)]
+        # Their listeners and connections are there before anything stands still.
+        with (
+            HoldRequest(late[0]) as held,
+            Connection(leaders_listener(zombie, topic)) as client,
+            Connection(leaders_listener(other, topic)) as rival,
+        ):
+            client.api_versions()
+            rival.api_versions()
+            stage3.pipes[1].expect(held)
+            if where == "unread by it":
+                zombie.pause()
+            for i, value in enumerate(late):
+                ledger.sent(value)
+                client.send_produce({topic: {0: batch(value, expected=end + i)}})
+            if where != "unread by it":
+                held.wait_seen()
+                zombie.pause()
+            try:
+                for i in range(4):
+                    value = value_of(f"rival{i}", run, end + i)
+                    ledger.sent(value)
+                    ledger.note(value, rival.append(topic, batch(value, expected=end + i)))
+                if where != "unread by it":
+                    held.release()
+            finally:
+                zombie.resume()
+            held.release()
+            for value in late:
+                answer = client.receive_produce()[1][topic, 0]
+                codes.append(answer.error_code)
+                if stamped:
+                    ledger.note(value, answer)
+        stage3.pipes[1].forget_faults()
+    misplaced = [
+        value
+        for value, offset in offsets(stage3.log.batches(topic)).items()
+        if expected_of(value) not in (None, offset)
+    ]
+    title = "stamped" if stamped else "not stamped"
+    say(f"{where}, {title}: {runs} runs, {len(misplaced)} at a wrong offset; the zombie's clients were told {codes}")
+    if stamped:
+        assert OK not in codes
+        ledger.check(stage3.log, topic)
+    else:
+        assert misplaced, "without the stamp nothing went wrong: these runs show nothing"
+
+
+# --- a producer with an id of its own, beside a conditional append, through another proxy -----------------------------
+
+
+def test_what_a_dead_proxy_left_on_its_way_shifts_an_append_on_a_true_topic_and_is_reported(
+    stage3: Stage3, say: Say
+) -> None:
+    """X (its own producer id, no expectation) is on its way from proxy 1, which dies. Proxy 2 reads the log end and
+    sends C. X lands first, and C one further than it expected: its stamp's sequence was the next one all the same."""
+    dying, living = stage3.proxies
+    topic = stage3.create(unique_topic("checked"))
+    ledger = Ledger()
+    append_at_the_end(stage3.log, dying, topic, "warm", ledger)
+    end = append_at_the_end(stage3.log, living, topic, "warm", ledger) + 1
+    x, c = value_of("x", 0, None), value_of("c", 0, end)
+    with (
+        HoldRequest(x) as x_held,
+        HoldRequest(c) as c_held,
+        Connection(leaders_listener(dying, topic)) as idempotent,
+        Connection(leaders_listener(living, topic)) as client,
+    ):
+        for held in (x_held, c_held):
+            stage3.pipes[1].expect(held)
+        ledger.sent(x)
+        idempotent.send_produce({topic: {0: batch(x, producer=idempotent.init_producer_id())}})
+        x_held.wait_seen()
+        ledger.sent(c)
+        client.send_produce({topic: {0: batch(c, expected=end)}})
+        c_held.wait_seen()
+        x_held.release()
+        until(lambda: stage3.log.end(topic) == end + 1, "what was on its way to land")
+        dying.kill()
+        c_held.release()
+        answer = client.receive_produce()[1][topic, 0]
+    ledger.note(c, answer)
+    say(f"told {answer.error_code} {answer.message}")
+    assert answer.error_code == POLICY_VIOLATION
+    assert (answer.message or "").startswith("OFFSET_VIOLATION")
+    assert f"appended_at={end + 1}" in (answer.message or "")
+    assert offsets(stage3.log.batches(topic))[c] == end + 1
+    assert any("OFFSET_VIOLATION" in line and topic in line for line in living.log.splitlines())
+    stage3.mend()
+    for proxy in stage3.proxies:
+        append_at_the_end(stage3.log, proxy, topic, "after", ledger)
+    assert detected(ledger, stage3, topic) == 1
+
+
+def test_the_same_on_a_required_topic_cannot_happen(stage3: Stage3) -> None:
+    """X is refused there. As a conditional append it may be on its way; then C is refused, or X is."""
+    dying, living = stage3.proxies
+    topic = stage3.create(required_topic())
+    ledger = Ledger()
+    end = append_at_the_end(stage3.log, dying, topic, "warm", ledger) + 1
+    x, c = value_of("x", 0, end), value_of("c", 0, end)
+    with (
+        HoldRequest(x) as x_held,
+        HoldRequest(c) as c_held,
+        Connection(leaders_listener(dying, topic)) as one,
+        Connection(leaders_listener(living, topic)) as client,
+    ):
+        refused = one.append(topic, batch(b"never", producer=one.init_producer_id()))
+        assert (refused.error_code, (refused.message or "").split(" ")[0]) == (POLICY_VIOLATION, "EXPECTATION_REQUIRED")
+        for held in (x_held, c_held):
+            stage3.pipes[1].expect(held)
+        ledger.sent(x)
+        one.send_produce({topic: {0: batch(x, expected=end)}})
+        x_held.wait_seen()
+        ledger.sent(c)
+        client.send_produce({topic: {0: batch(c, expected=end)}})
+        c_held.wait_seen()
+        x_held.release()
+        until(lambda: stage3.log.end(topic) == end + 1, "what was on its way to land")
+        dying.kill()
+        c_held.release()
+        answer = client.receive_produce()[1][topic, 0]
+    ledger.note(c, answer)
+    assert answer.error_code == POLICY_VIOLATION
+    assert (answer.message or "").startswith("OFFSET_MISMATCH")
+    stage3.mend()
+    for proxy in stage3.proxies:
+        append_at_the_end(stage3.log, proxy, topic, "after", ledger)
+    ledger.check(stage3.log, topic)
+
+
+# --- retries that come to another proxy -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["the wire was cut", "the proxy was killed"])
+@pytest.mark.parametrize("kind", ["named", "idempotent", "bare"])
+def test_a_retry_through_another_proxy(how: str, kind: str, stage3: Stage3) -> None:
+    """Its first try is in the log and was never acknowledged; others have appended behind it. A name proves it."""
+    first, second = stage3.proxies
+    topic = stage3.create(required_topic())
+    ledger = Ledger()
+    end = append_at_the_end(stage3.log, first, topic, "warm", ledger) + 1
+    value = value_of(kind, 0, end)
+    name = value if kind == "named" else None
+    ledger.sent(value)
+    with Connection(leaders_listener(first, topic)) as client:
+        producer = client.init_producer_id() if kind == "idempotent" else None
+        records = batch(value, expected=end, write_id=name, producer=producer)
+        if how == "the wire was cut":
+            fault = stage3.pipes[1].expect(CutResponse(value, 0.0))
+            client.send_produce({topic: {0: records}})
+            fault.wait_happened()
+            with suppress(Closed, TimeoutError):
+                assert client.receive_produce()[1][topic, 0].error_code in (OK, TIMED_OUT)
+        else:
+            with HoldResponse(value) as held:
+                stage3.pipes[1].expect(held)
+                client.send_produce({topic: {0: records}})
+                held.wait_happened()
+                first.kill()
+    append_at_the_end(stage3.log, second, topic, "behind", ledger)
+    with Connection(leaders_listener(second, topic)) as client:
+        answer = client.append(topic, records)
+    ledger.note(value, answer, again=True, named=kind == "named")
+    if kind == "named":
+        assert (answer.error_code, answer.base_offset) == (OK, end)
+    else:
+        assert answer.error_code == POLICY_VIOLATION
+        assert "POSSIBLY_YOURS" in (answer.message or "")
+    assert offsets(stage3.log.batches(topic))[value] == end
+    ledger.check(stage3.log, topic)
+
+
+def test_a_restart_forgets_nothing_that_is_guarded(stage3: Stage3) -> None:
+    """Switched on by an admin, not by a configuration file; and not one append passes as if it were not."""
+    topic = stage3.create("by-hand-" + required_topic(), configs={"check.expected.offsets": "required"})
+    proxy = stage3.proxies[0]
+    for _ in range(2):
+        proxy.kill()
+        proxy.restart()
+        with Connection(proxy.bootstrap) as any_broker:
+            assert any_broker.describe_topic(topic)["check.expected.offsets"] == "required"
+        with Connection(until(lambda: leaders_listener(proxy, topic), "a leader")) as client:
+            codes = [OK]
+            while codes[-1] != POLICY_VIOLATION:
+                codes.append(client.append(topic, batch(b"without an expectation")).error_code)
+                assert codes[-1] in RETRIABLE | {POLICY_VIOLATION}
+    assert stage3.log.end(topic) == 0
