@@ -246,6 +246,11 @@ def a_bare_error(story: Story) -> None:
     story.log()
 
 
+def a_bare_error_as_a_library_names_it(story: Story) -> None:
+    story.op("a", expected=0, outcome=UNKNOWN, code="OutOfOrderSequenceNumber", idempotent=True)
+    story.log()
+
+
 def a_stranger(story: Story) -> None:
     story.log("who")
 
@@ -278,6 +283,7 @@ BROKEN_ON_REQUIRED: list[tuple[Callable[[Story], None], list[str]]] = [
     (an_end_above_what_had_been_sent, ["UNTRUE END"]),
     (an_end_that_never_was, ["UNTRUE END"]),
     (a_bare_error, ["BARE ERROR"]),
+    (a_bare_error_as_a_library_names_it, ["BARE ERROR"]),
     (a_stranger, ["STRANGER"]),
     (a_gap, ["GAP"]),
 ]
