@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import random
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +19,10 @@ from typing import Literal
 import pytest
 from kafka.protocol.producer import ProduceRequest
 
+from fencepost import Record, RetryPolicy
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support import clients
+from tests.support.clients import LIBRARIES
 from tests.support.framepipe import Cut, FramePipe
 from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess
@@ -182,7 +186,7 @@ def test_a_lost_acknowledgement_and_both_proxy_and_broker_killed(
     log = Log(stage.kafka.bootstrap)
     told: dict[str, dict[bool, Seen]] = {client.name: {} for client in CLIENTS}
     with ExitStack() as stack:
-        waiting = []
+        waiting, writing = [], []
         hanging: list[Cut] = []
         for client in CLIENTS:
             for named in (False, True):
@@ -195,6 +199,16 @@ def test_a_lost_acknowledgement_and_both_proxy_and_broker_killed(
                 hanging.append(stage.pipes["client"].cut_answer(value.encode(), lambda length: 0, hang=True))
                 sending = sender.send(topic, value, expected=1, write_id=f"the id of {value}" if named else None)
                 waiting.append((client, named, topic, value, sending))
+        pool = stack.enter_context(ThreadPoolExecutor(len(LIBRARIES)))
+        for library in LIBRARIES:
+            topic, value = stage.topic(unique_topic("retry-killed-log")), f"mine by {library}"
+            # Patient enough not to have settled it before everything is killed.
+            retry = RetryPolicy(attempt_seconds=90, total_seconds=180)
+            writer = stack.enter_context(closing(clients.log_writer(library, topic, stage.bootstrap, retry)))
+            writer.read_to_end(lambda record: None)
+            assert writer.append([Record(b"before")]) == 0
+            hanging.append(stage.pipes["client"].cut_answer(value.encode(), lambda length: 0, hang=True))
+            writing.append((topic, value, pool.submit(writer.append, [Record(value.encode())])))
         for cut in hanging:
             cut.wait()
         for pipe in stage.front:
@@ -203,7 +217,7 @@ def test_a_lost_acknowledgement_and_both_proxy_and_broker_killed(
         stage.kafka.kill(1)
         stage.kafka.restart(1)
         stage.proxy.restart()
-        for _, _, topic, _, _ in waiting:
+        for topic in (*(topic for _, _, topic, _, _ in waiting), *(topic for topic, _, _ in writing)):
             with Connection(stage.direct) as raw:
                 assert raw.append(topic, batch(b"behind it", expected=2)).error_code == 0
         for pipe in stage.front:
@@ -214,6 +228,9 @@ def test_a_lost_acknowledgement_and_both_proxy_and_broker_killed(
             assert log.values(topic) == [b"before", value.encode(), b"behind it"]
             if seen.error is None:
                 assert seen.offset == 1
+        for topic, value, appending in writing:
+            assert appending.result(180) == 1
+            assert log.values(topic) == [b"before", value.encode(), b"behind it"]
     rows = {
         client.name: {
             "proxy and broker killed": _told(told[client.name][False]),
