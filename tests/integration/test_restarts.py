@@ -1,0 +1,436 @@
+"""The proxy is killed at any moment: nothing accepted is lost, nothing refused appears, nothing looks unguarded.
+
+Topics are guarded by what the state topic says of them, so that a process that has not read it would know nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from kafka.protocol.admin import DeleteRecordsRequest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.kafka import running_kafka
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, Record, batch, until
+
+pytestmark = pytest.mark.kafka
+
+OK, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER, TIMED_OUT, POLICY_VIOLATION = 0, 3, 6, 7, 44
+CHECK = "check.expected.offsets"
+STATE_TOPIC = "__fencepost_state"
+LEASE_SECONDS = 1.0
+CONFIG = f"config_lease_seconds = {LEASE_SECONDS}\n"
+PATIENCE_SECONDS = 90.0
+SEED = 20_263
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KafkaCluster]:
+    """One whose state topic may be spoilt, and whose broker may be paused."""
+    with running_kafka(1) as running:
+        yield running
+
+
+@pytest.fixture
+def log(cluster: KafkaCluster) -> Log:
+    return Log(cluster.bootstrap)
+
+
+@pytest.fixture
+def proxy(cluster: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
+    with ProxyProcess(cluster.bootstrap, tmp_path, config=CONFIG) as process:
+        yield process
+        assert "Traceback" not in process.log
+        assert "crashed" not in process.log
+
+
+def guarded(proxy: ProxyProcess, log: Log, topic: str, check: str) -> str:
+    """By an admin's call, which the state topic alone remembers."""
+    with Connection(proxy.bootstrap, timeout_seconds=60) as client:
+        assert client.create_topic(topic) == (OK, None)
+        assert log.end(topic) == 0
+        assert client.alter_topic(topic, {CHECK: check}) == (OK, None)
+    return topic
+
+
+# --- writers that do not give up --------------------------------------------------------------------------------------
+
+
+@dataclass
+class Told:
+    """What was told of each value in the end. `lost`: tries whose connection died before the answer."""
+
+    answers: dict[bytes, Answer] = field(default_factory=dict)
+    lost: int = 0
+
+    @property
+    def accepted(self) -> int:
+        return sum(answer.error_code == OK for answer in self.answers.values())
+
+
+def tried_until_told(address: Callable[[], str], topic: str, value: bytes, records: bytes, told: Told) -> Answer:
+    """The same bytes again and again, until the answer is neither "come again" nor "not known"."""
+    while True:
+        try:
+            with Connection(address(), timeout_seconds=30) as connection:
+                answer = connection.append(topic, records, timeout_ms=3000)
+        except (OSError, Closed):
+            told.lost += 1
+            time.sleep(0.05)
+            continue
+        if answer.error_code not in (UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER, TIMED_OUT):
+            told.answers[value] = answer
+            return answer
+
+
+def conditional_writer(address: Callable[[], str], topic: str, name: str, told: Told, done: threading.Event) -> None:
+    end = 0
+    for number in itertools.count():
+        if done.is_set():
+            return
+        value = b"%s/%d/%d" % (name.encode(), number, end)
+        records = batch(value, expected=end, write_id=uuid.uuid4().bytes)
+        answer = tried_until_told(address, topic, value, records, told)
+        landed = answer.error_code == OK or "OFFSET_VIOLATION" in (answer.message or "")
+        end = answer.base_offset + landed
+
+
+def idempotent_writer(
+    address: Callable[[], str], producer: Producer, topic: str, told: Told, done: threading.Event
+) -> None:
+    for number in itertools.count():
+        if done.is_set():
+            return
+        value = b"idempotent/%d/" % number
+        tried_until_told(address, topic, value, batch(value, producer=producer._replace(sequence=number)), told)
+        time.sleep(0.005)
+
+
+def check(log: Log, topic: str, told: Told, *, violations: bool) -> Counter[str]:
+    """`violations`: whether an append may have landed elsewhere, if it was told so."""
+    there: dict[bytes, int] = {}
+    for each in log.batches(topic):
+        for delta, value in enumerate(each.values):
+            assert value is not None
+            assert value not in there, f"{value!r} is in {topic} twice"
+            there[value] = each.base_offset + delta
+    said: Counter[str] = Counter()
+    for value, answer in told.answers.items():
+        expected = value.rpartition(b"/")[2]
+        word = "accepted" if answer.error_code == OK else (answer.message or "").split()[0]
+        said[word] += 1
+        if word == "accepted":
+            assert there.get(value) == answer.base_offset, (value, answer, there.get(value))
+            assert not expected or int(expected) == answer.base_offset, (value, answer)
+        elif word == "OFFSET_VIOLATION":
+            assert violations, (value, answer)
+            assert there.get(value) == answer.base_offset, (value, answer, there.get(value))
+        else:
+            assert (answer.error_code, word) == (POLICY_VIOLATION, "OFFSET_MISMATCH"), (value, answer)
+            assert value not in there, (value, answer, there[value])
+    assert there.keys() == {value for value, answer in told.answers.items() if value in there}
+    return said
+
+
+@dataclass
+class Probes:
+    """Unconditional appends to a `required` topic, from the first moment on that a port answers."""
+
+    address: Callable[[], str]
+    topic: str
+    answers: Counter[str] = field(default_factory=Counter)
+
+    def run(self, done: threading.Event) -> None:
+        while not done.is_set():
+            # One connection each: many wait to be accepted while the process starts.
+            with suppress(OSError, Closed), Connection(self.address(), timeout_seconds=30) as connection:
+                producer = Producer(1 << 50, 0, 0) if random.random() < 0.5 else None
+                answer = connection.append(self.topic, batch(b"unguarded", producer=producer), timeout_ms=1000)
+                self.answers[f"{answer.error_code} {(answer.message or '').split()[0]}"] += 1
+            time.sleep(0.01)
+
+    def check(self, log: Log) -> None:
+        assert b"unguarded" not in log.values(self.topic)
+        assert self.answers.keys() <= {f"{NOT_LEADER} TRY_AGAIN", f"{POLICY_VIOLATION} EXPECTATION_REQUIRED"}
+        assert self.answers
+
+
+class Restarts:
+    """Kills the proxy while it serves and while it starts."""
+
+    def __init__(self, proxy: ProxyProcess, rng: random.Random) -> None:
+        self._proxy = proxy
+        self._rng = rng
+        self._pool = ThreadPoolExecutor(1)
+        self.counts: Counter[str] = Counter()
+
+    def kill_while_it_serves(self) -> None:
+        assert self._proxy.running
+        time.sleep(self._rng.uniform(0, 0.4))
+        self._proxy.kill()
+        self.counts["while it served"] += 1
+
+    def kill_while_it_starts(self) -> None:
+        starting = self._start()
+        time.sleep(self._rng.uniform(0, 1.2))
+        # It may be ready by now: that is a moment too.
+        self._proxy.kill()
+        with suppress(AssertionError):
+            starting.result()
+        self.counts["while it started"] += 1
+
+    def bring_back(self) -> None:
+        self._proxy.restart()
+
+    def _start(self) -> Future[None]:
+        before = self._proxy.pid
+        starting = self._pool.submit(self._proxy.restart)
+        until(lambda: self._proxy.pid != before or starting.done(), "a new process")
+        return starting
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "times", [20, pytest.param(300, marks=[pytest.mark.soak, pytest.mark.timeout(3600)], id="300-soak")]
+)
+def test_the_proxy_is_killed_at_any_moment(
+    times: int, proxy: ProxyProcess, log: Log, unique_topic: Callable[..., str]
+) -> None:
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    required = guarded(proxy, log, unique_topic("restarts"), "required")
+    checked = guarded(proxy, log, unique_topic("restarts"), "true")
+    probed = guarded(proxy, log, unique_topic("restarts"), "required")
+    with Connection(proxy.bootstrap) as client:
+        producer = client.init_producer_id()
+
+    def address() -> str:
+        return f"127.0.0.1:{proxy.port}"
+
+    told = {name: Told() for name in ("a", "b", "c", "idempotent")}
+    probes = Probes(address, probed)
+    done = threading.Event()
+    restarts = Restarts(proxy, rng)
+    with ThreadPoolExecutor(5) as pool:
+        tasks = [
+            pool.submit(conditional_writer, address, required, "a", told["a"], done),
+            pool.submit(conditional_writer, address, required, "b", told["b"], done),
+            pool.submit(conditional_writer, address, checked, "c", told["c"], done),
+            pool.submit(idempotent_writer, address, producer, checked, told["idempotent"], done),
+            pool.submit(probes.run, done),
+        ]
+
+        def on_with_it() -> None:
+            before = [each.accepted for each in told.values()]
+            until(
+                lambda: (
+                    sum(now.accepted > then for now, then in zip(told.values(), before, strict=True)) >= 3
+                    or any(task.done() for task in tasks)
+                ),
+                "the writers to get on",
+                within_seconds=PATIENCE_SECONDS,
+            )
+
+        try:
+            for number in range(times):
+                if number % 4 == 3:
+                    restarts.kill_while_it_starts()
+                    restarts.bring_back()
+                else:
+                    on_with_it()
+                    restarts.kill_while_it_serves()
+                    if number % 4 != 2:
+                        restarts.bring_back()
+            on_with_it()
+        finally:
+            done.set()
+            restarts.close()
+            if not proxy.running:
+                proxy.restart()
+        for task in tasks:
+            task.result()
+
+    everything = Told({**told["a"].answers, **told["b"].answers})
+    print(f"killed {dict(restarts.counts)}; lost answers { ({name: each.lost for name, each in told.items()}) }")
+    print(f"required: {dict(check(log, required, everything, violations=False))}")
+    both = Told({**told["c"].answers, **told["idempotent"].answers})
+    print(f"true: {dict(check(log, checked, both, violations=True))}; probes: {dict(probes.answers)}")
+    probes.check(log)
+    assert sum(each.lost for each in told.values()) > times / 2, "hardly an answer was lost: the kills hit nothing"
+
+
+def test_a_broker_that_hangs_while_the_proxy_starts(
+    cluster: KafkaCluster, proxy: ProxyProcess, log: Log, unique_topic: Callable[..., str]
+) -> None:
+    """Paused for longer than the lease, at any moment of the start: guarded is what was guarded, or nothing is said."""
+    print(f"seed {SEED}")
+    rng = random.Random(SEED)
+    topic = guarded(proxy, log, unique_topic("restarts"), "required")
+    probes = Probes(lambda: f"127.0.0.1:{proxy.port}", topic)
+    done = threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        probing = pool.submit(probes.run, done)
+        try:
+            for _ in range(3):
+                proxy.kill()
+                starting = pool.submit(proxy.restart)
+                time.sleep(rng.uniform(0.1, 1.0))
+                cluster.pause(1)
+                try:
+                    time.sleep(LEASE_SECONDS + 0.3)
+                finally:
+                    cluster.resume(1)
+                starting.result()
+        finally:
+            done.set()
+        probing.result()
+    print(f"probes: {dict(probes.answers)}")
+    probes.check(log)
+    with Connection(proxy.bootstrap) as client:
+        assert client.append(topic, batch(b"x", expected=0))[:2] == (OK, 0)
+
+
+# --- a state topic that cannot be had ---------------------------------------------------------------------------------
+
+
+def test_kafka_is_not_there_at_the_start(
+    cluster: KafkaCluster, proxy: ProxyProcess, log: Log, unique_topic: Callable[..., str]
+) -> None:
+    """No client is served before the state topic was read: what it sent meanwhile is answered by what that says."""
+    topic = guarded(proxy, log, unique_topic("restarts"), "required")
+    proxy.kill()
+    cluster.pause(1)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            starting = pool.submit(proxy.restart)
+            address = f"127.0.0.1:{proxy.port}"
+            early = until(lambda: Connection(address, timeout_seconds=60), "the port", within_seconds=PATIENCE_SECONDS)
+            early.send_produce({topic: {0: batch(b"unguarded")}})
+            early.socket.settimeout(2.0)
+            with pytest.raises(TimeoutError):
+                early.receive_produce()
+            early.socket.settimeout(60.0)
+            assert not starting.done()
+            cluster.resume(1)
+            starting.result()
+            with suppress(Closed):  # also an answer
+                answer = early.receive_produce()[1][topic, 0]
+                assert answer.error_code in (NOT_LEADER, POLICY_VIOLATION), answer
+            early.close()
+    finally:
+        cluster.resume(1)
+    with Connection(proxy.bootstrap) as client:
+        assert client.append(topic, batch(b"unguarded")).error_code == POLICY_VIOLATION
+        assert client.append(topic, batch(b"x", expected=0))[:2] == (OK, 0)
+    assert log.values(topic) == [b"x"]
+
+
+def _a_compressed_batch(cluster: KafkaCluster, direct: Connection) -> None:
+    assert direct.alter_topic(STATE_TOPIC, {"compression.type": "gzip"}) == (OK, None)
+
+    def compressed() -> bool:
+        # The log hears of the config a moment later.
+        assert direct.append(STATE_TOPIC, batch(Record(b"{}", key=b"no-such-kind/x"))).error_code == OK
+        return Log(cluster.bootstrap).batches(STATE_TOPIC)[-1].codec == GZIP
+
+    until(compressed, "a compressed batch")
+
+
+def _a_config_of_a_newer_version(cluster: KafkaCluster, direct: Connection) -> None:
+    value = b'{"topic_id": "%s", "configs": {"check.expected.offsets": "sometimes"}}' % str(uuid.uuid4()).encode()
+    assert direct.append(STATE_TOPIC, batch(Record(value, key=b"topic-config/newer"))).error_code == OK
+
+
+def _another_clusters_producer_id(cluster: KafkaCluster, direct: Connection) -> None:
+    value = b'{"cluster_id": "another", "producer_id": 7}'
+    key = b"producer-id/%s" % str(uuid.uuid4()).encode()
+    assert direct.append(STATE_TOPIC, batch(Record(value, key=key))).error_code == OK
+
+
+def _deleted_records(cluster: KafkaCluster, direct: Connection) -> None:
+    assert direct.alter_topic(STATE_TOPIC, {"cleanup.policy": "compact,delete"}) == (OK, None)
+    asked = DeleteRecordsRequest.DeleteRecordsTopic
+    partition = asked.DeleteRecordsPartition(partition_index=0, offset=1)
+    request = DeleteRecordsRequest(topics=[asked(name=STATE_TOPIC, partitions=[partition])], timeout_ms=10_000)
+    assert direct.ask(request, 2).topics[0].partitions[0].error_code == OK
+    assert direct.alter_topic(STATE_TOPIC, {"cleanup.policy": "compact"}) == (OK, None)
+
+
+SPOILT = {
+    "it cannot be read": (_a_compressed_batch, "compression.type"),
+    "it says what only a newer version knows": (_a_config_of_a_newer_version, "newer version"),
+    "it is another cluster's": (_another_clusters_producer_id, "cluster another"),
+    "it lost records": (_deleted_records, "lost records"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_a_state_topic_that_cannot_be_relied_on(
+    how: str, cluster: KafkaCluster, tmp_path: Path, log: Log, unique_topic: Callable[..., str]
+) -> None:
+    """The process that runs answers no append any more, and one that starts does not serve at all."""
+    spoil, reason = SPOILT[how]
+    with Connection(cluster.bootstrap) as direct:
+        start_anew(direct)
+        with ProxyProcess(cluster.bootstrap, tmp_path, config=CONFIG) as proxy:
+            topic = guarded(proxy, log, unique_topic("restarts"), "required")
+            with Connection(proxy.bootstrap, timeout_seconds=60) as client:
+                assert client.append(topic, batch(b"x", expected=0))[:2] == (OK, 0)
+
+                spoil(cluster, direct)
+
+                # Each append is what a fresh view would have made of it, until the view can no longer be had.
+                at = itertools.count(1)
+                until(
+                    lambda: client.append(topic, batch(b"y", expected=next(at))).error_code == NOT_LEADER,
+                    "appends to be answered 6",
+                    within_seconds=PATIENCE_SECONDS,
+                )
+                end = log.end(topic)
+                for records in (batch(b"unguarded"), batch(b"late", expected=end)):
+                    answer = client.append(topic, records)
+                    assert answer.error_code == NOT_LEADER, answer
+            proxy.kill()
+        file = tmp_path / "next.toml"
+        file.write_text(CONFIG)
+        ended = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "fencepost_proxy",
+                "proxy",
+                *("--upstream", cluster.bootstrap, "--listen", "127.0.0.1:0", "--config", str(file)),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        assert (ended.returncode, ended.stdout) == (1, "")
+        assert reason in ended.stderr.splitlines()[-1]
+        start_anew(direct)
+    assert log.end(topic) == end
+    assert not {b"unguarded", b"late"} & set(log.values(topic))
+
+
+def start_anew(direct: Connection) -> None:
+    """As an operator may, who has decided what to guard: without the state topic, and no proxy running."""
+    direct.delete_topic(STATE_TOPIC)
+    until(lambda: direct.metadata(STATE_TOPIC).topics[0].error_code == UNKNOWN_TOPIC_OR_PARTITION, "its deletion")
