@@ -32,6 +32,8 @@ from tests.support.writers import (
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 
 Say = Callable[[str], None]
+STATE_TOPIC = "__fencepost_state"
+NOT_LEADER = 6
 ONE_ROUND_AND_MANY = [1, pytest.param(8, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 
 
@@ -111,8 +113,11 @@ def test_preferred_elections_and_reassignments(rounds: int, stage3: Stage3, say:
                 await_more(stage3, topic, writers, 10)
 
 
-@pytest.mark.parametrize("stamped", [True, False], ids=["stamped", "not stamped"])
-@pytest.mark.parametrize("tail", ["another wrote", "nobody wrote"])
+@pytest.mark.parametrize(
+    ("tail", "stamped"),
+    [("another wrote", True), ("another wrote", False), ("nobody wrote", True)],
+    ids=["stamped", "not stamped", "nobody else wrote"],
+)
 def test_the_leader_goes_and_comes_back_between_check_and_append(
     tail: str, stamped: bool, stage3: Stage3, say: Say
 ) -> None:
@@ -139,7 +144,8 @@ def test_the_leader_goes_and_comes_back_between_check_and_append(
             answer = client.receive_produce()[1][topic, 0]
         if stamped:
             ledger.note(late, answer)
-            assert answer.error_code == (POLICY_VIOLATION if tail == "another wrote" else OK), answer
+            # Kafka refused its stamp; why may be told, or that its time at the gate is over.
+            assert answer.error_code in ((POLICY_VIOLATION, NOT_LEADER) if tail == "another wrote" else (OK,)), answer
     misplaced = [
         value
         for value, offset in offsets(stage3.log.batches(topic)).items()
@@ -148,42 +154,41 @@ def test_the_leader_goes_and_comes_back_between_check_and_append(
     say(f"{tail}, {'stamped' if stamped else 'not stamped'}: {runs} runs, {len(misplaced)} at a wrong offset")
     if stamped:
         ledger.check(stage3.log, topic)
-    elif tail == "another wrote":
+    else:
         assert len(misplaced) == runs, "without the stamp nothing went wrong: these runs show nothing"
 
 
 # --- leaders that die -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
-def test_kill_9_of_the_leader(rounds: int, stage3: Stage3, say: Say) -> None:
-    topic = stage3.create(required_topic())
-    with load(stage3, topic, say) as writers:
-        for _ in range(rounds):
-            leader = stage3.leader(topic)
-            stage3.kafka.kill(leader)
-            stage3.await_leader(topic, other_than=leader)
-            await_more(stage3, topic, writers, 10)
-            stage3.kafka.restart(leader)
-            stage3.await_in_sync(topic)
-            await_more(stage3, topic, writers, 10)
-
-
-@pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
-def test_kill_9_of_the_active_controller(rounds: int, stage3: Stage3, say: Say) -> None:
-    """It is a broker too: once one that follows, and the leader moves while the next controller is being elected."""
+@pytest.mark.parametrize(
+    ("victim", "rounds"),
+    [
+        ("leader and controller", 1),
+        *(
+            pytest.param(victim, 6, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])
+            for victim in ("leader", "controller", "leader and controller")
+        ),
+    ],
+)
+def test_kill_9(victim: str, rounds: int, stage3: Stage3, say: Say) -> None:
+    """Of the partition's leader, of the active controller, of one that is both; then the leader moves once more."""
     topic = stage3.create(required_topic())
     with load(stage3, topic, say) as writers:
         for _ in range(rounds):
             controller = stage3.controller()
-            if stage3.leader(topic) == controller:
-                stage3.lead(topic, next(each for each in NODES if each != controller))
-            stage3.kafka.kill(controller)
+            others = [each for each in NODES if each != controller]
+            stage3.lead(topic, controller if victim == "leader and controller" else others[0])
+            killed = others[0] if victim == "leader" else controller
+            stage3.kafka.kill(killed)
+            if victim != "controller":
+                stage3.await_leader(topic, other_than=killed)
             await_more(stage3, topic, writers, 10)
-            stage3.lead(topic, next(each for each in stage3.isr(topic) - {controller, stage3.leader(topic)}))
+            stage3.lead(topic, next(iter(stage3.isr(topic) - {killed, stage3.leader(topic)})))
             await_more(stage3, topic, writers, 10)
-            stage3.kafka.restart(controller)
+            stage3.kafka.restart(killed)
             stage3.await_in_sync(topic)
+            await_more(stage3, topic, writers, 10)
 
 
 # --- leaders that stand still and lose their tail ---------------------------------------------------------------------
@@ -215,13 +220,16 @@ def test_a_tail_that_was_never_replicated_is_truncated(rounds: int, stage3: Stag
         end = append_at_the_end(stage3.log, stage3.proxies[0], topic, f"warm{run}", ledger) + 1
         tail = [value_of("tail", run * 10 + i, end + i) for i in range(5)]
         followers = [each for each in NODES if each != leader]
+        stage3.lead(STATE_TOPIC, leader)  # or the proxies stop serving when they cannot read it
         with Connection(leaders_listener(stage3.proxies[0], topic), timeout_seconds=40) as client:
             for follower in followers:
                 stage3.kafka.pause(follower)
             for i, value in enumerate(tail):
                 ledger.sent(value)
                 client.send_produce({topic: {0: batch(value, expected=end + i)}}, timeout_ms=8_000)
-            alone = stage3.log_end_of(topic, leader)
+            alone: int = until(
+                lambda: stage3.log_end_of(topic, leader), "a tail", is_there=lambda found, end=end: found > end
+            )
             stage3.kafka.pause(leader)
             for follower in followers:
                 stage3.kafka.resume(follower)
@@ -309,7 +317,7 @@ def test_clients_that_come_while_the_first_broker_stands_still(stage3: Stage3) -
     answered = 0
     stage3.kafka.pause(1)
     for _ in range(4):
-        with suppress(Closed, OSError), Connection(stage3.proxies[0].bootstrap, timeout_seconds=3) as client:
+        with suppress(Closed, OSError), Connection(stage3.proxies[0].bootstrap, timeout_seconds=2) as client:
             client.api_versions()
             answered += 1
     assert answered

@@ -239,7 +239,7 @@ class Writer:
                 answer = connection.receive_produce()[1][self.topic, 0]
                 answered += 1
                 self._note(value, records, answer, again=bool(again))
-                look_again = look_again or answer.error_code in RETRIABLE | {NOT_ENOUGH_REPLICAS}
+                look_again = look_again or answer.error_code not in (OK, POLICY_VIOLATION)
                 if answer.error_code == OK:
                     ends.append(answer.base_offset + 1)
                 elif answer.error_code == POLICY_VIOLATION and answer.base_offset >= 0:
