@@ -206,9 +206,12 @@ class Restarts:
         self._pool.shutdown()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "times", [20, pytest.param(300, marks=[pytest.mark.soak, pytest.mark.timeout(3600)], id="300-soak")]
+    "times",
+    [
+        pytest.param(20, marks=pytest.mark.timeout(600)),
+        pytest.param(300, marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
+    ],
 )
 def test_the_proxy_is_killed_at_any_moment(
     times: int, proxy: ProxyProcess, log: Log, unique_topic: Callable[..., str]
