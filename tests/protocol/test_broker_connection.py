@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+import uvloop
 
 from fencepost_proxy.config import Limits
 from fencepost_proxy.net.broker import (
@@ -310,3 +311,22 @@ def test_a_broker_that_refuses_is_tried_again_ever_more_slowly() -> None:
         await link.close()
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("turns", range(4))
+def test_a_request_on_a_transport_that_has_just_closed_was_not_sent(turns: int) -> None:
+    async def script(peer: Peer) -> None:
+        await peer.read()
+
+    async def story() -> None:
+        async with broker(script) as address:
+            connection = await BrokerConnection.open(address, limits=LIMITS, client_id="test")
+            connection._writer.transport.abort()  # as uvloop does on a reset
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            with pytest.raises(UpstreamUnavailable):
+                await connection.pipeline([ASK], deadline=deadline_in(1.0))
+            await connection.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story())

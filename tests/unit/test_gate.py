@@ -132,7 +132,7 @@ def warm(at: int = 10, check: Check = Check.REQUIRED) -> Talk:
     return talk
 
 
-def in_log(records: memoryview, at: int, stamp: g.Stamp | None = None) -> g.Found:
+def in_log(records: memoryview, at: int, stamp: g.Stamp | None = None, *, log_append_time: bool = False) -> g.Found:
     """The records as a broker would hand them out, at their offset."""
     stamp = stamp or g.Stamp(SHARED, 0, at)
     stored = stamp_batch(
@@ -143,6 +143,8 @@ def in_log(records: memoryview, at: int, stamp: g.Stamp | None = None) -> g.Foun
         tag=stamp.tag,
     )
     stored[:8] = at.to_bytes(8, "big")
+    if log_append_time:  # written anew by the broker
+        stored[21:23] = b"\0\x08"
     return g.Found(memoryview(bytes(stored)))
 
 
@@ -710,7 +712,7 @@ def test_a_log_append_time_topic_is_free_of_timestamps_and_confirms_every_succes
     talk.granted(ticket)
     talk.kafka(ticket, base_offset=10, log_append_time_ms=5)
     assert talk.next(g.Look) == g.Look(ticket, 10)
-    talk.tell(g.Looked(ticket, in_log(ticket.records, 10)))
+    talk.tell(g.Looked(ticket, in_log(ticket.records, 10, log_append_time=True)))
     talk.accepted(ticket, 10)
     talk.offer(expecting(11, b"b"))
     talk.next(g.Grant)  # still warm: the doubt was only a confirmation
@@ -733,15 +735,30 @@ def test_a_success_that_the_log_does_not_confirm_was_anothers() -> None:
 # ------------------------------------------------------------------------------ rule 5: Kafka's idea of a duplicate
 
 
-def test_a_first_send_answered_as_a_duplicate_is_anothers_batch() -> None:
+@pytest.mark.parametrize(("equal", "tag"), [(False, 0), (True, 0), (True, 7), (True, 8)])
+def test_a_first_send_answered_as_a_duplicate_is_anothers_batch(equal: bool, tag: int) -> None:
+    talk = warm(10)
+    talk.tag = 7
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=10, log_append_time_ms=now_ms())
+    assert talk.next(g.Look) == g.Look(ticket, 10)
+    theirs = in_log(ticket.records if equal else expecting(10, b"theirs"), 10, g.Stamp(SHARED, 0, 10, tag))
+    talk.tell(g.Looked(ticket, theirs))
+    talk.tail(11, next_sequence=11)
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, theirs))
+    assert ("POSSIBLY_YOURS" in talk.mismatch(ticket, expected=10, actual=11)) is equal
+
+
+def test_a_topic_that_becomes_a_log_append_time_one_is_noticed_by_its_first_answer() -> None:
     talk = warm(10)
     ticket = talk.offer(expecting(10, b"a"))
     talk.granted(ticket)
     talk.kafka(ticket, base_offset=10, log_append_time_ms=now_ms())
-    talk.tail(11, next_sequence=11)
     talk.next(g.Look)
-    talk.tell(g.Looked(ticket, in_log(expecting(10, b"theirs"), 10)))
-    talk.mismatch(ticket, expected=10, actual=11)
+    talk.tell(g.Looked(ticket, in_log(ticket.records, 10, log_append_time=True)))
+    talk.accepted(ticket, 10)
 
 
 # ------------------------------------------------------------------------------------------ rule 6: shifts and bases
@@ -1043,6 +1060,28 @@ def test_a_retry_of_an_unresolved_batch_that_is_not_there_gets_the_same_sequence
     talk.accepted(retry, 11)
 
 
+@pytest.mark.parametrize("end", ["withdrawn while it is looked up", "withdrawn in the queue", "its time is over"])
+def test_a_retry_that_does_not_come_to_its_turn_leaves_the_batch_unresolved(end: str) -> None:
+    talk = warm(10, Check.ON)
+    records = unresolved(talk)
+    retry = talk.offer(records, connection=2)
+    talk.next(g.Look)
+    if end == "withdrawn while it is looked up":
+        talk.tell(g.Withdrawn(retry))
+        talk.tell(g.Looked(retry, g.NotYet(11)))
+    else:
+        talk.tell(g.Looked(retry, g.NotYet(11)))
+        talk.now += 6
+        talk.tell(g.Tick() if end == "its time is over" else g.Withdrawn(retry))
+    talk.tail(11, next_sequence=11)
+    if end == "withdrawn while it is looked up":
+        assert talk.next(g.Grant).ticket is retry
+        talk.tell(g.Withdrawn(retry))  # there is nobody to send it
+    talk.effects.clear()
+    again = talk.offer(records, connection=3)
+    assert talk.next(g.Look) == g.Look(again, 11)
+
+
 # ------------------------------------------------------------------------------------------------------ transactions
 
 
@@ -1220,6 +1259,34 @@ def test_a_retry_that_waited_for_a_first_try_whose_client_is_gone_takes_its_plac
     assert talk.granted(again) == g.Stamp(SHARED, 0, 10)
     talk.kafka(again, base_offset=10)
     talk.accepted(again, 10)
+
+
+def test_a_follower_of_a_batch_that_waits_once_more_can_be_withdrawn() -> None:
+    talk, first = in_doubt()
+    retry = talk.offer(first.records, connection=2)
+    theirs = in_log(expecting(10, b"theirs"), 10, g.Stamp(SHARED, 0, 10, 8))
+    talk.tell(g.Looked(first, theirs))
+    talk.tell(g.Withdrawn(retry))
+    talk.tail(11, next_sequence=11)
+    talk.next(g.Look)
+    talk.tell(g.Looked(first, theirs))
+    talk.mismatch(first, expected=10, actual=11)
+    talk.silent()
+
+
+def test_a_batch_that_holds_a_grant_falls_with_its_chain() -> None:
+    talk = warm(10)
+    first = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.granted(first)
+    second = talk.offer(expecting(11, b"b", producer=(5, 0, 1)))
+    assert talk.next(g.Grant).ticket is second
+    assert talk.gate.may_send(second, talk.now)
+    talk.kafka(first, TOO_LARGE)
+    assert talk.answered(first).error_code == TOO_LARGE
+    assert not talk.gate.may_send(second, talk.now)
+    talk.tell(g.Withdrawn(second))
+    talk.tell(g.Offered(second))
+    assert talk.answered(second).error_code == TOO_LARGE
 
 
 def test_forgetting_drops_what_was_believed_and_a_read_that_was_under_way() -> None:

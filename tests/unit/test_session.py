@@ -26,7 +26,7 @@ C = TypeVar("C")
 T_ID = UUID(int=77)
 HEARTBEAT, METADATA = 12, 3
 MISMATCH = PartitionResult(0, 44, 57, -1, 3, error_message="OFFSET_MISMATCH …")
-NOT_AUTHORIZED, INVALID_RECORD, TIMED_OUT = 29, 87, 7
+NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_RECORD = 6, 7, 29, 87
 
 
 @dataclass
@@ -285,6 +285,15 @@ def test_acks_0_has_no_answer_to_wait_for() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------ guarded Produce
+
+
+def guarded_plain(talk: Talk, **options: Any) -> list[g.Ticket]:
+    """As `guarded`, one batch without an expectation."""
+    talk.client(produce(("guarded-a", 0, batch(b"x")), **options))
+    ticket = talk.offered()
+    talk.grant(ticket)
+    talk.sent(ticket)
+    return [ticket]
 
 
 def guarded(talk: Talk, *more: tuple[str, int, memoryview], **options: Any) -> list[g.Ticket]:
@@ -703,6 +712,9 @@ def test_an_outcome_that_is_not_known_in_time_is_told_as_unknown() -> None:
     talk.upstream()
     talk.now += 0.95
     talk.tell(m.Tick())
+    assert talk.next(m.ToGate) == m.ToGate(
+        ticket, g.Lost(ticket)
+    )  # others must not wait for a broker that stands still
     talk.counted()
     assert read(talk.answer())[("guarded-a", 0)][0] == TIMED_OUT
     talk.kafka(produced(("guarded-a", 0, 0, 5)))
@@ -710,6 +722,143 @@ def test_an_outcome_that_is_not_known_in_time_is_told_as_unknown() -> None:
     talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5), None))
     talk.silent()  # told once
     assert talk.session.drained
+
+
+def test_an_append_that_nobody_waits_for_is_given_up_in_time_too() -> None:
+    talk = Talk()
+    (ticket,) = guarded_plain(talk, acks=0, timeout_ms=1000)
+    talk.upstream()
+    talk.now += 0.95
+    talk.tell(m.Tick())
+    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Lost(ticket))
+    talk.silent()
+
+
+def test_what_is_granted_once_more_after_its_client_was_told_is_given_back() -> None:
+    talk = Talk()
+    (ticket,) = guarded(talk, timeout_ms=1000)
+    talk.upstream()
+    talk.now += 0.95
+    talk.tell(m.Tick())
+    talk.commands.clear()
+    talk.tell(m.TurnGranted(ticket))
+    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
+    talk.silent()
+
+
+# ------------------------------------------------------------------------------------------- requests of our own beside
+
+
+def half_a_frame_behind(talk: Talk) -> bytes:
+    """The client has begun its next request, which is streamed; gives back the rest of it."""
+    ask = request(HEARTBEAT, 4, 2, b"x" * 100)
+    talk.client(ask[:40])
+    assert talk.upstream() == ask[:40]
+    return ask[40:]
+
+
+def test_the_proof_of_write_is_not_asked_for_in_the_middle_of_a_clients_frame() -> None:
+    talk = Talk()
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
+    ticket = talk.offered()
+    rest = request(HEARTBEAT, 4, 2, b"x" * 100)
+    talk.refuse(ticket)  # this asks for the proof
+    talk.counted()
+    probe = talk.upstream()
+    talk.client(rest[:40])
+    assert talk.upstream() == rest[:40]
+    talk.client(rest[40:])
+    assert talk.upstream() == rest[40:]
+    assert probe
+
+
+def test_a_proof_that_is_needed_while_a_frame_is_half_upstream_waits_for_its_end() -> None:
+    talk = Talk()
+    (ticket,) = guarded(talk)
+    talk.upstream()
+    rest = half_a_frame_behind(talk)
+    talk.tell(m.TurnEnded(ticket, replace(MISMATCH, partition=0), "offset_mismatch"))
+    talk.counted()
+    talk.silent()
+    talk.client(rest)
+    sent = talk.upstream()
+    assert sent.startswith(rest)
+    assert len(sent) > len(rest)  # and then the probe
+
+
+def test_an_append_is_not_sent_again_into_the_middle_of_a_clients_frame() -> None:
+    talk = Talk()
+    (ticket,) = guarded(talk)
+    talk.upstream()
+    half_a_frame_behind(talk)
+    talk.tell(m.TurnGranted(ticket))
+    assert talk.next(m.TopicStale) == m.TopicStale("guarded-a")
+    talk.counted()
+    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
+    assert read(talk.answer())[("guarded-a", 0)][0] == NOT_LEADER
+
+
+# ------------------------------------------------------------------------------------- topics whose ids are not known
+
+
+def test_beside_a_guarded_topic_one_whose_id_is_not_known_goes_by_name() -> None:
+    talk = Talk(newest_produce=13, unknown_topics=frozenset({"plain"}))
+    tickets = guarded(talk, ("plain", 0, batch(b"v")))
+    sent = talk.upstream()
+    length = int.from_bytes(sent[:4], "big")
+    first = parse_produce_request(memoryview(sent[4 : 4 + length]))
+    second = parse_produce_request(memoryview(sent[8 + length :]))
+    assert (first.api_version, first.topics[0].topic_id, first.acks) == (13, T_ID, -1)
+    assert (second.api_version, [topic.name for topic in second.topics]) == (9, ["plain"])
+    talk.kafka(produced(("guarded-a", 0, 0, 5), version=13, by_id=True))
+    talk.kafka(produced(("plain", 0, 0, 70)))
+    talk.next(m.ToGate)
+    talk.tell(m.TurnEnded(tickets[0], PartitionResult(0, 0, 5), None))
+    assert {key: value[:2] for key, value in read(talk.answer()).items()} == {
+        ("guarded-a", 0): (0, 5),
+        ("plain", 0): (0, 70),
+    }
+
+
+def test_a_guarded_topic_whose_id_is_not_known_is_tried_again_later_and_never_sent_by_name() -> None:
+    talk = Talk(newest_produce=13, unknown_topics=frozenset({"guarded-a"}))
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
+    ticket = talk.offered()
+    talk.grant(ticket)
+    assert talk.next(m.TopicStale) == m.TopicStale("guarded-a")
+    talk.counted()
+    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
+    assert read(talk.answer())[("guarded-a", 0)][0] == NOT_LEADER
+
+
+# ---------------------------------------------------------------------------------------------- its memory, its chains
+
+
+def test_a_request_that_cannot_be_read_gives_its_memory_back() -> None:
+    talk = Talk()
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), acks=0))
+    assert talk.next(m.CloseClient).fault is not None
+    talk.tell(m.ClientLost())
+    talk.tell(m.UpstreamLost("closed"))
+    assert talk.around.free_bytes == 1 << 20
+
+
+def test_a_batch_falls_with_its_chain_although_it_waited_for_another_gate_meanwhile() -> None:
+    talk = Talk()
+    talk.client(produce(("guarded-b", 0, expecting(5, b"x"))))
+    first = talk.offered()
+    talk.grant(first)
+    talk.sent(first)
+    talk.upstream()
+    talk.client(produce(("guarded-a", 0, expecting(1, b"y")), ("guarded-b", 0, expecting(6, b"z")), correlation=2))
+    waiting = talk.offered()  # at guarded-a
+    talk.tell(m.TurnEnded(first, PartitionResult(0, NOT_LEADER, -1), None))
+    assert read(talk.answer())[("guarded-b", 0)][0] == NOT_LEADER
+    talk.grant(waiting)
+    talk.counted()  # the other one is never offered
+    talk.sent(waiting)
+    sent = talk.upstream()
+    assert [topic.name for topic in parse_produce_request(memoryview(sent[4:])).topics] == ["guarded-a"]
 
 
 # ----------------------------------------------------------------------------------------------------------- bad peers

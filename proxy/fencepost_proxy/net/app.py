@@ -100,7 +100,7 @@ class Proxy:
         self._buffer = bytearray(RECEIVE_BUFFER_BYTES)
         self._free_bytes = limits.buffered_bytes_max
         self._policies: dict[str, TopicPolicy | None] = {}
-        self._bootstrap_turn = itertools.cycle(config.upstream)
+        self._bootstrap_turn = itertools.cycle(range(len(config.upstream)))
         self._listening: dict[NodeId | None, socket.socket] = {}
         self._servers: dict[NodeId | None, asyncio.Server] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -297,8 +297,9 @@ class Proxy:
                 records = self._state.view.records_of(changes)
                 if records:
                     await self._state.append(records)
-                    if not all(change.deleted for change in changes):
-                        await asyncio.sleep(self.config.config_lease_seconds)
+                if not all(change.deleted for change in changes):
+                    # Also where nothing had to be stored: somebody else may have done so a moment ago.
+                    await asyncio.sleep(self.config.config_lease_seconds)
                 for change in changes:
                     if change.topic is not None and not change.deleted:
                         _log.info("topic configs changed", topic=change.topic, set=dict(change.assign) or None)
@@ -373,7 +374,8 @@ class Proxy:
         loop = asyncio.get_running_loop()
         tries = [self._book.upstream_of(node_id)] if node_id is not None else None
         reason: object = "the broker is not known"
-        for address in tries or [next(self._bootstrap_turn) for _ in self.config.upstream]:
+        first = next(self._bootstrap_turn) if node_id is None else 0
+        for address in tries or [*self.config.upstream[first:], *self.config.upstream[:first]]:
             if address is None:
                 continue
             try:

@@ -167,13 +167,13 @@ class BrokerConnection:
             self._give_room(len(frames))
             raise UpstreamUnavailable(f"{self.address}: {self._closed_because}")
         # From here to the last write nothing is awaited: no other request comes between these.
+        self._write(b"".join(frame for _, _, frame in frames), len(frames))
         loop = asyncio.get_running_loop()
         entries = []
-        for call, correlation_id, frame in frames:
+        for call, correlation_id, _ in frames:
             entry = _InFlight(call, correlation_id, Monotonic(time.monotonic()), loop.create_future())
             entries.append(entry)
             self._in_flight.append(entry)
-            self._writer.write(frame)
         names = ", ".join(api_name(each.api_key) for each in calls)
         try:
             async with asyncio.timeout(remaining(deadline)):
@@ -186,6 +186,16 @@ class BrokerConnection:
                 # An answer that nobody awaits any more must not be reported as a lost exception.
                 if not entry.answer.cancel() and not entry.answer.cancelled():
                     entry.answer.exception()
+
+    def _write(self, data: bytes, room: int) -> None:
+        try:
+            self._writer.write(data)
+        except (OSError, RuntimeError) as e:
+            # uvloop's transport knows that it is closed a moment before our receiver does, and says so by a
+            # RuntimeError where asyncio's own would only drop the data.
+            self._give_room(room)
+            self._fail(f"connection lost: {e}")
+            raise UpstreamUnavailable(f"{self.address}: {self._closed_because}") from e
 
     async def close(self) -> None:
         """Closes at once; what is in flight fails with OutcomeUnknown."""

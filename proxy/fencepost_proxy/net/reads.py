@@ -41,7 +41,22 @@ class GateReads:
         self.producer_id_expiration_ms = 86_400_000
 
     async def carry_out(self, wanted: ForControl) -> gates.Event:
-        """Never raises: what cannot be read is an event too."""
+        """Never raises: what cannot be read is an event too, since a gate that hears nothing waits for ever."""
+        try:
+            return await self._carry_out(wanted)
+        except Exception as error:
+            _log.crash(f"reading {wanted.partition} crashed", error)
+            match wanted.effect:
+                case gates.ReadTail():
+                    return gates.TailUnknown(f"reading it crashed: {error!r}")
+                case gates.Look(ticket):
+                    return gates.Looked(ticket, gates.Unreadable(f"reading it crashed: {error!r}"))
+                case gates.Resend(ticket):
+                    return gates.Resent(ticket, None)
+                case gates.PublishBase():
+                    return gates.BasePublished(False)
+
+    async def _carry_out(self, wanted: ForControl) -> gates.Event:
         partition = wanted.partition
         match wanted.effect:
             case gates.ReadTail():

@@ -216,7 +216,7 @@ class Gate:
 
     def may_send(self, ticket: Ticket, now: float) -> bool:
         """Whether a grant still holds: a cold one is good for a short time only (it was read, not yet compared)."""
-        if ticket is not self._granted:
+        if ticket is not self._granted or ticket.behind is not None:
             return False
         if not ticket.kind.stamped and ticket.kind is not Kind.OWN_CONDITIONAL:
             return True
@@ -261,9 +261,11 @@ class Gate:
         self._check = ticket.check
         if ticket.kind.stamped and ticket.append.producer_id >= 0:
             self._retries_of(ticket)
-        refusal = _POLICY.check(ticket.append, Facts(check_expected_offsets=ticket.check))
-        if refusal is None and ticket.append.transactional and ticket.check is Check.REQUIRED:
+        refusal = None
+        if ticket.append.transactional and ticket.check is Check.REQUIRED:
             refusal = self._no_transactions(ticket)
+        if refusal is None:
+            refusal = _POLICY.check(ticket.append, Facts(check_expected_offsets=ticket.check))
         if refusal is None:
             refusal = self._known_violation(ticket)
         if refusal is not None:
@@ -324,12 +326,16 @@ class Gate:
 
     def _is_unresolved(self, ticket: Ticket) -> bool:
         """A batch whose last try ended unknown: look where that should be before it goes again."""
-        known = self._unresolved.pop((ticket.producer, ticket.append.base_sequence), None)
+        known = self._unresolved.get((ticket.producer, ticket.append.base_sequence))
         if not ticket.kind.stamped or known is None or known[0] != ticket.digest:
             return False
         _, ticket.at, ticket.stamp = known
         ticket.sent_before = True
         return True
+
+    def _pending(self) -> tuple[Ticket, ...]:
+        """All that others may follow."""
+        return (*self._in_flight, *self._doubts, *self._queue, *self._looking)
 
     def _remember_unresolved(self, ticket: Ticket) -> None:
         if ticket.kind.stamped and ticket.append.producer_id >= 0 and ticket.at is not None and ticket.stamp:
@@ -346,7 +352,7 @@ class Gate:
         elif ticket in self._looking:
             self._looking.remove(ticket)
         else:
-            for pending in (*self._in_flight, *self._doubts):
+            for pending in self._pending():
                 if ticket in pending.followers:
                     pending.followers.remove(ticket)
             return
@@ -393,23 +399,16 @@ class Gate:
     def _stamped_success(self, ticket: Ticket, result: PartitionResult, now: float) -> None:
         assert ticket.at is not None
         assert self._tail is not None
-        duplicate = result.log_append_time_ms != -1 and not self._tail.log_append_time
-        if self._tail.log_append_time or (duplicate and ticket.kind is Kind.PLAIN):
-            # No answer tells a fresh append from a duplicate here (or it is an earlier send of this very batch, and
-            # the answer says where that lies).
+        if self._tail.log_append_time or result.log_append_time_ms != -1:
+            # On a LogAppendTime topic no answer tells a fresh append from a duplicate. On another one this is a
+            # duplicate: Kafka takes an equal sequence range for one, so the winner of a race lies there, or an earlier
+            # try of this batch – or the topic has become a LogAppendTime one. What lies there tells.
+            if not self._tail.log_append_time:
+                self._go_cold()
             ticket.acknowledged = True
             if ticket.kind is Kind.PLAIN:
                 ticket.at = result.base_offset
             self._doubt(ticket, now + self._limits.settle_seconds)
-        elif duplicate and ticket.sent_before:
-            # Perhaps its earlier try, which came out of a broker's queue meanwhile.
-            self._go_cold()
-            self._doubt(ticket, now + self._limits.settle_seconds)
-        elif duplicate:
-            # Kafka takes an equal sequence range for a duplicate: the winner of a race lies there, or an earlier try
-            # through another process. This send appended nothing; what lies there decides how it is refused.
-            self._go_cold()
-            self._again(ticket)
         elif result.base_offset != ticket.at:
             self._landed_elsewhere(ticket, result, now)
         else:
@@ -639,7 +638,7 @@ class Gate:
                 self._end_violation(ticket, None)
                 continue
             self._answer_later(ticket, "what lies at the expected offset could not be read in time")
-        for pending in (*self._in_flight, *self._doubts):
+        for pending in self._pending():
             for ticket in [t for t in pending.followers if t.deadline <= now]:
                 pending.followers.remove(ticket)
                 self._answer_unknown(ticket, "an earlier try of this batch is still in doubt", now)
@@ -887,10 +886,11 @@ class Gate:
         | the log has there              | then                                                                  |
         |--------------------------------|-----------------------------------------------------------------------|
         | our stamp, our records, and    |                                                                       |
-        | … our tag, or its write-id     | success                                                               |
+        | … its write-id                 | success                                                               |
+        | … our tag                      | success; but as anything else if its only send was called a duplicate |
         | … another process's tag        | as anything else: that process's client won with an equal batch       |
-        | … no tag (the broker wrote the | success if Kafka said 0 or nothing was expected; else 7, "may be      |
-        | batch anew)                    | yours"                                                                |
+        | … no tag (the broker wrote the | success if Kafka said 0 (LogAppendTime) or nothing was expected; else |
+        | batch anew)                    | 7, "may be yours"                                                     |
         | anything else                  | it can never land: its sequence is taken. Decide anew, as a mismatch  |
         | a batch not replicated yet     | look again until `settle_until`, then 7                               |
         | nothing, and it ends there     | send it again, if the partition waits for this stamp; else 7          |
@@ -926,9 +926,15 @@ class Gate:
             return
         named = self._names_itself(ticket, there)
         mine = self._is_from_here(found, ticket)
-        if named or mine or (mine is None and (ticket.acknowledged or ticket.kind is Kind.PLAIN)):
+        if mine is None and ticket.kind is Kind.PLAIN:
+            mine = True
+        elif ticket.acknowledged and parse_batch_header(found.batch).is_log_append_time:
+            mine = mine is not False
+        elif ticket.acknowledged and ticket.kind is not Kind.PLAIN and not ticket.sent_before:
+            mine = False  # its only send was answered as a duplicate
+        if named or mine:
             self._landed_at(ticket, there.log_append_time_ms, self._log_start(), now)
-            self._settled(ticket, clean=ticket.acknowledged)
+            self._settled(ticket, clean=ticket.acknowledged and self._tail is not None and self._tail.log_append_time)
         elif mine is None:
             # This very send, or an equal batch of another client that won the race through another process.
             self._settled(ticket)
@@ -1132,6 +1138,8 @@ class Gate:
 
     def _answer(self, ticket: Ticket, result: PartitionResult, reason: str | None = None) -> None:
         self._effects.append(Answer(ticket, result, reason))
+        if result.error_code not in (Error.NOT_LEADER_OR_FOLLOWER, Error.REQUEST_TIMED_OUT):
+            self._unresolved.pop((ticket.producer, ticket.append.base_sequence), None)
         for follower in ticket.followers:
             self._effects.append(Answer(follower, result, reason))
         ticket.followers.clear()
@@ -1145,7 +1153,8 @@ class Gate:
         A -> Kafka, B -> Kafka (next sequence), A is refused, B meets the gap (45). B must not be tried again by itself:
         it would land behind a hole.
         """
-        for other in (*self._in_flight, *self._queue):
+        granted = () if self._granted is None else (self._granted,)
+        for other in (*self._in_flight, *granted, *self._queue):
             if (
                 (not other.sent_as or other.sent_as > ticket.sent_as)
                 and other is not ticket

@@ -229,6 +229,7 @@ class Session:
         self._may_write: set[str] = set()  # topics this client has proved WRITE for, on this connection
         self._failed_chains: dict[_Chain, _Failed] = {}
         self._received_bytes = 0  # of the client, in all
+        self._probes: deque[tuple[Slot, list[bytes | memoryview]]] = deque()
         self._stores: dict[int, Callable[[str | None], None]] = {}
         self._next_token = 0
         self._collecting_bytes = 0
@@ -356,6 +357,7 @@ class Session:
                 if not view:
                     break
                 self._upstream_out.append(bytes(view))
+                self._send_probes()
             elif cutter.state is CutterState.COLLECTING:
                 frame = cutter.collected()
                 if frame is None:
@@ -586,14 +588,17 @@ class Session:
             return
         if turn.silent and ticket.append.expected_base_offset is not None:
             raise ClientProtocolError(f"an expectation for {key} with acks=0, which nobody could answer")
-        chain = (key, ticket.append.producer_id)
-        failed = self._failed_chains.get(chain)
-        if failed is not None and turn.starts_at < failed.behind_bytes:
-            message = f"SENT_BEHIND_A_FAILED_BATCH {failed.result.error_message}"
-            self._refuse(turn, key, Refusal(failed.result.error_code, "behind_refused", message))
-        else:
-            self._failed_chains.pop(chain, None)
+        if not self._falls_with_its_chain(turn, ticket):
+            self._failed_chains.pop((key, ticket.append.producer_id), None)
             turn.tickets[key] = ticket
+
+    def _falls_with_its_chain(self, turn: Turn, ticket: Ticket) -> bool:
+        failed = self._failed_chains.get((ticket.partition, ticket.append.producer_id))
+        if failed is None or turn.starts_at >= failed.behind_bytes:
+            return False
+        message = f"SENT_BEHIND_A_FAILED_BATCH {failed.result.error_message}"
+        self._refuse(turn, ticket.partition, Refusal(failed.result.error_code, "behind_refused", message))
+        return True
 
     def _refuse(self, turn: Turn, key: TopicPartition, refusal: Refusal) -> None:
         turn.results[key] = refused(key, refusal)
@@ -602,9 +607,12 @@ class Session:
     def _next_turn(self, now: float) -> None:
         turn = self._turn
         assert turn is not None
-        if turn.to_offer and not (turn.refused and self._around.refuse_whole_requests):
-            turn.waiting_for = turn.to_offer.pop()
-            self._commands.append(ToGate(turn.waiting_for, Offered(turn.waiting_for)))
+        while turn.to_offer and not (turn.refused and self._around.refuse_whole_requests):
+            ticket = turn.to_offer.pop()
+            if self._falls_with_its_chain(turn, ticket):
+                continue  # while it waited for its turn at another gate
+            turn.waiting_for = ticket
+            self._commands.append(ToGate(ticket, Offered(ticket)))
             return
         turn.waiting_for = None
         self._send_turn(turn, now)
@@ -617,12 +625,18 @@ class Session:
             self._next_turn(now)
             return
         slot, sent = self._sent_turn_of(ticket)
-        if slot is None or sent is None or self.client_gone or self.upstream_gone:
+        if slot is None or sent is None or slot.done or self.client_gone or self.upstream_gone:
             self._commands.append(ToGate(ticket, Withdrawn(ticket)))
             return
         # Kafka refused its stamp, the gate has looked at the log, and its expectation holds after all: once more.
         if ticket in self._without_id(sent):
-            self._not_sent(sent, ticket)
+            self._not_sent(sent, ticket, f"the id of topic {ticket.partition.topic} is not known now")
+            self._finish_turn(slot, sent)
+            return
+        if self._client.state is CutterState.PASSING:
+            # A frame of the client's is half upstream, and ends when the client likes. Nothing can go between, and
+            # the gate cannot wait for that.
+            self._not_sent(sent, ticket, "the client's next request is on its way")
             self._finish_turn(slot, sent)
             return
         self._forward(slot, sent, sent.request_for(ticket))
@@ -671,7 +685,7 @@ class Session:
             return
         for ticket in self._without_id(turn):
             turn.granted.remove(ticket)
-            self._not_sent(turn, ticket)
+            self._not_sent(turn, ticket, f"the id of topic {ticket.partition.topic} is not known now")
         slot = self._turn_slot
         assert slot is not None
         self._turn, self._turn_slot = None, None
@@ -685,8 +699,7 @@ class Session:
         for ticket in turn.granted:
             self._commands.append(ToGate(ticket, Sent(ticket)))
         self._forward(slot, turn, request)
-        if not turn.silent:
-            self._answer_by[slot] = turn.answer_by
+        self._answer_by[slot] = turn.answer_by
 
     def _forward(self, slot: Slot, turn: Turn, request: ProduceRequest) -> None:
         """Sends (a part of) a turn upstream; `slot` is where its client waits."""
@@ -750,8 +763,8 @@ class Session:
             return []
         return [ticket for ticket in turn.granted if self._around.topic_id(ticket.partition.topic) is None]
 
-    def _not_sent(self, turn: Turn, ticket: Ticket) -> None:
-        message = f"TRY_AGAIN the id of topic {ticket.partition.topic} is not known now"
+    def _not_sent(self, turn: Turn, ticket: Ticket, why: str) -> None:
+        message = f"TRY_AGAIN {why}"
         turn.results[ticket.partition] = PartitionResult(
             partition=ticket.partition.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
         )
@@ -852,8 +865,17 @@ class Session:
 
         upstream.on_response = on_response
         self._answer_by[slot] = turn.answer_by
-        self._from_upstream.append(upstream)
-        self._upstream_out += encode_produce_request(probe)
+        self._probes.append((upstream, encode_produce_request(probe)))
+        self._send_probes()
+
+    def _send_probes(self) -> None:
+        """Not into the middle of a frame of the client's that is being streamed."""
+        if self._client.state is CutterState.PASSING:
+            return
+        while self._probes:
+            upstream, chunks = self._probes.popleft()
+            self._from_upstream.append(upstream)
+            self._upstream_out += chunks
 
     def _proved(self, turn: Turn, topic: str, answer: PartitionResult) -> None:
         self._may_write.add(topic)
@@ -942,6 +964,8 @@ class Session:
             if chain in self._failed_chains:
                 self._failed_chains[chain].behind_bytes = sent_bytes
         read_bytes = self._received_bytes - self._client.unread_bytes
+        if self._turn is not None:
+            read_bytes = self._turn.starts_at  # it still has batches to offer
         self._failed_chains = {c: f for c, f in self._failed_chains.items() if f.behind_bytes > read_bytes}
 
     # ---- ends
@@ -956,6 +980,9 @@ class Session:
                 continue
             del self._answer_by[slot]
             turn = self._turns[slot]
+            self._give_up_waiting(turn)
+            if turn.silent:
+                continue
             message = "OUTCOME_UNKNOWN Kafka did not answer in time; it may have been appended"
             results = {
                 key: PartitionResult(partition=key.partition, error_code=Error.REQUEST_TIMED_OUT, error_message=message)
@@ -971,6 +998,16 @@ class Session:
             told = Turn(turn.request, results=results | turn.results | unproved)
             self._commands.append(Count("refusal", "outcome_unknown"))
             self._end(slot, [encode_produce_response(told.response(), turn.request.api_version)])
+
+    def _give_up_waiting(self, turn: Turn) -> None:
+        """A leader that stands still may never answer, and never break the connection either: others have to go on.
+
+        What it does with the append when it wakes up, the gate can find in the log.
+        """
+        for ticket in turn.granted:
+            if turn.sent and ticket.partition not in turn.results:
+                ticket.may_write = ticket.partition.topic in self._may_write
+                self._commands.append(ToGate(ticket, Lost(ticket)))
 
     def _close(self, reason: str, fault: type[Exception] | None) -> None:
         if self._closing:
@@ -1015,16 +1052,14 @@ class Session:
         # gate wait for ever.
         self._give_turns_back()
         for turn in self._turns.values():
-            for ticket in turn.granted:
-                if turn.sent and ticket.partition not in turn.results:
-                    ticket.may_write = ticket.partition.topic in self._may_write
-                    self._commands.append(ToGate(ticket, Lost(ticket)))
+            self._give_up_waiting(turn)
         for slot in (*self._to_client, *self._turns):
             self._around.release(slot.reserved_bytes)
             slot.reserved_bytes = 0
         self._turns.clear()
         self._answer_by.clear()
         self._from_upstream.clear()
+        self._probes.clear()
         if not self._closing and not self.client_gone:
             self._close(reason, None)
 
