@@ -192,6 +192,10 @@ class Client:
         if self.kind.transactional and self._transaction_parts:
             self._transaction_parts = 0
             self.world.cluster.end_transaction(self.producer_id, self.epoch, commit=commit)
+            epoch = self.world.cluster.epoch_of(self.producer_id)
+            if epoch != self.epoch:  # transactions v2: every transaction has its own
+                self.epoch = epoch
+                self.sequences.clear()
 
     def _compose(self) -> list[Write]:
         """The next write, chain of writes, or writes to several partitions."""
@@ -427,7 +431,7 @@ class Client:
         elif any(self._owed_an_answer(write) for write in writes):
             self._outcast = True
             for write in writes:
-                write.forbidden = True
+                write.forbidden = write.forbidden or all(attempt.silent for attempt in write.tries)
         topics: dict[str, list[PartitionData]] = {}
         for write in writes:
             self.sim.log(f"{self.name} -> proxy {self.proxy}: {write}, try {len(write.tries)}")
@@ -681,8 +685,6 @@ class Admin:
     """Switches the check on a topic on and off while everybody goes on, through any proxy, and tries again if it is
     not told that it holds."""
 
-    _WAITS_SECONDS = 6.0
-
     def __init__(self, world: World) -> None:
         self.world = world
         self.sim = world.sim
@@ -715,7 +717,9 @@ class Admin:
         self.sim.log(f"admin: {TOPIC} is to be checked for {self._plan[0].value}")
         text = f"{TOPIC}={self._plan[0].value}".encode()
         self.socket.write(question(INCREMENTAL_ALTER_CONFIGS, 1, self._correlation, text))
-        self.sim.after(self._WAITS_SECONDS, self._give_up, self._correlation)
+        # A switch takes as long as the configs' lease.
+        patience = self.sim.between(0.2, 3.0) if self.sim.chance(0.3) else 6.0
+        self.sim.after(patience, self._give_up, self._correlation)
 
     def _give_up(self, number: int) -> None:
         if number == self._correlation and self._asked is not None and self.socket is not None:

@@ -20,6 +20,7 @@ from fencepost_proxy.partitions import events as gates
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchange, Finished
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report
+from fencepost_proxy.session.turn import batch_to_send
 from fencepost_proxy.topics.state import (
     StateRecord,
     StateView,
@@ -30,7 +31,7 @@ from fencepost_proxy.topics.state import (
 from fencepost_proxy.topics.virtual_configs import CHECK_EXPECTED_OFFSETS, TopicPolicy
 from fencepost_proxy.types import SEQUENCE_MODULUS, LogEndOffset, Offset, ProducerEpoch, ProducerId, TopicPartition
 from fencepost_proxy.wire.apis import API_VERSIONS, INCREMENTAL_ALTER_CONFIGS, METADATA
-from fencepost_proxy.wire.batch import HeaderNames, zero_base_offset
+from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult
 from tests.simulation.broker import NOT_LEADER, Cluster, LogBatch, Partition, Replica
 from tests.simulation.clock import WALL_MINUS_MONOTONIC, Connection, End, Sim
@@ -82,7 +83,7 @@ class Scenario:
     start_offsets: tuple[int, ...] = (0, 0, 0, (1 << 31) - 9)
     limits: gates.GateLimits = field(
         default_factory=lambda: gates.GateLimits(
-            queue_max=50, in_flight_max=4, cold_send_seconds=0.5, settle_seconds=3.0
+            queue_max=50, in_flight_max=4, cold_send_seconds=0.5, settle_seconds=3.0, queued_seconds=9.0
         )
     )
     refuse_whole_requests: bool = False
@@ -177,8 +178,10 @@ class Proxy:
         )
         self.links = {}
         self._view = StateView(_CLUSTER_ID)
+        self._tag = self.world.next_tag()
         self._read_to = 0
         self._fresh_until = float("-inf")
+        self.blind_until = float("-inf")  # it alone cannot reach the state topic
         self._ticking = False
         self._metadata: dict[TopicPartition, tuple[int | None, int, UUID]] = {}
         self._policies: dict[str, TopicPolicy | None] = {}
@@ -239,6 +242,10 @@ class Proxy:
     @property
     def shared_producer_id(self) -> int:
         return -1 if self._view.producer_id is None else self._view.producer_id
+
+    @property
+    def tag(self) -> int:
+        return self._tag
 
     def fresh(self, now: float) -> bool:
         return now < self._fresh_until
@@ -369,7 +376,7 @@ class Proxy:
     def _poll(self) -> None:
         asked_at = self.sim.now
         state = self.world.state
-        if state.reachable:
+        if state.reachable and self.blind_until <= asked_at:
             delay = self.sim.between(0.001, 0.05)
             # What is there when the question is handled is in its answer.
             self.later(delay, self._polled, asked_at, len(state.records))
@@ -401,7 +408,7 @@ class Proxy:
         """Stored and read back, or not known to be: then it may be there all the same, or come later."""
         state = self.world.state
         lost = self.sim.chance(self.world.lossy_reads)
-        if not state.reachable or (lost and self.sim.chance(0.5)):
+        if not state.reachable or self.blind_until > self.sim.now or (lost and self.sim.chance(0.5)):
             self.later(_READ_SECONDS if not state.reachable else 0.05, done, False)
             return
 
@@ -709,7 +716,7 @@ class ControlCall:
         def handled() -> None:
             if partition.topic_id != topic_id or partition.deleted:
                 return
-            records = bytes(zero_base_offset(effect.ticket.records))
+            records = bytes(batch_to_send(effect.ticket))
             cluster.append(node, partition, records, answered, acks=-1, timeout_ms=2000)
 
         def answered(result: PartitionResult) -> None:
@@ -793,6 +800,7 @@ class World:
         topic_ids = {topic: UUID(int=sim.rng.getrandbits(128)) for topic in self.checks}
         for name in self.names:
             self.cluster.create(name, start).topic_id = topic_ids[name.topic]
+        self._tags = 0
         self.state = StateTopic(sim)
         self.proxies = [Proxy(self, number) for number in range(scenario.proxies)]
         self.quiet = False
@@ -803,6 +811,10 @@ class World:
         if topic == TOPIC and self.scenario.managed:
             return {}
         return {CHECK_EXPECTED_OFFSETS: self.checks[topic].value} if topic in self.checks else {}
+
+    def next_tag(self) -> int:
+        self._tags += 1
+        return self._tags
 
     def delay(self) -> float:
         """How long a piece of a stream is under way."""
@@ -830,6 +842,8 @@ class World:
         self.lossy_reads = 0.0
         self.cluster.slow_requests = self.cluster.too_large = 0.0
         self.state.reachable = True
+        for proxy in self.proxies:
+            proxy.blind_until = float("-inf")
         for node, broker in enumerate(self.cluster.brokers):
             broker.paused_until = min(broker.paused_until, self.sim.now)
             self.cluster.restart(node)
@@ -989,3 +1003,8 @@ class World:
         for partition in self.cluster.partitions.values():
             for replica in partition.replicas.values():
                 replica.log_append_time = self.log_append_time
+
+    def _fault_blind(self) -> None:
+        """One process cannot reach the state topic for a while; the others can."""
+        if not self.quiet:
+            self.sim.rng.choice(self.proxies).blind_until = self.sim.now + self.sim.between(0.5, 6.0)
