@@ -351,7 +351,6 @@ def test_the_broker_is_replaced_while_something_is_on_its_way(
     story.end(say, "broker replaced")
 
 
-@pytest.mark.xfail(strict=True, reason="an append in flight at a broker that never answers keeps its gate")
 def test_a_leader_that_stands_still_blocks_nobody_once_there_is_another(stage3: Stage3) -> None:
     """Its client has been told 7 and keeps its connection, as clients do."""
     story = Story(stage3)

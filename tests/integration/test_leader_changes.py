@@ -316,7 +316,6 @@ def test_who_switches_a_check_on_is_warned_of_what_kafka_may_lose(stage3: Stage3
 # --- clients that come meanwhile --------------------------------------------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="bootstrap connections all go to the broker that was configured first")
 def test_clients_that_come_while_the_first_broker_stands_still(stage3: Stage3) -> None:
     """It takes connections and answers nothing. They try again, as clients do, and soon meet another broker."""
     answered = 0
