@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest
 KAFKA_VERSIONS_OLDER := 4.0.2 3.9.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast test-kafka test-brokers simulate mutants soak lint lock clean
+.PHONY: help demo test test-fast test-kafka test-brokers simulate fuzz mutants soak lint lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -34,6 +34,10 @@ test-kafka: jars  ## only the tests against real Kafka
 SEEDS ?= 20000
 simulate: $(VENV)/.installed-all  ## SEEDS=20000 runs of the proxy among modelled brokers, clients and faults
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS)
+
+SECONDS ?= 300
+fuzz: $(VENV)/.installed-all  ## SECONDS=300 of made-up dialogues and messages, from SEED=1 on; keeps what fails in tests/fuzz/corpus
+	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(or $(SEED),1)
 
 mutants: $(VENV)/.installed-all  ## every seeded defect: does the simulation notice it? Writes docs/mutants.md
 	@$(BIN)/python -m tests.simulation.mutants

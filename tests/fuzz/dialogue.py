@@ -60,11 +60,10 @@ from fencepost_proxy.wire.produce import (
 )
 from fencepost_proxy.wire.schema import Message
 from tests.fuzz.engine import Failure, Op, Program, Tracer, Untraced
-from tests.fuzz.log import INVALID_RECORD, Log
+from tests.fuzz.log import INVALID_RECORD, SHARED, WALL_SECONDS, Log, carry_out
 from tests.support.batches import batch
 from tests.support.kio_messages import by_kio
 
-SHARED = 7000
 STATE_TOPIC = "__state"
 TOPICS = ("checked", "required", "plain", "other", STATE_TOPIC)
 POLICIES = {"checked": TopicPolicy(Check.ON), "required": TopicPolicy(Check.REQUIRED)}
@@ -75,7 +74,6 @@ PARTITIONS = 2
 CONNECTIONS_MAX = 5
 FRAME_BYTES_MAX = 40_000
 RECEIVE_BYTES = 65536
-WALL_SECONDS = 1_700_000_000.0
 NOW_MS = int(WALL_SECONDS * 1000) + 1_000_000
 LIMITS = g.GateLimits(
     queue_max=4,
@@ -83,6 +81,8 @@ LIMITS = g.GateLimits(
     attempts_max=3,
     cold_send_seconds=0.5,
     settle_seconds=2.0,
+    queued_seconds=3.0,
+    violation_seconds=0.2,
     remembered_producers_max=3,
     remembered_batches_max=4,
     decompressed_bytes_max=20_000,
@@ -155,6 +155,23 @@ def _batch(
     return bytes(made)
 
 
+def make_batch(log_end: int, spec: list[Any]) -> bytes:
+    """`spec`: [how it says what it expects, a number for that, records, producer, sequence, flags, age in seconds].
+
+    How: "end" – the log's end now, so much away from it; "is" – that number; anything else – not at all. Producer 0 is
+    none, 4 the proxy's own. An age below 0 is no timestamp. Flags: see `_batch`.
+    """
+    how, number, count, producer, sequence, flags, age = spec
+    expected: int | None = None
+    if how == "end":
+        expected = max(0, log_end + min(number, 7))
+    elif how == "is":
+        expected = abs(number) % 1000
+    producer %= 5
+    who = (-1, -1, -1) if not producer else (SHARED if producer == 4 else producer, 0, abs(sequence) % 1000)
+    return _batch(expected, 1 + abs(count - 1) % 5, who, flags % 128, None if age < 0 else age % 1_000_000)
+
+
 # --- what the switch asks of its process ------------------------------------------------------------------------------
 
 
@@ -176,6 +193,7 @@ class Around:
         self.unread: dict[int, int] = {}
 
     shared_producer_id = SHARED
+    tag = 5
 
     def fresh(self, now: float) -> bool:
         return self.is_fresh
@@ -426,7 +444,7 @@ class Dialogue:
 
     @staticmethod
     def _records(rng: random.Random) -> list[Any]:
-        """[how the expectation is said, number, records, producer, sequence, flags, age in s]; see `_make_batch`."""
+        """See `make_batch`."""
         how = rng.choice(("end", "end", "end", "is", "none"))
         number = rng.choice((0, 0, 0, 1, -1, 2)) if how == "end" else rng.randrange(5)
         producer = rng.choice((0, 0, 1, 1, 2, 3))
@@ -570,8 +588,9 @@ class _Run:
         if spec["kind"] == "raw":
             return bytes.fromhex(spec["hex"])
         if spec["kind"] == "api":
-            key, version = SERVED[spec["index"] % len(SERVED)]
-            body = made_up_body(key, version, "request", spec["variant"] % 6)[:15_000]
+            key, version = spec["key"] % 32_768, spec["version"] % 32_768
+            served = (key, version) in SERVED
+            body = made_up_body(key, version, "request", spec["variant"] % 6)[:15_000] if served else b""
             # Above 16 KiB it counts as held in memory.
             client_id = b"f" * (17_000 if spec["variant"] % 12 >= 6 else 4)
             header = struct.pack(">hhih", key, version, correlation, len(client_id)) + client_id
@@ -599,7 +618,7 @@ class _Run:
         topics: dict[str, list[PartitionData]] = {}
         for topic, partition, records in spec["parts"]:
             name = TOPICS[topic % len(TOPICS)]
-            made = self._make_batch(TopicPartition(name, partition % PARTITIONS), records)
+            made = make_batch(self.logs[TopicPartition(name, partition % PARTITIONS)].end, records)
             topics.setdefault(name, []).append(PartitionData(partition % PARTITIONS, memoryview(made)))
         return encode_produce_request(
             ProduceRequest(
@@ -616,17 +635,6 @@ class _Run:
                 ),
             )
         )
-
-    def _make_batch(self, where: TopicPartition, spec: list[Any]) -> bytes:
-        how, number, count, producer, sequence, flags, age = spec
-        expected: int | None = None
-        if how == "end":
-            expected = self.logs[where].end + number % 7 if number >= 0 else max(0, self.logs[where].end + number)
-        elif how == "is":
-            expected = abs(number) % 1000
-        producer %= 5
-        who = (-1, -1, -1) if not producer else (SHARED if producer == 4 else producer, 0, abs(sequence) % 1000)
-        return _batch(expected, 1 + abs(count) % 5, who, flags % 128, None if age < 0 else age % 1_000_000)
 
     # ---- delivery
 
@@ -794,6 +802,7 @@ class _Run:
                 self._carry_out(asked)
         if not wires.asked:
             return
+        error = (error + 2**15) % 2**16 - 2**15
         asked = wires.asked.popleft()
         head = struct.pack(">i", asked.correlation_id + (kind == "wrong-id"))
         wires.lied = wires.lied or kind in ("wrong-id", "noise", "partitions")
@@ -856,50 +865,10 @@ class _Run:
 
     def _control(self, index: int, kind: str, error: int) -> None:
         wanted, asked_at = self.control.pop(index), self.control_asked_at.pop(index)
-        log = self.logs[wanted.partition]
-        event: g.Event
-        match wanted.effect:
-            case g.ReadTail():
-                if kind == "no-topic":
-                    event = g.TailUnknown("gone", 3)
-                elif kind in ("unknown", "unreadable", "not-yet", "gone"):
-                    event = g.TailUnknown("not now")
-                else:
-                    event = g.TailRead(
-                        g.Tail(
-                            requested_at=asked_at,
-                            log_end_offset=log.end,
-                            log_start_offset=log.start,
-                            producer_id=SHARED,
-                            producer_state=log.producer_state(SHARED),
-                            stamp_base=self.bases.get(wanted.partition, (0, 0)),
-                            open_transactions=frozenset({2} if kind == "open" else ()),
-                            log_append_time=log.log_append_time_ms is not None,
-                            expiration_seconds=86_400.0,
-                            wall_minus_monotonic_seconds=WALL_SECONDS,
-                        )
-                    )
-            case g.Look(ticket, offset):
-                results: dict[str, g.LookResult] = {
-                    "unreadable": g.Unreadable("not now"),
-                    "unknown": g.Unreadable("not now"),
-                    "not-yet": g.NotYet(offset + error % 3),
-                    "gone": g.OutOfRange(),
-                }
-                event = g.Looked(ticket, results[kind] if kind in results else log.look(offset))
-            case g.Resend(ticket):
-                if kind in ("unknown", "unreadable", "not-yet", "gone"):
-                    event = g.Resent(ticket, None)
-                elif kind == "error" and error:
-                    event = g.Resent(ticket, PartitionResult(wanted.partition.partition, error))
-                else:
-                    code, base, at = log.append(_without_base(ticket.records))
-                    event = g.Resent(ticket, PartitionResult(wanted.partition.partition, code, base, at, 0))
-            case g.PublishBase(_, epoch, base, _):
-                ok = kind not in ("unknown", "unreadable", "no-topic")
-                if ok:
-                    self.bases[wanted.partition] = max(self.bases.get(wanted.partition, (0, 0)), (epoch, base))
-                event = g.BasePublished(ok)
+        log, bases = self.logs.get(wanted.partition, Log()), self.bases
+        if wanted.partition not in self.logs:
+            kind = "no-topic"
+        event = carry_out(wanted.effect, wanted.partition, log, bases, asked_at=asked_at, kind=kind, error=error)
         self._perform(self.call(self.switch.gate_event, wanted.partition, event, self.now))
 
     # ---- the end
@@ -1051,7 +1020,3 @@ class _Run:
         delivered = bytes(wires.client_wrote[: wires.client_delivered])
         if rest and rest not in delivered:
             raise Failure("the beginning of what passes to upstream was changed", rest[:40].hex())
-
-
-def _without_base(records: memoryview) -> bytes:
-    return struct.pack(">q", 0) + bytes(records[8:])

@@ -291,6 +291,7 @@ def fuzz(
     seconds: float | None = None,
     inputs: int | None = None,
     guided: bool = True,
+    minimised: bool = True,
     starting_from: list[Program] | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Result:
@@ -333,7 +334,7 @@ def fuzz(
         if error is not None and (signature := signature_of(error)) not in found:
             message = "".join(traceback.format_exception(error)[-4:])
             tell(f"FAILED {target.name} input {result.inputs}: {signature}: {error}")
-            small = minimise(target, program, signature)
+            small = minimise(target, program, signature) if minimised else program
             found[signature] = Found(signature, message, small, len(program.ops))
         if time.monotonic() - told_at > 30:
             told_at = time.monotonic()

@@ -5,10 +5,15 @@ from __future__ import annotations
 import struct
 
 from fencepost_proxy.errors import ProtocolError
+from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions.events import Found, LookResult, NotYet, OutOfRange, ProducerState
-from fencepost_proxy.types import SEQUENCE_MODULUS
+from fencepost_proxy.session.turn import batch_to_send
+from fencepost_proxy.types import SEQUENCE_MODULUS, TopicPartition
 from fencepost_proxy.wire.batch import require_single_batch, sequence_add, verify_crc
+from fencepost_proxy.wire.produce import PartitionResult
 
+SHARED = 7000
+WALL_SECONDS = 1_700_000_000.0
 CORRUPT, OUT_OF_ORDER, INVALID_EPOCH, INVALID_RECORD = 2, 45, 47, 87
 _REMEMBERED = 5
 Appended = tuple[int, int, int]  # error code, base offset, log append time
@@ -81,3 +86,54 @@ class Log:
             if offset < upto:
                 return Found(memoryview(batch))
         return NotYet(self.end)
+
+
+def carry_out(
+    effect: g.ReadTail | g.Look | g.Resend | g.PublishBase,
+    partition: TopicPartition,
+    log: Log,
+    bases: dict[TopicPartition, tuple[int, int]],
+    *,
+    asked_at: float,
+    kind: str,
+    error: int,
+) -> g.Event:
+    """What the control client answers a gate: what is true now, or that it could not be had."""
+    failed = kind in ("unknown", "unreadable", "no-topic")
+    match effect:
+        case g.ReadTail():
+            if kind == "no-topic":
+                return g.TailUnknown("gone", 3)
+            if failed or kind in ("not-yet", "gone"):
+                return g.TailUnknown("not now")
+            return g.TailRead(
+                g.Tail(
+                    requested_at=asked_at,
+                    log_end_offset=log.end,
+                    log_start_offset=log.start,
+                    producer_id=SHARED,
+                    producer_state=log.producer_state(SHARED),
+                    stamp_base=bases.get(partition, (0, 0)),
+                    open_transactions=frozenset({2} if kind == "open" else ()),
+                    log_append_time=log.log_append_time_ms is not None,
+                    expiration_seconds=86_400.0,
+                    wall_minus_monotonic_seconds=WALL_SECONDS,
+                )
+            )
+        case g.Look(ticket, offset):
+            if failed:
+                return g.Looked(ticket, g.Unreadable("not now"))
+            if kind == "not-yet":
+                return g.Looked(ticket, g.NotYet(offset + error % 3))
+            return g.Looked(ticket, g.OutOfRange() if kind == "gone" else log.look(offset))
+        case g.Resend(ticket):
+            if failed or kind in ("not-yet", "gone"):
+                return g.Resent(ticket, None)
+            if kind == "error" and error:
+                return g.Resent(ticket, PartitionResult(partition.partition, error))
+            code, base, at = log.append(bytes(batch_to_send(ticket)))
+            return g.Resent(ticket, PartitionResult(partition.partition, code, base, at, 0))
+        case g.PublishBase(_, epoch, base, _):
+            if not failed:
+                bases[partition] = max(bases.get(partition, (0, 0)), (epoch, base))
+            return g.BasePublished(not failed)

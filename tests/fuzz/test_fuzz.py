@@ -1,0 +1,147 @@
+"""What the fuzzer found stays found; a short run of it; and that it would notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fencepost_proxy.partitions import events as g
+from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.session import session as session_module
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.turn import Turn
+from fencepost_proxy.wire import produce
+from tests.fuzz.__main__ import TARGETS, replay
+from tests.fuzz.engine import CORPUS, fuzz
+
+SEED = 1
+SHORT_RUN = {"session": 120, "gate": 500, "wire": 1500}
+
+
+@pytest.mark.parametrize("path", sorted(CORPUS.glob("*.json")), ids=lambda path: path.stem)
+def test_what_failed_once_holds(path: Path) -> None:
+    replay(path)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_short_run_finds_nothing(name: str) -> None:
+    """Not guided: the tests' own coverage is measured by the means that would guide it."""
+    result = fuzz(TARGETS[name][0], SEED, inputs=SHORT_RUN[name], guided=False)
+    print(f"seed {SEED}: {result.inputs} inputs, {result.events} events, {result.features} states")
+    assert not result.failures, "\n".join(
+        f"{found.signature}: {found.message}\n{found.program.to_json()}" for found in result.failures
+    )
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_seed_gives_the_same_run_byte_for_byte(name: str) -> None:
+    target = TARGETS[name][0]
+    digests = {fuzz(target, 7, inputs=25, guided=False).digest for _ in range(2)}
+    assert len(digests) == 1
+    assert fuzz(target, 8, inputs=25, guided=False).digest not in digests
+
+
+# --- defects that it has to notice ------------------------------------------------------------------------------------
+
+
+def _views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What passes is not copied out of the receive buffer."""
+    monkeypatch.setattr(session_module, "bytes", lambda view: view, raising=False)
+
+
+def _answers_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answer(self: Session) -> None:
+        for slot in [each for each in self._to_client if each.done]:
+            self._to_client.remove(slot)
+            self._client_out += slot.chunks
+
+    monkeypatch.setattr(Session, "_answer_front", answer)
+
+
+def _memory_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = Session._client_lost
+
+    def client_lost(self: Session, now: float) -> None:
+        self._collecting_bytes = 0
+        lost(self, now)
+
+    monkeypatch.setattr(Session, "_client_lost", client_lost)
+
+
+def _turns_are_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forget(self: Session) -> None:
+        self._turn = None
+
+    monkeypatch.setattr(Session, "_give_turns_back", forget)
+
+
+def _lost_appends_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "Lost", lambda ticket: g.Tick())
+
+
+def _one_partition_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Turn, "complete", property(lambda self: bool(self.results)))
+
+
+def _success_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def landed_elsewhere(self: Gate, ticket: g.Ticket, result: produce.PartitionResult) -> None:
+        self._answer(ticket, result)
+
+    monkeypatch.setattr(Gate, "_landed_elsewhere", landed_elsewhere)
+
+
+def _doubts_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gate, "_settle_later", lambda self, ticket, now: None)
+
+
+def _queued_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Gate, "_tick", lambda self, now: None)
+
+
+def _granted_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    grant = Gate._grant
+
+    def grant_again(self: Gate, ticket: g.Ticket) -> None:
+        grant(self, ticket)
+        if ticket.append.record_count == 3:
+            self._queue.append(ticket)
+
+    monkeypatch.setattr(Gate, "_grant", grant_again)
+
+
+def _index_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(produce, "MALFORMED", (ValueError,))
+
+
+DEFECTS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], int]] = [
+    ("session", _views_are_kept, 60),
+    ("session", _answers_as_they_come, 200),
+    ("session", _memory_is_kept, 200),
+    ("session", _turns_are_not_given_back, 60),
+    ("session", _lost_appends_are_not_told, 100),
+    ("session", _one_partition_is_left_out, 200),
+    ("gate", _success_anywhere, 300),
+    ("gate", _doubts_are_left_alone, 300),
+    ("gate", _queued_for_ever, 200),
+    ("gate", _granted_twice, 200),
+    ("wire", _index_error, 500),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "break_it", "inputs"), DEFECTS, ids=[f"{name}{defect.__name__}" for name, defect, _ in DEFECTS]
+)
+def test_it_notices(
+    name: str, break_it: Callable[[pytest.MonkeyPatch], None], inputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_it(monkeypatch)
+    found: Any = None
+    for seed in range(inputs // 20):
+        result = fuzz(TARGETS[name][0], seed, inputs=20, guided=False, minimised=False)
+        found = result.failures or found
+        if found:
+            break
+    assert found
