@@ -321,15 +321,15 @@ def test_records_that_are_deleted(prefix: str, how: str, tell: Tell) -> None:
     with while_it_is_written_to(story), story.log.connect(story.topic) as direct:
         if how == "retention":
             assert direct.alter_topic(story.topic, {"retention.ms": "1", "segment.ms": "50"}) == (OK, None)
-        for _ in range(3):
-            before = log_start(story.log, story.topic)
+
+        def deleted(before: int) -> bool:
             if how == "DeleteRecords":
                 delete_records(story.log, story.topic)
-            until(
-                lambda before=before: log_start(story.log, story.topic) > before,
-                "records to be deleted",
-                within_seconds=PATIENCE_SECONDS,
-            )
+            return log_start(story.log, story.topic) > before
+
+        for _ in range(3):
+            before = log_start(story.log, story.topic)
+            until(partial(deleted, before), "records to be deleted", within_seconds=PATIENCE_SECONDS)
         if how == "retention":
             assert direct.alter_topic(story.topic, {"retention.ms": None, "segment.ms": None}) == (OK, None)
     delete_records(story.log, story.topic)
