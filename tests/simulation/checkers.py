@@ -260,8 +260,9 @@ def _filled_elsewhere(world: World, attempt: Try, landings: dict[bytes, list[Lan
         return len(world.proxies) > 1  # it was to follow whatever its gate took for the end
     for landed in landings.values():
         for each in landed:
+            equal = each.batch.data[_HEADER_BYTES:] == write.payload
             same = each.partition.name == write.partition and at is not None and each.batch.base <= at < each.batch.end
-            if same and attempt.proxy not in each.proxies:
+            if same and (equal or attempt.proxy not in each.proxies):
                 return True
     return False
 

@@ -449,8 +449,9 @@ class Client:
         self.socket.write(b"".join(encode_produce_request(message)))
 
     def _owed_an_answer(self, write: Write) -> bool:
-        """An expectation with acks=0 cannot be answered: the proxy has to close the connection, and append nothing."""
-        return write.expected is not None and not self.kind.bypass and not self.world.scenario.managed
+        """A refusal with acks=0 cannot be told: the proxy has to close the connection, and append nothing."""
+        refused = write.expected is not None or self.world.checks[write.partition.topic] is Check.REQUIRED
+        return refused and not self.kind.bypass and not self.world.scenario.managed
 
     def _ask(self) -> None:
         assert self.socket is not None
@@ -517,7 +518,7 @@ class Client:
                 f"{self.name} asked {asked.correlation_id} and got {body[:30]!r} for {asked.expected[:30]!r}"
             )
         if asked.never:
-            self.world.history.broken.append(f"{self.name} was served after an expectation with acks=0")
+            self.world.history.broken.append(f"{self.name} was served after what cannot be answered with acks=0")
         if not self._in_flight:
             self._after_job()
 

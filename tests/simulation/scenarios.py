@@ -238,6 +238,14 @@ SCENARIOS = {
             think_max=1.5,
             airtight=False,
         ),
+        # A proposal that sat in a broker's queue comes when all have agreed already; the state topic is compacted.
+        Scenario(
+            "proposals",
+            proxies=2,
+            clients=("honest", "sequenced", "chain", "bypass"),
+            faults=("propose", "propose", "tidy", "crash", "cut"),
+            airtight=False,
+        ),
         # ---- what a log goes through
         Scenario(
             "compacted",
@@ -267,6 +275,14 @@ SCENARIOS = {
             clients=("honest", "sequenced", "chain", "twin"),
             faults=("reassign", "reassign", "delete", "delete", "move", "cut", "pause"),
             faults_max=12,
+        ),
+        Scenario(
+            "deleted",
+            proxies=2,
+            clients=("honest", "sequenced", "chain", "reborn"),
+            faults=("delete", "delete", "delete", "cut", "pause", "crash", "kill"),
+            faults_max=14,
+            slow_requests=0.08,
         ),
         Scenario(
             "retyped",

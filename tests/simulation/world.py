@@ -628,7 +628,7 @@ class ControlCall:
 
     def _producers(self, partition: Partition, before: int) -> None:
         replica = partition.replicas[self.node]
-        known = replica.producers.get(SHARED)
+        known = replica.producers.get(self.proxy.shared_producer_id)
         state = None
         if known is not None:
             state = gates.ProducerState(known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS)
@@ -654,7 +654,7 @@ class ControlCall:
             requested_at=self.asked_at,
             log_end_offset=end,
             log_start_offset=partition.replicas[self.node].log_start,
-            producer_id=SHARED,
+            producer_id=proxy.shared_producer_id,
             producer_state=state,
             stamp_base=(0, 0),
             open_transactions=open_transactions,
@@ -1008,3 +1008,9 @@ class World:
         """One process cannot reach the state topic for a while; the others can."""
         if not self.quiet:
             self.sim.rng.choice(self.proxies).blind_until = self.sim.now + self.sim.between(0.5, 6.0)
+
+    def _fault_propose(self) -> None:
+        """Another proposal of the shared producer id comes late: the first is agreed on for ever."""
+        proposal = UUID(int=self.sim.rng.getrandbits(128))
+        late = ProducerId(SHARED + 1 + len(self.state.records))
+        self.state.records.append(encode_producer_id(proposal, _CLUSTER_ID, late))
