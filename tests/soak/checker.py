@@ -11,6 +11,7 @@ A history is what `tests/soak/history.py` describes. Each rule has a name, by wh
 | TWICE | no record is in the log twice |
 | ELSEWHERE | a conditional record is at its expected offset or nowhere, whatever was told |
 | UNGUARDED | a `required` topic has no record that came without an expectation or in a transaction |
+| LOOKS UNGUARDED | no client is told that a topic's check is off while it is on |
 | HALF A BATCH | the records of one append are there together, side by side, or not at all |
 | ORDER | an append that ended before another began lies before it; a chain's records lie in its order |
 | HOLE | where one proxy serves a topic: nothing of a chain lands after one of it was refused |
@@ -336,6 +337,8 @@ class _Partition:
             self.found("HALF A BATCH", f"{operation}: its records are at {places}")
 
     def errors(self, operation: Operation) -> None:
+        if operation.code == "CheckIsOff":
+            self.found("LOOKS UNGUARDED", operation)
         if operation.expected is None or operation.transaction is not None:
             return
         if operation.idempotent and not self.airtight:

@@ -251,6 +251,11 @@ def a_bare_error_as_a_library_names_it(story: Story) -> None:
     story.log()
 
 
+def told_that_its_check_is_off(story: Story) -> None:
+    story.op("a", expected=0, outcome=REFUSED, code="CheckIsOff")
+    story.log()
+
+
 def a_stranger(story: Story) -> None:
     story.log("who")
 
@@ -284,6 +289,7 @@ BROKEN_ON_REQUIRED: list[tuple[Callable[[Story], None], list[str]]] = [
     (an_end_that_never_was, ["UNTRUE END"]),
     (a_bare_error, ["BARE ERROR"]),
     (a_bare_error_as_a_library_names_it, ["BARE ERROR"]),
+    (told_that_its_check_is_off, ["LOOKS UNGUARDED"]),
     (a_stranger, ["STRANGER"]),
     (a_gap, ["GAP"]),
 ]

@@ -19,6 +19,7 @@ from typing import Any
 
 import aiokafka
 import confluent_kafka
+import kafka
 
 import fencepost
 from fencepost import RetryPolicy
@@ -500,11 +501,23 @@ class ConfluentNotIdempotent(AiokafkaHeaders):
     more = {"enable_idempotence": False}  # noqa: RUF012
 
 
+class _StockKafkaPython(clients.KafkaPythonProducer):
+    """Not ours around it: that one is never idempotent."""
+
+    def __init__(self, bootstrap: str, **configs: Any) -> None:
+        self.producer = kafka.KafkaProducer(bootstrap_servers=bootstrap, **configs)
+        self._waiting = []
+
+
 class KafkaPythonPlain(KafkaPython):
+    """Without an expectation, and idempotent, as it is by default."""
+
     kind = "kafka-python-plain"
     manner = Manner(resends=True, idempotent=True)
     conditional = False
-    more = {"enable_idempotence": True}  # noqa: RUF012
+
+    def open(self) -> None:
+        self.producer = _StockKafkaPython(self.bootstrap, **_configs(self.library))
 
 
 class ConfluentPlain(Confluent):
