@@ -1,0 +1,72 @@
+"""The schedule of faults is its seed's."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.soak.faults import Faults
+from tests.soak.history import Recorder, read_lines
+from tests.soak.stage import PROXIES
+
+
+class Kafka:
+    """Obeys, and does nothing."""
+
+    def kill(self, node_id: int) -> None: ...
+    def pause(self, node_id: int) -> None: ...
+    def resume(self, node_id: int) -> None: ...
+    def restart(self, node_id: int) -> None: ...
+
+
+class Stage:
+    def __init__(self) -> None:
+        self.kafka = Kafka()
+        self.armed: list[Any] = []
+        self.pipes = SimpleNamespace(
+            arm=lambda pipe, fault: self.armed.append((pipe, fault)),
+            refuse=lambda pipe, seconds: self.armed.append((pipe, seconds)),
+        )
+        self.downstream = {name: [f"clients to {name} {number}" for number in range(4)] for name in PROXIES}
+        self.upstream = {name: [f"{name} to broker {number}" for number in range(3)] for name in PROXIES}
+
+    def leader(self, topic: str) -> int:
+        return 1
+
+    def controller(self) -> int:
+        return 2
+
+    def in_sync(self, topic: str) -> set[int]:
+        return {1, 2, 3}
+
+    def reassign(self, topic: str, replicas: list[int]) -> None: ...
+    def elect_preferred(self, topic: str) -> None: ...
+
+
+def schedule(directory: Path, seed: int) -> list[tuple[str, str]]:
+    """What the lanes of brokers and wires do in a hundred turns each."""
+    recorder = Recorder(directory / "history.jsonl")
+    faults = Faults(Stage(), ["one", "another"], seed, recorder)  # type: ignore[arg-type]
+    faults.stop()  # nothing is waited for
+    for lane in (faults._broker, faults._wire):
+        randomness = random.Random(f"{seed}/{lane.__name__}")
+        for _ in range(100):
+            lane(randomness)
+    recorder.close()
+    return [(line["kind"], line["what"]) for line in read_lines(directory / "history.jsonl")]
+
+
+def test_a_seed_gives_the_same_faults_again_and_another_gives_others(tmp_path: Path) -> None:
+    first = schedule(tmp_path, 1)
+    assert len(first) == 200
+    assert schedule(tmp_path, 1) == first
+    assert schedule(tmp_path, 2) != first
+
+
+def test_every_kind_of_fault_comes(tmp_path: Path) -> None:
+    kinds = {kind for kind, _ in schedule(tmp_path, 3)}
+    hops = {f"{hop} {kind}" for hop in ("clients-proxy", "proxy-broker") for kind in ("cut", "stall", "deaf", "refuse")}
+    whom = {f"broker {what} ({who})" for what in ("killed", "paused") for who in ("leader", "controller", "any")}
+    assert kinds == hops | whom | {"leader moved"}
