@@ -11,6 +11,7 @@ reach each broker late. Kills are those of a process: what was written stays (th
 from __future__ import annotations
 
 import functools
+import gzip
 import struct
 from collections import deque
 from collections.abc import Callable
@@ -34,11 +35,24 @@ from tests.simulation.clock import Connection, End, Sim
 
 NONE, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT = 0, 3, 6, 7
 NOT_ENOUGH_REPLICAS, AFTER_APPEND, CORRUPT, TOO_LARGE = 19, 20, 2, 10
+DENIED, INVALID_TIMESTAMP = 29, 32
 OUT_OF_ORDER, WRONG_EPOCH, INVALID_TXN_STATE = 45, 47, 48
 INVALID_RECORD, UNKNOWN_TOPIC_ID = 87, 100
 _SEQUENCES = 1 << 31
 _REMEMBERED_BATCHES = 5
-_LOG_APPEND_TIME = 0x08
+_CODEC, _GZIP, _LOG_APPEND_TIME, _KNOWN_ATTRIBUTES = 0x07, 0x01, 0x08, 0x7F
+_RECORDS_AT = 61
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """A topic's, as far as they say which batches it takes. None: any."""
+
+    min_isr: int = 1
+    log_append_time: bool = False
+    max_message_bytes: int | None = None
+    timestamp_after_max_ms: int | None = None
+    gzip: bool = False
 
 
 @dataclass(slots=True)
@@ -68,52 +82,91 @@ class Known:
         return self.batches[-1][1] if self.batches else -1
 
 
+def newest_timestamp(batch: bytes, header: BatchHeader) -> int:
+    """What a broker makes of the records, whatever the header says. Compressed ones are believed here."""
+    if header.attributes & _CODEC:
+        return header.max_timestamp_ms
+    (base,) = struct.unpack_from(">q", batch, 27)
+    newest, at = -1, _RECORDS_AT
+    for _ in range(header.record_count):
+        length, begin = _varint(batch, at)
+        delta, _ = _varint(batch, begin + 1)
+        newest = max(newest, base + delta)
+        at = begin + length
+    return newest
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value, shift = 0, 0
+    while True:
+        byte = data[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), at
+
+
 class Replica:
     """One broker's copy of one partition."""
 
-    def __init__(self, start: int, *, log_append_time: bool) -> None:
+    def __init__(self, start: int, *, log_append_time: bool, gzip: bool = False) -> None:
         self.batches: list[LogBatch] = []
-        self.log_start = start
+        self.log_start = self.checkpointed_start = start
         self.log_end = start
         self.high_watermark = start
         self.producers: dict[int, Known] = {}
         self.log_append_time = log_append_time
+        self.gzip = gzip
 
     # ---- appends
 
-    def append_as_leader(self, data: bytes, header: BatchHeader, leader_epoch: int, now_ms: int) -> PartitionResult:
-        """`partition` in the result is 0: the caller knows better."""
+    def append_as_leader(
+        self, data: bytes, header: BatchHeader, leader_epoch: int, now_ms: int, *, from_zero: bool = False
+    ) -> PartitionResult:
+        """`partition` in the result is 0: the caller knows better. `from_zero`: transactions v2, where a producer that
+        is not known may not begin anywhere."""
         if header.producer_id >= 0:
-            refused = self._check_producer(header)
+            refused = self._check_producer(header, from_zero=from_zero)
             if refused is not None:
                 return refused
-        stored = bytearray(data)
+        newest = now_ms if self.log_append_time else newest_timestamp(data, header)
+        stored = self._rewritten(data, header, newest)
         struct.pack_into(">q", stored, 0, self.log_end)
         struct.pack_into(">i", stored, 12, leader_epoch)
-        if self.log_append_time:
-            struct.pack_into(">h", stored, 21, header.attributes | _LOG_APPEND_TIME)
-            struct.pack_into(">q", stored, 35, now_ms)
-            struct.pack_into(">I", stored, 17, crc32c.crc32c(bytes(stored[21:])))
         base = self.log_end
         self.append(bytes(stored), leader_epoch)
         return PartitionResult(0, NONE, base, now_ms if self.log_append_time else -1, self.log_start)
 
-    def _check_producer(self, header: BatchHeader) -> PartitionResult | None:
+    def _rewritten(self, data: bytes, header: BatchHeader, newest_timestamp_ms: int) -> bytearray:
+        """As sent, unless the broker has to change it; then only those attributes survive that it knows."""
+        stored = bytearray(data)
+        attributes = header.attributes
+        if self.gzip and not attributes & _CODEC:
+            stored[_RECORDS_AT:] = gzip.compress(data[_RECORDS_AT:], mtime=0)
+            struct.pack_into(">i", stored, 8, len(stored) - 12)
+            attributes |= _GZIP
+        if self.log_append_time:
+            attributes |= _LOG_APPEND_TIME
+        if attributes != header.attributes or newest_timestamp_ms != header.max_timestamp_ms:
+            struct.pack_into(">h", stored, 21, attributes & _KNOWN_ATTRIBUTES)
+            struct.pack_into(">q", stored, 35, newest_timestamp_ms)
+            struct.pack_into(">I", stored, 17, crc32c.crc32c(bytes(stored[21:])))
+        return stored
+
+    def _check_producer(self, header: BatchHeader, *, from_zero: bool) -> PartitionResult | None:
         known = self.producers.get(header.producer_id)
         first = header.base_sequence
         last = (first + header.last_offset_delta) % _SEQUENCES
-        if known is None:
-            return None  # anything may be its first
+        if known is None:  # anything may be its first
+            return PartitionResult(0, OUT_OF_ORDER, log_start_offset=self.log_start) if from_zero and first else None
         if known.epoch == header.producer_epoch:
             for first_seen, last_seen, base, _, timestamp in known.batches:
                 if (first_seen, last_seen) == (first, last):
                     return PartitionResult(0, NONE, base, timestamp, self.log_start)
         if header.producer_epoch < known.epoch:
-            return PartitionResult(0, WRONG_EPOCH)
-        if header.producer_epoch > known.epoch:
-            return None if first == 0 else PartitionResult(0, OUT_OF_ORDER)
-        expected = (known.last_sequence + 1) % _SEQUENCES
-        return None if first == expected else PartitionResult(0, OUT_OF_ORDER)
+            return PartitionResult(0, WRONG_EPOCH, log_start_offset=self.log_start)
+        expected = 0 if header.producer_epoch > known.epoch else (known.last_sequence + 1) % _SEQUENCES
+        return None if first == expected else PartitionResult(0, OUT_OF_ORDER, log_start_offset=self.log_start)
 
     def append(self, stored: bytes, leader_epoch: int) -> None:
         header = parse_batch_header(memoryview(stored))
@@ -147,22 +200,26 @@ class Replica:
             if known.transaction_start is None and now_ms - known.last_timestamp_ms >= expiration_ms:
                 del self.producers[producer_id]
 
-    def reload_producers(self, snapshot: int, now_ms: int, expiration_ms: int) -> None:
-        """As after a restart or a truncation: of what lies before the snapshot only each producer's last batch is
-        remembered, and nothing of what expired or lies before the log start."""
-        self.producers = {}
+    def reload_producers(self, snapshot: int, now_ms: int, expiration_ms: int, *, clean: bool = True) -> None:
+        """As after a restart or a truncation, from a snapshot taken when the log ended there: each producer's last
+        batch, deleted ones too, unless it expired; and what was appended since. One that is not beyond the log start is
+        not used.
+
+        `clean`: the snapshot is of what was known then; else it was made from the log itself, after a kill."""
+        used = snapshot > self.log_start
+        before, self.producers = self.producers, {}
+        if used:
+            for batch in self.batches:
+                if batch.base < snapshot:
+                    self._learn(batch)
+            if clean:
+                self.producers = {pid: known for pid, known in self.producers.items() if pid in before}
+            for known in self.producers.values():
+                while len(known.batches) > 1:
+                    known.batches.popleft()
+            self.expire_producers(now_ms, expiration_ms)
         for batch in self.batches:
-            if batch.end <= self.log_start:
-                continue
-            if batch.base >= snapshot:
-                break
-            self._learn(batch)
-        for known in self.producers.values():
-            while len(known.batches) > 1:
-                known.batches.popleft()
-        self.expire_producers(now_ms, expiration_ms)
-        for batch in self.batches:
-            if batch.base >= snapshot and batch.end > self.log_start:
+            if batch.end > self.log_start and not (used and batch.base < snapshot):
                 self._learn(batch)
         self.expire_producers(now_ms, expiration_ms)
 
@@ -202,7 +259,7 @@ class Partition:
     epoch: int
     isr: list[int]
     replicas: dict[int, Replica]
-    min_isr: int
+    settings: Settings
     views: dict[int, View]
     fetched_to: dict[tuple[int, int], dict[int, int]] = field(default_factory=dict)
     waiting: list[Waiting] = field(default_factory=list)
@@ -210,6 +267,12 @@ class Partition:
     ends: list[tuple[float, int, int]] = field(default_factory=list)
     deleted: bool = False
     lost_by_unclean: bool = False
+    read_denied: bool = False
+    write_denied: bool = False
+
+    @property
+    def min_isr(self) -> int:
+        return self.settings.min_isr
 
 
 @dataclass(slots=True, eq=False)
@@ -227,10 +290,11 @@ class Waiting:
 
 @dataclass(slots=True)
 class Transaction:
-    """The coordinator's side of one transactional producer."""
+    """The coordinator's side of one transactional producer. With transactions v2 each end of one bumps the epoch."""
 
     producer_id: int
     epoch: int
+    v2: bool = False
     ongoing: bool = False
     partitions: list[TopicPartition] = field(default_factory=list)
     began_at: float = 0.0
@@ -290,6 +354,7 @@ class Broker:
     alive: bool = True
     incarnation: int = 0
     paused_until: float = 0.0
+    put_off: list[tuple[Callable[..., None], tuple[object, ...]]] = field(default_factory=list)
     sides: list[BrokerSide] = field(default_factory=list)
 
 
@@ -311,9 +376,11 @@ class Cluster:
     ) -> None:
         self.sim = sim
         self.brokers = [Broker() for _ in range(broker_count)]
-        self.min_isr = min_isr
+        self.settings = Settings(min_isr, log_append_time)
         self.expiration_ms = int(expiration_seconds * 1000)
-        self.log_append_time = log_append_time
+        #: Before 4.0 (KIP-966) what the last in-sync replica has is committed, however few they are. There, an append
+        #: that waits is answered 20; since then it waits on, and is answered 7.
+        self.commits_under_min_isr = sim.chance(0.5)
         self.unclean = unclean
         self.slow_requests = slow_requests
         self.too_large = too_large
@@ -325,15 +392,16 @@ class Cluster:
 
     # ---- topics
 
-    def create(self, name: TopicPartition, start: int = 0) -> Partition:
+    def create(self, name: TopicPartition, start: int = 0, settings: Settings | None = None) -> Partition:
         rng = self.sim.rng
         nodes = list(range(len(self.brokers)))
         rng.shuffle(nodes)
-        replicas = {node: Replica(start, log_append_time=self.log_append_time) for node in nodes}
+        settings = settings or self.settings
+        replicas = {
+            node: Replica(start, log_append_time=settings.log_append_time, gzip=settings.gzip) for node in nodes
+        }
         views = {node: View(nodes[0], 0, list(nodes)) for node in nodes}
-        partition = Partition(
-            name, UUID(int=rng.getrandbits(128)), nodes[0], 0, list(nodes), replicas, self.min_isr, views
-        )
+        partition = Partition(name, UUID(int=rng.getrandbits(128)), nodes[0], 0, list(nodes), replicas, settings, views)
         self.partitions[name] = partition
         self._note_end(partition, nodes[0])
         return partition
@@ -346,16 +414,17 @@ class Cluster:
         for waiting in old.waiting:
             self._finish(old, waiting, UNKNOWN_TOPIC)
         self.sim.log(f"topic of {name} is deleted and created again")
-        self.create(name)
+        self.create(name, settings=old.settings)
 
-    def delete_records(self, name: TopicPartition) -> None:
+    def delete_records(self, name: TopicPartition, before: int | None = None) -> None:
+        """Up to the end of some batch, where it is not said which. What is remembered of producers stays."""
         partition = self.partitions[name]
         if partition.leader is None:
             return
         leader = partition.replicas[partition.leader]
         ends = [b.end for b in leader.batches if leader.log_start < b.end <= leader.high_watermark]
         if ends:
-            start = self.sim.rng.choice(ends)
+            start = self.sim.rng.choice(ends) if before is None else before
             for replica in partition.replicas.values():
                 replica.log_start = max(replica.log_start, min(start, replica.log_end))
             self.sim.log(f"{name}: records before {start} are deleted")
@@ -373,13 +442,32 @@ class Cluster:
         sim.after(delay, self._dequeue, node, incarnation, call, args)
 
     def _dequeue(self, node: int, incarnation: int, call: Callable[..., None], args: tuple[object, ...]) -> None:
-        if not self.alive(node, incarnation):
-            return
-        paused = self.brokers[node].paused_until - self.sim.now
-        if paused > 0:
-            self.sim.after(paused + self.sim.between(0.0, 0.01), self._dequeue, node, incarnation, call, args)
-            return
-        call(*args)
+        if self.alive(node, incarnation) and not self._put_off(node, self._dequeue, node, incarnation, call, args):
+            call(*args)
+
+    def _put_off(self, node: int, call: Callable[..., None], *args: object) -> bool:
+        """Whether that broker is paused; then this happens once it goes on."""
+        broker = self.brokers[node]
+        if broker.paused_until <= self.sim.now:
+            return False
+        broker.put_off.append((call, args))
+        return True
+
+    def pause(self, node: int, seconds: float) -> None:
+        self.sim.log(f"broker {node} is paused for {seconds:.2f} s")
+        self.brokers[node].paused_until = self.sim.now + seconds
+        self.sim.after(seconds, self._go_on, node)
+
+    def resume(self, node: int) -> None:
+        self.brokers[node].paused_until = 0.0
+        self._go_on(node)
+
+    def _go_on(self, node: int) -> None:
+        broker = self.brokers[node]
+        if broker.paused_until <= self.sim.now:
+            put_off, broker.put_off = broker.put_off, []
+            for call, args in put_off:
+                self.sim.after(self.sim.between(0.0, 0.01), call, *args)
 
     # ---- Produce
 
@@ -431,31 +519,14 @@ class Cluster:
         sim = self.sim
         view = partition.views[node]
         replica = partition.replicas[node]
-        if view.leader != node:
-            return done(PartitionResult(0, NOT_LEADER))
-        if not records:
-            return done(PartitionResult(0, INVALID_RECORD))
-        if acks == -1 and len(view.isr) < partition.min_isr:
-            return done(PartitionResult(0, NOT_ENOUGH_REPLICAS))
+        refused = self._refuse(node, partition, records, acks)
+        if refused != NONE:
+            told = refused in (NOT_ENOUGH_REPLICAS, INVALID_RECORD, INVALID_TIMESTAMP)
+            return done(PartitionResult(0, refused, log_start_offset=replica.log_start if told else -1))
         header = parse_batch_header(memoryview(records))
-        if not verify_crc(memoryview(records)):
-            return done(PartitionResult(0, CORRUPT))
-        if header.base_offset != 0:
-            return done(PartitionResult(0, INVALID_RECORD))
-        if self.too_large and sim.chance(self.too_large):
-            return done(PartitionResult(0, TOO_LARGE))
-        if header.is_transactional:
-            if self.transactions_v2:
-                self._add(header.producer_id, header.producer_epoch, partition.name)
-            transaction = self.transactions.get(header.producer_id)
-            if (
-                transaction is None
-                or not transaction.ongoing
-                or transaction.epoch != header.producer_epoch
-                or partition.name not in transaction.partitions
-            ):
-                return done(PartitionResult(0, INVALID_TXN_STATE))
-        result = replica.append_as_leader(records, header, view.epoch, sim.wall_ms)
+        result = replica.append_as_leader(
+            records, header, view.epoch, sim.wall_ms, from_zero=header.is_transactional and self._v2(header.producer_id)
+        )
         if sim.tracing:
             sim.log(
                 f"broker {node} {partition.name}: {header.producer_id}/{header.producer_epoch}/{header.base_sequence}"
@@ -478,11 +549,47 @@ class Cluster:
             sim.after(timeout_ms / 1000, self._expire_waiting, partition, waiting)
         return None
 
+    def _refuse(self, node: int, partition: Partition, records: bytes, acks: int) -> int:
+        """What is checked before anybody looks for duplicates, in Kafka's order."""
+        view, settings = partition.views[node], partition.settings
+        if partition.write_denied:
+            return DENIED
+        if view.leader != node:
+            return NOT_LEADER
+        if not records:
+            return INVALID_RECORD
+        header = parse_batch_header(memoryview(records))
+        if header.is_transactional and not self._in_transaction(header, partition.name):
+            return INVALID_TXN_STATE
+        if acks == -1 and len(view.isr) < settings.min_isr:
+            return NOT_ENOUGH_REPLICAS
+        if header.base_offset != 0:
+            return INVALID_RECORD
+        if settings.max_message_bytes is not None and len(records) > settings.max_message_bytes:
+            return TOO_LARGE
+        if self.too_large and self.sim.chance(self.too_large):
+            return TOO_LARGE
+        if not verify_crc(memoryview(records)):
+            return CORRUPT
+        ahead = settings.timestamp_after_max_ms
+        if ahead is not None and newest_timestamp(records, header) - self.sim.wall_ms > ahead:
+            return INVALID_TIMESTAMP
+        return NONE
+
+    def _in_transaction(self, header: BatchHeader, name: TopicPartition) -> bool:
+        """The coordinator is asked; with transactions v2 it adds the partition by that."""
+        if self._v2(header.producer_id):
+            self._add(header.producer_id, header.producer_epoch, name)
+        transaction = self.transactions.get(header.producer_id)
+        return (
+            transaction is not None
+            and transaction.ongoing
+            and transaction.epoch == header.producer_epoch
+            and name in transaction.partitions
+        )
+
     def _expire_waiting(self, partition: Partition, waiting: Waiting) -> None:
-        paused = self.brokers[waiting.broker].paused_until - self.sim.now
-        if paused > 0:
-            self.sim.after(paused + 0.001, self._expire_waiting, partition, waiting)
-        elif not waiting.over:
+        if not waiting.over and not self._put_off(waiting.broker, self._expire_waiting, partition, waiting):
             self._finish(partition, waiting, TIMED_OUT)
 
     def _finish(self, partition: Partition, waiting: Waiting, error: int) -> None:
@@ -512,6 +619,8 @@ class Cluster:
         fetched = partition.fetched_to.setdefault((node, view.epoch), {})
         low = min((fetched.get(other, 0) for other in view.isr if other != node), default=replica.log_end)
         high_watermark = min(low, replica.log_end)
+        if len(view.isr) < partition.min_isr and not self.commits_under_min_isr:
+            return
         if high_watermark > replica.high_watermark:
             replica.high_watermark = high_watermark
             self._check_waiting(partition)
@@ -526,13 +635,10 @@ class Cluster:
 
     def _fetch(self, partition: Partition, node: int, leader: int, incarnation: int) -> None:
         """One round of a follower: truncate to what it shares with its leader, copy the rest, tell how far it is."""
-        now = self.sim.now
         for each in (node, leader):
-            broker = self.brokers[each]
-            if not broker.alive or partition.deleted:
+            if not self.brokers[each].alive or partition.deleted:
                 return
-            if broker.paused_until > now:
-                self.sim.after(broker.paused_until - now, self._fetch, partition, node, leader, incarnation)
+            if self._put_off(each, self._fetch, partition, node, leader, incarnation):
                 return
         if self.brokers[node].incarnation != incarnation:
             return
@@ -547,7 +653,7 @@ class Cluster:
             shared += 1
         common = here.batches[shared - 1].end if shared else (here.batches[0].base if here.batches else here.log_end)
         if here.truncate(common):
-            here.reload_producers(self._snapshot(here), self.sim.wall_ms, self.expiration_ms)
+            here.reload_producers(self.snapshot_of(here), self.sim.wall_ms, self.expiration_ms)
             self.sim.log(f"broker {node} {partition.name}: truncated to {here.log_end}")
         for batch in there.batches[shared:]:
             here.append(batch.data, batch.leader_epoch)
@@ -559,12 +665,9 @@ class Cluster:
 
     def _fetched(self, partition: Partition, node: int, leader: int, end: int, epoch: int) -> None:
         """The follower's next fetch tells its leader that it has everything up to `end`."""
-        broker = self.brokers[leader]
-        if not broker.alive or partition.deleted:
+        if not self.brokers[leader].alive or partition.deleted:
             return
-        if broker.paused_until > self.sim.now:
-            wait = broker.paused_until - self.sim.now
-            self.sim.after(wait, self._fetched, partition, node, leader, end, epoch)
+        if self._put_off(leader, self._fetched, partition, node, leader, end, epoch):
             return
         view = partition.views[leader]
         if view.leader != leader or view.epoch != epoch or partition.views[node].epoch != epoch:
@@ -582,7 +685,7 @@ class Cluster:
             follower.high_watermark, min(partition.replicas[leader].high_watermark, follower.log_end)
         )
 
-    def _snapshot(self, replica: Replica) -> int:
+    def snapshot_of(self, replica: Replica) -> int:
         """Where the newest snapshot of the producers is, of which only last batches are remembered."""
         bases = [replica.log_end, *(b.base for b in replica.batches[-8:])]
         return self.sim.rng.choice(bases)
@@ -614,11 +717,9 @@ class Cluster:
         return broker.alive and broker.paused_until <= self.sim.now
 
     def _learn_leader(self, partition: Partition, node: int, incarnation: int) -> None:
-        broker = self.brokers[node]
         if not self.alive(node, incarnation) or partition.deleted:
             return
-        if broker.paused_until > self.sim.now:
-            self.sim.after(broker.paused_until - self.sim.now, self._learn_leader, partition, node, incarnation)
+        if self._put_off(node, self._learn_leader, partition, node, incarnation):
             return
         view = partition.views[node]
         led = view.leader == node
@@ -667,8 +768,8 @@ class Cluster:
         broker = self.brokers[node]
         broker.alive = False
         broker.incarnation += 1
-        broker.paused_until = 0.0
         self.sim.log(f"broker {node} is killed")
+        self.resume(node)
         for side in broker.sides:
             if side.connection is not None:
                 side.connection.cut()
@@ -682,15 +783,22 @@ class Cluster:
                 partition.ends.append((self.sim.now, node, -1))
             partition.views[node] = View()
 
-    def restart(self, node: int) -> None:
+    def restart(self, node: int, *, clean: bool | None = None) -> None:
+        """`clean`: it was shut down in good order; where it is not said, that is as it happens."""
         broker = self.brokers[node]
         if broker.alive:
             return
+        clean = self.sim.chance(0.5) if clean is None else clean
         broker.alive = True
         self.sim.log(f"broker {node} starts again")
         for partition in self.partitions.values():
             replica = partition.replicas[node]
-            replica.reload_producers(self._snapshot(replica), self.sim.wall_ms, self.expiration_ms)
+            # Killed or shut down, of each producer only its last batch is known then: recovery makes a snapshot, too.
+            if clean:
+                replica.checkpointed_start = replica.log_start
+            elif self.sim.chance(0.5):  # it is written down once a minute
+                replica.log_start = replica.checkpointed_start
+            replica.reload_producers(replica.log_end, self.sim.wall_ms, self.expiration_ms, clean=clean)
             replica.high_watermark = max(
                 replica.log_start, min(replica.high_watermark, replica.log_end) - self.sim.rng.choice((0, 0, 2))
             )
@@ -701,10 +809,6 @@ class Cluster:
                 self.elect(partition)
             else:
                 self.sim.after(self.sim.between(0.001, 0.3), self._learn_leader, partition, node, broker.incarnation)
-
-    def pause(self, node: int, seconds: float) -> None:
-        self.sim.log(f"broker {node} is paused for {seconds:.2f} s")
-        self.brokers[node].paused_until = self.sim.now + seconds
 
     def expire_producers(self) -> None:
         for partition in self.partitions.values():
@@ -731,12 +835,21 @@ class Cluster:
         self._next_producer_id += 1
         return producer_id, 0
 
-    def begin_transactional(self, producer_id: int) -> None:
-        self.transactions[producer_id] = Transaction(producer_id, 0)
+    def begin_transactional(self, producer_id: int, *, v2: bool | None = None) -> None:
+        """By the old protocol or by the new one; by the cluster's where it is not said."""
+        self.transactions[producer_id] = Transaction(producer_id, 0, self.transactions_v2 if v2 is None else v2)
 
     def add_partition(self, producer_id: int, epoch: int, name: TopicPartition) -> bool:
         """AddPartitionsToTxn. Under transactions v2 the broker does it itself, with the first append."""
-        return self.transactions_v2 or self._add(producer_id, epoch, name)
+        return self._v2(producer_id) or self._add(producer_id, epoch, name)
+
+    def _v2(self, producer_id: int) -> bool:
+        transaction = self.transactions.get(producer_id)
+        return transaction is not None and transaction.v2
+
+    def epoch_of(self, producer_id: int) -> int:
+        """What EndTxn tells a producer of transactions v2: its next transaction has another epoch."""
+        return self.transactions[producer_id].epoch
 
     def busy(self, producer_id: int) -> bool:
         """CONCURRENT_TRANSACTIONS: the markers of the last one are still being written."""
@@ -761,6 +874,8 @@ class Cluster:
 
     def _end_transaction(self, transaction: Transaction, *, commit: bool) -> None:
         transaction.ongoing = False
+        if transaction.v2:
+            transaction.epoch += 1
         transaction.markers_due += len(transaction.partitions)
         for name in transaction.partitions:
             self.sim.after(

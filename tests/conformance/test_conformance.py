@@ -1,0 +1,39 @@
+"""The same cases (`cases.py`) against real Kafka and against the simulation's brokers.
+
+A case that fails on the model alone is a fault of the model; on both, the gates rely on something that is not so.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.conformance.cases import CASES, Case
+from tests.conformance.model import ModelKafka
+
+#: The model has chance in it: each case is told that often.
+_SEEDS = int(os.environ.get("FENCEPOST_CONFORMANCE_SEEDS", "10"))
+
+each_case = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
+
+
+@each_case
+def test_the_model(case: Case) -> None:
+    for seed in range(_SEEDS):
+        try:
+            case.tell(ModelKafka(seed, case.brokers))
+        except AssertionError as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+@pytest.mark.kafka
+@each_case
+def test_real_kafka(case: Case, request: pytest.FixtureRequest) -> None:
+    fixture = "one_broker_that_expires" if case.expires else "one_broker" if case.brokers == 1 else "three_brokers"
+    kafka = request.getfixturevalue(fixture)
+    try:
+        case.tell(kafka)
+    finally:
+        kafka.heal()
