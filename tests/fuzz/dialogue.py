@@ -436,7 +436,8 @@ class Dialogue:
             key, version = rng.choice(SERVED)
             return {
                 "kind": "api",
-                "index": SERVED.index((key, version)),
+                "key": key,
+                "version": version,
                 "variant": rng.randrange(12),
                 "changes": changes,
             }
