@@ -31,6 +31,7 @@ from tests.support.senders import CLIENTS, Client, JavaProducers, Seen, Sender, 
 
 pytestmark = [
     pytest.mark.kafka,
+    pytest.mark.timeout(300),
     # kafka-python leaves the socket of a failed connection attempt to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
@@ -250,10 +251,11 @@ def test_a_lost_acknowledgement_and_both_proxy_and_broker_killed(
 
 #: How each can be made to give a record up soon. aiokafka, when idempotent, sends it again for ever.
 _GIVES_UP = {
-    "java": {"delivery_timeout_ms": 1500, "request_timeout_ms": 1000, "linger_ms": 0},
-    "kafka-python": {"delivery_timeout_ms": 1500, "request_timeout_ms": 1000},
+    "java": {"delivery_timeout_ms": 3000, "request_timeout_ms": 2500, "linger_ms": 0},
+    "kafka-python": {"delivery_timeout_ms": 3000, "request_timeout_ms": 2500},
     "confluent-kafka": {"message_timeout_ms": 3000, "reconnect_backoff_max_ms": 100},
 }
+_TIMEOUTS = ("TimeoutException", "_MSG_TIMED_OUT")
 #: A record that is to be sent again waits that long, and the next one does not.
 _WAITS_BEFORE_RETRIES = {
     "java": {"retry_backoff_ms": 2000, "retry_backoff_max_ms": 2000, "linger_ms": 0},
@@ -273,23 +275,29 @@ def test_a_retry_of_a_producer_that_was_refused_elsewhere_meanwhile(
     client: Client, stage: Stage, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
     """A record is in the log, its acknowledgement lost. Before it comes again, one to another partition is refused."""
-    log = Log(stage.kafka.bootstrap)
     changes, told = [], []
     for named in (False, True):
-        topic = stage.topic(unique_topic("retry-bump"), partitions=2)
-        with closing(client.open(stage.bootstrap, java, **_WAITS_BEFORE_RETRIES[client.library])) as sender:
-            for partition in (0, 1):
-                assert sender.send(topic, "before", partition=partition, expected=0).get().offset == 0
+        for _ in range(10):
+            topic = stage.topic(unique_topic("retry-bump"), partitions=2)
             value = f"in the log of {topic}"
-            cut = stage.pipes["client"].cut_answer(value.encode(), lambda length: 0)
-            sending = sender.send(topic, value, expected=1, write_id=f"{topic} id" if named else None)
-            cut.wait()
-            assert sender.send(topic, "wrong", partition=1, expected=7).get().error is not None
-            seen = sending.get()
-            print(f"    {client.name}, {'named' if named else 'unnamed'}: {seen}")
-            told.append(_told(seen))
-            changes.append(_comes_as(stage, value))
-        assert log.values(topic) == [b"before", value.encode()]
+            with closing(client.open(stage.bootstrap, java, **_WAITS_BEFORE_RETRIES[client.library])) as sender:
+                for partition in (0, 1):
+                    assert sender.send(topic, "before", partition=partition, expected=0).get().offset == 0
+                cut = stage.pipes["client"].cut_answer(value.encode(), lambda length: 0)
+                sending = sender.send(topic, value, expected=1, write_id=f"{topic} id" if named else None)
+                cut.wait()
+                assert sender.send(topic, "wrong", partition=1, expected=7).get().error is not None
+                # aiokafka has one request at a time on its way to a broker: nothing overtakes a retry.
+                overtaken = len(_tries(stage, value)) == 1 or client.library == "aiokafka"
+                seen = sending.get()
+            if overtaken:
+                break
+        else:
+            pytest.fail("its retry came before the refusal, every time")
+        print(f"    {client.name}, {'named' if named else 'unnamed'}: {seen}")
+        told.append(_told(seen))
+        changes.append(_comes_as(stage, value))
+        assert Log(stage.kafka.bootstrap).values(topic) == [b"before", value.encode()]
     row = {
         "client": client.name,
         "refused elsewhere, its retry comes as": _all(changes),
@@ -317,7 +325,8 @@ def test_a_record_that_was_given_up_and_is_sent_again_by_the_user(
     for named in variants:
         topic = stage.topic(unique_topic("retry-given-up"))
         with closing(client.open(stage.bootstrap, java, **_GIVES_UP[client.library])) as sender:
-            assert sender.send(topic, "before", expected=0).get().offset == 0
+            while sender.send(topic, "before", expected=0, write_id=f"{topic} before").get().offset != 0:
+                pass  # a slow machine: it gave up too soon
             write_id = f"{topic} id" if named else None
             value = f"given up in {topic}"
             hanging = stage.pipes["client"].cut_answer(value.encode(), lambda length: 0, hang=True)
@@ -331,6 +340,8 @@ def test_a_record_that_was_given_up_and_is_sent_again_by_the_user(
                 for pipe in stage.front:
                     pipe.open()
             again = sender.send(topic, value, expected=1, write_id=write_id)
+            while client.library != "kafka-python" and again.get().error in _TIMEOUTS:  # a slow machine
+                again = sender.send(topic, value, expected=1, write_id=write_id)
             if client.library == "kafka-python":
                 # It waits for a new producer id and never asks for one; the same without a proxy.
                 with pytest.raises(AssertionError, match="nothing yet"):
@@ -350,10 +361,10 @@ def test_a_record_that_was_given_up_and_is_sent_again_by_the_user(
 
 def _comes_as(stage: Stage, value: str) -> str:
     """How the last batch with this value calls itself, compared with the first."""
-    frames = [frame for frame in stage.pipes["client"].produced if value.encode() in frame]
-    if len(frames) == 1:
+    tries = _tries(stage, value)
+    if len(tries) == 1:
         return "not at all"
-    first, last = _batch_of(frames[0]), _batch_of(frames[-1])
+    first, last = tries[0], tries[-1]
     if first.producer_id != last.producer_id:
         return "another producer id"
     if first.producer_epoch != last.producer_epoch:
@@ -361,10 +372,13 @@ def _comes_as(stage: Stage, value: str) -> str:
     return f"the same, {'same' if first.base_sequence == last.base_sequence else 'next'} sequence"
 
 
-def _batch_of(frame: bytes) -> Logged:
-    request = ProduceRequest.decode(frame[4:], version=int.from_bytes(frame[6:8], "big"), header=True)
-    (logged,) = read_batches(bytes(request.topic_data[0].partition_data[0].records))
-    return logged
+def _tries(stage: Stage, value: str) -> list[Logged]:
+    found = []
+    for frame in list(stage.pipes["client"].produced):
+        if value.encode() in frame:
+            request = ProduceRequest.decode(frame[4:], version=int.from_bytes(frame[6:8], "big"), header=True)
+            found += read_batches(bytes(request.topic_data[0].partition_data[0].records))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -381,14 +395,22 @@ def test_a_chain_whose_second_refusal_is_lost(
     ):
         assert sender.send(topic, "warm", expected=0).get().offset == 0
         assert raw.append(topic, batch(b"rival", expected=1)).error_code == 0
-        cut = stage.pipes["client"].cut_answer(b"link 2", lambda length: 0)
+        one, two = f"link 1 of {topic}", f"link 2 of {topic}"
+        cut = stage.pipes["client"].cut_answer(two.encode(), lambda length: 0)
         with stage.pipes["client"].together(b"link ", 2):
-            first, second = (sender.send(topic, f"link {expected}", expected=expected) for expected in (1, 2))
+            first, second = sender.send(topic, one, expected=1), sender.send(topic, two, expected=2)
             cut.wait()
         assert first.get().error is not None
         print(f"    {client.name}: {first.get()}, then {second.get()}")
         assert second.get() == Seen(2)
-    assert Log(stage.kafka.bootstrap).values(topic) == [b"warm", b"rival", b"link 2"]
+    assert _comes_as(stage, two) == ("the next epoch" if client.idempotent else "the same, same sequence")
+    assert Log(stage.kafka.bootstrap).values(topic) == [b"warm", b"rival", two.encode()]
+
+
+def test_the_tables_have_a_row_for_each_idempotent_client_and_no_other() -> None:
+    names = [client.name for client in CLIENTS if client.idempotent and not client.ours]
+    for heading in (IDENTITY, GIVEN_UP):
+        assert [row["client"] for row in documented(heading)] == names
 
 
 def _all(told: list[str]) -> str:
