@@ -136,6 +136,31 @@ def test_what_a_refusal_shows_and_whether_the_producer_goes_on(
 
 
 @each_client
+def test_sends_with_and_without_an_expectation_may_be_mixed(
+    client: Client,
+    mortal_proxy: ProxyProcess,
+    kafka: KafkaCluster,
+    java: JavaProducers,
+    unique_topic: Callable[..., str],
+) -> None:
+    """Kafka sees an idempotent producer's own sequences only of the sends without one, unless the proxy takes care; and
+    a proxy that was killed remembers nothing of it."""
+    topic = unique_topic("outcome-mixed")
+    with Connection(mortal_proxy.bootstrap) as raw:
+        assert raw.create_topic(topic) == (0, None)
+    with closing(client.open(mortal_proxy.bootstrap, java)) as producer:
+        expectations = (None, 1, 2, None, 4)
+        seen = [producer.send(topic, f"{n}", expected=each).get() for n, each in enumerate(expectations)]
+        mortal_proxy.kill()
+        mortal_proxy.restart()
+        expectations = (None, None, 7, None)
+        seen += [producer.send(topic, f"{n}", expected=each).get() for n, each in enumerate(expectations, 5)]
+    assert seen == [Seen(offset) for offset in range(9)]
+    assert Log(kafka.bootstrap).values(topic) == [b"%d" % n for n in range(9)]
+    gc.collect()
+
+
+@each_client
 def test_nothing_lands_behind_the_hole_of_a_chain_that_was_sent_at_once(
     client: Client, front: Front, kafka: KafkaCluster, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
