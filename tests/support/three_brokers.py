@@ -61,7 +61,6 @@ class Stage3:
     ) -> None:
         self.kafka = kafka
         self.pipes = pipes
-        self.log = Log(kafka.bootstrap)
         self._start = start
         with ThreadPoolExecutor(2) as pool:
             p1, p2 = pool.map(start, ("p1", "p2"), (STAMPED, STAMPED))
@@ -80,13 +79,20 @@ class Stage3:
 
     # ---- asked of Kafka itself, not of a node that is down or stands still
 
-    def ask(self, api_key: int, version: int, body: Fields, *, but: Sequence[int] = ()) -> Fields:
+    @property
+    def living(self) -> list[int]:
+        return [each for each in NODES if self.kafka.running(each) and each not in self.kafka._paused]
+
+    @property
+    def log(self) -> Log:
+        return Log(",".join(str(self.kafka.address(each)) for each in self.living))
+
+    def ask(self, api_key: int, version: int, body: Fields) -> Fields:
         def answer() -> Fields | None:
-            for node_id in NODES:
-                if node_id not in but and self.kafka.running(node_id) and node_id not in self.kafka._paused:
-                    address = self.kafka.address(node_id)
-                    with contextlib.suppress(OSError, Closed), RawConnection(address, 10.0) as connection:
-                        return connection.ask(api_key, version, body)
+            for node_id in self.living:
+                address = self.kafka.address(node_id)
+                with contextlib.suppress(OSError, Closed), RawConnection(address, 10.0) as connection:
+                    return connection.ask(api_key, version, body)
             return None
 
         found: Fields = until(answer, "any broker to answer", within_seconds=PATIENCE_SECONDS)
@@ -117,10 +123,6 @@ class Stage3:
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
         return until(condition, what, within_seconds=PATIENCE_SECONDS)
-
-    def log_but(self, *node_ids: int) -> Log:
-        """Kafka's log, asked of the other brokers: one that stands still would let the reader wait."""
-        return Log(",".join(str(self.kafka.address(each)) for each in NODES if each not in node_ids))
 
     def log_end_of(self, topic: str, node_id: int) -> int:
         """As this broker has it, if it believes that it leads."""
@@ -161,7 +163,7 @@ class Stage3:
     def reassign(self, topic: str, replicas: Sequence[int]) -> None:
         """Comes back when the partition has these replicas, all that live in sync. The first is preferred, but does not
         lead yet."""
-        living = {each for each in replicas if self.kafka.running(each) and each not in self.kafka._paused}
+        living = set(replicas) & set(self.living)
         wanted = [{"PartitionIndex": 0, "Replicas": list(replicas)}]
         body: Fields = {"TimeoutMs": 20_000, "Topics": [{"Name": topic, "Partitions": wanted}]}
 
