@@ -37,6 +37,7 @@ simulate: $(VENV)/.installed-all  ## SEEDS=20000 runs of the proxy among modelle
 
 SECONDS ?= 300
 fuzz: $(VENV)/.installed-all  ## SECONDS=300 of made-up dialogues and messages, from SEED=1 on; keeps what fails in tests/fuzz/corpus
+	@FENCEPOST_EXAMPLES=500 $(PYTEST) -q tests/unit/test_wire_properties.py
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(or $(SEED),1)
 
 mutants: $(VENV)/.installed-all  ## every seeded defect: does the simulation notice it? Writes docs/mutants.md

@@ -1,0 +1,12 @@
+"""How hard the property tests try: few examples in the test suite, many by `make fuzz`."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+_EXAMPLES = int(os.environ.get("FENCEPOST_EXAMPLES", "40"))
+
+#: Without a deadline: a machine may be busy with something else.
+some = settings(max_examples=_EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -1,0 +1,512 @@
+"""What holds for any message: against kafka-python's and kio's codecs, at every place where it can be cut, both ways.
+
+The examples beside these are in `test_produce.py`, `test_batch.py`, `test_control_codec.py`, `test_primitives.py` and
+`test_compression.py`; here the values are drawn.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import aiokafka.codec
+import aiokafka.record.default_records
+import cramjam
+import kafka.codec
+import kafka.record.default_records
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from kafka.protocol.producer import ProduceRequest as KafkaPythonRequest
+from kafka.protocol.producer import ProduceResponse as KafkaPythonResponse
+from kio.index import load_request_schema, load_response_schema
+from kio.serial import readers, writers
+
+from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
+from fencepost_proxy.wire import primitives as p
+from fencepost_proxy.wire.api_versions import restrict_api_versions
+from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE
+from fencepost_proxy.wire.batch import (
+    HeaderNames,
+    digest_batch,
+    require_single_batch,
+    scan_batch,
+    split_batches,
+    stamp_batch,
+    verify_crc,
+)
+from fencepost_proxy.wire.compression import GZIP, LZ4, SNAPPY, ZSTD, decompress
+from fencepost_proxy.wire.control import (
+    codec_versions,
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+)
+from fencepost_proxy.wire.plain_batch import encode_plain_batch, read_plain_records
+from fencepost_proxy.wire.produce import (
+    PartitionData,
+    ProducePeek,
+    ProduceRequest,
+    TopicData,
+    encode_produce_request,
+    encode_produce_response,
+    parse_produce_request,
+    parse_produce_response,
+    peek_produce,
+)
+from fencepost_proxy.wire.schema import Message
+from tests.support.kio_messages import by_kio
+from tests.support.properties import some
+
+LIMIT = 1 << 20
+NAMES = HeaderNames()
+NOW_MS = 1_700_000_000_000
+VERSIONS = range(3, 14)
+TOPIC_ID = UUID("01234567-89ab-cdef-0123-456789abcdef")
+
+int16s = st.integers(-(2**15), 2**15 - 1)
+int32s = st.integers(-(2**31), 2**31 - 1)
+int64s = st.integers(-(2**63), 2**63 - 1)
+texts = st.text(st.characters(codec="utf-8"), max_size=60)
+seeds = st.integers(0, 2**32)
+
+
+# --- primitive types, against kio -------------------------------------------------------------------------------------
+
+
+def _kio_wrote(write: Callable[[Any, Any], Any], value: object) -> bytes:
+    out = io.BytesIO()
+    write(out, value)
+    return out.getvalue()
+
+
+@some
+@given(st.integers(0, 2**31 - 1))
+def test_unsigned_varints_are_kios(value: int) -> None:
+    ours = bytearray()
+    p.write_uvarint(ours, value)
+    assert bytes(ours) == _kio_wrote(writers.write_unsigned_varint, value)
+    assert readers.read_unsigned_varint(bytes(ours), 0) == p.read_uvarint(ours, 0) == (value, len(ours))
+    for length in range(len(ours)):
+        with pytest.raises(p.MALFORMED):
+            p.read_uvarint(ours[:length], 0)
+
+
+@some
+@given(int64s, st.binary(max_size=3))
+def test_signed_varints_are_kafka_pythons(value: int, before: bytes) -> None:
+    theirs = bytearray(before)
+    kafka.record.util.encode_varint(value, theirs.append)
+    ours = bytearray(before)
+    p.write_varlong(ours, value)
+    assert ours == theirs
+    assert p.read_varlong(ours, len(before)) == (value, len(ours)) == kafka.record.util.decode_varint(ours, len(before))
+
+
+@some
+@given(st.none() | texts)
+def test_strings_are_kios(text: str | None) -> None:
+    for ours_write, ours_read, theirs_write in (
+        (p.write_nullable_string, p.read_nullable_string, writers.write_nullable_legacy_string),
+        (p.write_compact_nullable_string, p.read_compact_nullable_string, writers.write_nullable_compact_string),
+    ):
+        written = bytearray()
+        ours_write(written, text)
+        assert bytes(written) == _kio_wrote(theirs_write, text)
+        assert ours_read(written, 0) == (text, len(written))
+        for length in range(len(written)):
+            with pytest.raises(p.MALFORMED):
+                ours_read(written[:length], 0)
+
+
+@some
+@given(st.binary(max_size=40), st.integers(0, 5))
+def test_noise_is_a_value_or_malformed_whatever_is_read(noise: bytes, at: int) -> None:
+    view = memoryview(noise)
+    for read in (
+        p.read_uvarint,
+        p.read_varint,
+        p.read_varlong,
+        p.read_nullable_string,
+        p.read_string,
+        p.read_compact_nullable_string,
+        p.read_compact_string,
+        p.read_nullable_bytes,
+        p.read_compact_nullable_bytes,
+        p.read_uuid,
+        p.read_tags,
+        lambda data, pos: p.read_array_count(data, pos, 3),
+        lambda data, pos: p.read_compact_array_count(data, pos, 3),
+    ):
+        try:
+            value, end = read(view, at)  # type: ignore[operator]
+        except p.MALFORMED:
+            continue
+        assert at < end <= len(noise), (read, value)
+
+
+@some
+@given(st.dictionaries(st.integers(0, 2**31), st.binary(max_size=200), max_size=5))
+def test_tagged_fields_survive(fields: dict[int, bytes]) -> None:
+    pairs = sorted(fields.items())
+    section = p.join_tags(pairs)
+    out = bytearray(b"x")
+    p.write_tags(out, section)
+    assert p.read_tags(out, 1) == (section, len(out))
+    assert p.split_tags(section) == pairs
+
+
+# --- Produce ----------------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def plain_requests(draw: st.DrawFn) -> ProduceRequest:
+    """Without unknown tagged fields, which other codecs lose or refuse."""
+    version = draw(st.sampled_from(VERSIONS))
+    records = st.none() | st.binary(max_size=200).map(memoryview)
+    partitions = st.lists(st.builds(PartitionData, int32s, records), max_size=3).map(tuple)
+    names = st.tuples(st.just(""), st.uuids()) if version >= 13 else st.tuples(texts, st.none())
+    topics = draw(st.lists(st.tuples(names, partitions), max_size=3))
+    return ProduceRequest(
+        version,
+        draw(int32s),
+        draw(st.none() | texts),
+        b"",
+        draw(st.none() | texts),
+        draw(int16s),
+        draw(int32s),
+        tuple(TopicData(*name, parts) for name, parts in topics),
+    )
+
+
+def _frame(request: ProduceRequest) -> memoryview:
+    return memoryview(b"".join(encode_produce_request(request)))[4:]
+
+
+@some
+@given(plain_requests())
+def test_kafka_python_writes_the_same_produce_request(request: ProduceRequest) -> None:
+    topic_class = KafkaPythonRequest.TopicProduceData
+    theirs = KafkaPythonRequest(
+        version=request.api_version,
+        transactional_id=request.transactional_id,
+        acks=request.acks,
+        timeout_ms=request.timeout_ms,
+        topic_data=[
+            topic_class(
+                **({"topic_id": topic.topic_id} if request.api_version >= 13 else {"name": topic.name}),
+                partition_data=[
+                    topic_class.PartitionProduceData(
+                        index=data.partition, records=None if data.records is None else bytes(data.records)
+                    )
+                    for data in topic.partitions
+                ],
+            )
+            for topic in request.topics
+        ],
+    )
+    theirs.with_header(correlation_id=request.correlation_id, client_id=request.client_id)
+    frame = memoryview(bytes(theirs.encode(version=request.api_version, header=True, framed=True)))[4:]
+    assert frame == _frame(request)
+    assert parse_produce_request(frame) == request
+
+
+@some
+@given(plain_requests())
+def test_a_produce_request_is_peeked_at_and_parsed_or_refused_wherever_it_is_cut(request: ProduceRequest) -> None:
+    frame = _frame(request)
+    first = request.topics[0].name if request.topics else ""
+    whole = ProducePeek(request.acks, request.transactional_id, len(request.topics), first)
+    known = False
+    for length in range(len(frame) + 1):
+        peek = peek_produce(frame[:length], len(frame))
+        assert peek in (None, whole)
+        assert peek is not None or not known, "it changed its mind"
+        known = peek is not None
+        if length < len(frame):
+            with pytest.raises(ClientProtocolError):
+                parse_produce_request(frame[:length])
+    assert known
+
+
+@some
+@given(st.sampled_from(VERSIONS), seeds)
+def test_what_kio_writes_of_produce_is_read_and_written_byte_for_byte(version: int, seed: int) -> None:
+    rng = random.Random(seed)
+    body = by_kio(load_request_schema(PRODUCE, version), rng)
+    header = struct.pack(">hhih", PRODUCE, version, 5, 3) + b"kio" + (b"\0" if version >= 9 else b"")
+    parsed = parse_produce_request(memoryview(header + body))
+    assert _frame(parsed) == header + body
+
+    body = struct.pack(">i", 5) + (b"\0" if version >= 9 else b"")
+    body += by_kio(load_response_schema(PRODUCE, version), rng)
+    response = parse_produce_response(memoryview(body), version)
+    assert encode_produce_response(response, version)[4:] == body
+    for length in range(0, len(body), 7):
+        with pytest.raises(UpstreamProtocolError):
+            parse_produce_response(memoryview(body)[:length], version)
+
+
+@some
+@given(st.sampled_from(VERSIONS), seeds)
+def test_kafka_python_reads_a_produce_response_as_we_do(version: int, seed: int) -> None:
+    body = struct.pack(">i", 5) + (b"\0" if version >= 9 else b"")
+    body += by_kio(load_response_schema(PRODUCE, version), random.Random(seed))
+    ours = parse_produce_response(memoryview(body), version)
+    theirs = KafkaPythonResponse.decode(struct.pack(">i", len(body)) + body, version=version, header=True, framed=True)
+    told = [
+        (topic.topic_id if version >= 13 else topic.name, each.index, each.error_code, each.base_offset)
+        for topic in theirs.responses
+        for each in topic.partition_responses
+    ]
+    assert told == [
+        (topic.topic_id if version >= 13 else topic.name, each.partition, each.error_code, each.base_offset)
+        for topic in ours.topics
+        for each in topic.partitions
+    ]
+    assert theirs.throttle_time_ms == ours.throttle_time_ms
+
+
+@some
+@given(plain_requests(), st.sampled_from(VERSIONS))
+def test_a_produce_request_in_another_version_says_the_same(request: ProduceRequest, version: int) -> None:
+    assume(request.api_version < 13)
+    other = replace(
+        request, api_version=version, topics=tuple(replace(topic, topic_id=TOPIC_ID) for topic in request.topics)
+    )
+    again = parse_produce_request(_frame(other))
+    assert (again.acks, again.timeout_ms, again.transactional_id) == (
+        request.acks,
+        request.timeout_ms,
+        request.transactional_id,
+    )
+    assert [topic.partitions for topic in again.topics] == [topic.partitions for topic in request.topics]
+
+
+# --- record batches ---------------------------------------------------------------------------------------------------
+
+header_names = st.sampled_from(["other", "expected-offset!", "x"]) | st.text(max_size=8)
+some_records = st.lists(
+    st.tuples(
+        st.integers(NOW_MS - 10**9, NOW_MS + 10**9),
+        st.none() | st.binary(max_size=60),
+        st.none() | st.binary(max_size=300),
+        st.lists(st.tuples(header_names, st.none() | st.binary(max_size=30)), max_size=3),
+    ),
+    min_size=1,
+    max_size=12,
+)
+producers = st.tuples(st.integers(0, 2**40), st.integers(0, 2**15 - 1), st.integers(0, 2**31 - 1))
+BUILDERS = (
+    kafka.record.default_records.DefaultRecordBatchBuilder,
+    aiokafka.record.default_records.DefaultRecordBatchBuilder,
+)
+
+
+def _built(builder_class: Any, codec: int, rows: list[Any], producer: tuple[int, int, int]) -> memoryview:
+    builder = builder_class(
+        magic=2,
+        compression_type=codec,
+        is_transactional=0,
+        producer_id=producer[0],
+        producer_epoch=producer[1],
+        base_sequence=producer[2],
+        batch_size=LIMIT,
+    )
+    for index, (timestamp, key, value, headers) in enumerate(rows):
+        assert builder.append(index, timestamp, key, value, list(headers))
+    return memoryview(bytes(builder.build()))
+
+
+@some
+@given(st.sampled_from(BUILDERS), st.sampled_from([0, 1]), some_records, producers)
+def test_a_batch_is_read_as_kafka_python_reads_it(
+    builder: Any, codec: int, rows: list[Any], producer: tuple[int, int, int]
+) -> None:
+    batch = _built(builder, codec, rows, producer)
+    theirs = kafka.record.default_records.DefaultRecordBatch(batch)
+    header = require_single_batch(batch)
+    scan = scan_batch(batch, NAMES, carrier_base=False, decompressed_bytes_max=LIMIT)
+    assert scan.header == header
+    assert (header.producer_id, header.producer_epoch, header.base_sequence) == producer
+    assert (header.record_count, header.crc) == (theirs.records_count, theirs.crc)
+    timestamps = [row[0] for row in rows]
+    assert (scan.min_timestamp_ms, scan.max_timestamp_ms) == (min(timestamps), max(timestamps))
+    assert verify_crc(batch)
+    assert theirs.validate_crc()
+
+
+@some
+@given(st.sampled_from(BUILDERS), some_records, producers, st.integers(0, 2**40))
+def test_what_a_batch_says_is_what_kafka_python_finds_in_its_headers(
+    builder: Any, rows: list[Any], producer: tuple[int, int, int], expected: int
+) -> None:
+    """The first record that says something binds the batch."""
+    at = expected % len(rows)
+    rows[at] = (*rows[at][:3], [*rows[at][3], ("expected-offset", b"%d" % expected), ("write-id", b"w")])
+    batch = _built(builder, 0, rows, producer)
+    scan = scan_batch(batch, NAMES, carrier_base=False, decompressed_bytes_max=LIMIT)
+    theirs = [dict(record.headers) for record in kafka.record.default_records.DefaultRecordBatch(batch)]
+    found = next(index for index, headers in enumerate(theirs) if "expected-offset" in headers)
+    assert (found, theirs[found]["expected-offset"]) == (at, b"%d" % expected)
+    assert (scan.expected_base_offset, scan.write_id) == (expected - at, b"w")
+    assert (scan.contradiction, scan.unreadable) == (None, None)
+
+
+@some
+@given(st.sampled_from(BUILDERS), st.sampled_from([0, 1]), some_records, producers, producers)
+def test_a_stamp_changes_the_producer_and_nothing_that_kafka_python_reads(
+    builder: Any, codec: int, rows: list[Any], producer: tuple[int, int, int], stamp: tuple[int, int, int]
+) -> None:
+    batch = _built(builder, codec, rows, producer)
+    stamped = memoryview(
+        bytes(stamp_batch(batch, producer_id=stamp[0], producer_epoch=stamp[1], base_sequence=stamp[2]))
+    )
+    before = kafka.record.default_records.DefaultRecordBatch(batch)
+    after = kafka.record.default_records.DefaultRecordBatch(stamped)
+    assert after.validate_crc()
+    assert (after.producer_id, after.producer_epoch, after.base_sequence) == stamp
+    assert [(r.offset, r.timestamp, r.key, r.value, r.headers) for r in after] == [
+        (r.offset, r.timestamp, r.key, r.value, r.headers) for r in before
+    ]
+    limit = {"decompressed_bytes_max": LIMIT}
+    assert digest_batch(stamped, **limit) == digest_batch(batch, **limit)
+
+
+@some
+@given(st.sampled_from([0, 1]), some_records, producers)
+def test_a_batch_cut_off_anywhere_is_malformed_and_changes_no_others(
+    codec: int, rows: list[Any], producer: tuple[int, int, int]
+) -> None:
+    batch = _built(BUILDERS[0], codec, rows, producer)
+    other = bytes(_built(BUILDERS[1], 0, rows[:1], producer))
+    for length in range(0, len(batch), 1 + len(batch) // 100):
+        with pytest.raises(ClientProtocolError):
+            scan_batch(batch[:length], NAMES, carrier_base=False, decompressed_bytes_max=LIMIT)
+        # Behind a whole one a Fetch answer may end in the middle of the next.
+        found = [bytes(each) for _, each in split_batches(memoryview(other + bytes(batch[:length])))]
+        assert found == [other]
+
+
+@some
+@given(st.lists(st.tuples(st.none() | st.binary(max_size=50), st.none() | st.binary(max_size=50)), min_size=1))
+def test_batches_of_our_own_are_read_back_by_us_and_by_kafka_python(pairs: list[tuple[bytes | None, ...]]) -> None:
+    batch = memoryview(encode_plain_batch(pairs, NOW_MS))  # type: ignore[arg-type]
+    ours = [(each.key, each.value) for each in read_plain_records(require_single_batch(batch), batch)]
+    theirs = kafka.record.default_records.DefaultRecordBatch(batch)
+    assert theirs.validate_crc()
+    assert ours == pairs == [(record.key, record.value) for record in theirs]
+
+
+# --- compression ------------------------------------------------------------------------------------------------------
+
+ENCODERS: dict[str, tuple[int, Callable[[bytes], Any]]] = {
+    "gzip": (GZIP, kafka.codec.gzip_encode),
+    "snappy-java": (SNAPPY, aiokafka.codec.snappy_encode),
+    "snappy-raw": (SNAPPY, cramjam.snappy.compress_raw),
+    "lz4": (LZ4, aiokafka.codec.lz4_encode),
+    "zstd": (ZSTD, aiokafka.codec.zstd_encode),
+}
+#: Some that compress well, some that do not.
+payloads = st.binary(max_size=2000) | st.builds(
+    lambda piece, count: piece * count, st.binary(max_size=9), st.integers(0, 30_000)
+)
+
+
+@some
+@given(st.sampled_from(sorted(ENCODERS)), payloads, st.integers(0, 2**31))
+def test_what_was_compressed_comes_back_up_to_the_limit_and_never_beyond(name: str, plain: bytes, cut: int) -> None:
+    codec, encode = ENCODERS[name]
+    packed = memoryview(bytes(encode(plain)))
+    assert bytes(decompress(codec, packed, bytes_max=max(1, len(plain)))) == plain
+    if len(plain) > 1:
+        with pytest.raises(LimitError):
+            decompress(codec, packed, bytes_max=len(plain) - 1)
+    damaged = bytearray(packed)
+    if damaged:
+        damaged[cut % len(damaged)] ^= 1 << cut % 8
+        for data in (damaged, packed[: cut % len(packed)]):
+            try:
+                got = decompress(codec, memoryview(data), bytes_max=1 + len(plain))
+            except ClientProtocolError:
+                continue
+            assert len(got) <= 1 + len(plain)
+
+
+# --- control messages -------------------------------------------------------------------------------------------------
+
+READABLE = [
+    (key, version)
+    for key, api in APIS.items()
+    if not api.withheld and key != PRODUCE and (known := codec_versions(key)) is not None
+    for version in range(max(known[0], api.min_version), min(known[1], api.max_version) + 1)
+]
+
+
+@some
+@given(st.sampled_from(READABLE), seeds, st.integers(0, 2**31))
+def test_a_control_message_is_written_as_it_was_read_and_refused_wherever_it_is_cut(
+    message: tuple[int, int], seed: int, cut: int
+) -> None:
+    key, version = message
+    rng = random.Random(seed)
+    request = by_kio(load_request_schema(key, version), rng)
+    assert encode_request(key, version, decode_request(key, version, request)) == request
+    for length in {cut % (len(request) + 1), len(request) - 1} - {len(request), -1}:
+        with pytest.raises(ClientProtocolError):
+            decode_request(key, version, request[:length])
+    response = by_kio(load_response_schema(key, version), rng)
+    if key == API_VERSIONS and response[:2] == b"\0\x23":
+        return  # always of v0, whatever was asked
+    assert encode_response(key, version, decode_response(key, version, response)) == response
+    for length in {cut % (len(response) + 1), len(response) - 1} - {len(response), -1}:
+        with pytest.raises(UpstreamProtocolError):
+            decode_response(key, version, response[:length])
+
+
+@some
+@given(st.sampled_from(READABLE), seeds, st.lists(st.tuples(st.integers(0, 2**31), st.integers(0, 255)), max_size=4))
+def test_a_control_message_with_changed_bytes_is_another_one_or_the_peers_fault(
+    message: tuple[int, int], seed: int, changes: list[tuple[int, int]]
+) -> None:
+    key, version = message
+    for schema, decode, encode, fault in (
+        (load_request_schema, decode_request, encode_request, ClientProtocolError),
+        (load_response_schema, decode_response, encode_response, UpstreamProtocolError),
+    ):
+        body = bytearray(by_kio(schema(key, version), random.Random(seed)))
+        for at, value in changes:
+            if body:
+                body[at % len(body)] = value
+        try:
+            read = decode(key, version, bytes(body))
+        except fault:
+            continue
+        if key != API_VERSIONS:
+            again = encode(key, version, read)
+            assert encode(key, version, decode(key, version, again)) == again
+
+
+@some
+@given(st.lists(st.tuples(st.integers(-1, 120), st.integers(0, 20), st.integers(-1, 20)), max_size=12))
+def test_clients_are_told_of_no_version_that_either_side_lacks(told: list[tuple[int, int, int]]) -> None:
+    response = Message(api_keys=[Message(api_key=key, min_version=low, max_version=high) for key, low, high in told])
+    restrict_api_versions(response)
+    for entry in response.api_keys:
+        api = APIS[entry.api_key]
+        assert not api.withheld
+        assert api.serves(entry.min_version)
+        assert api.serves(entry.max_version)
+        assert entry.min_version <= entry.max_version
+        assert any(
+            key == entry.api_key and low <= entry.min_version and entry.max_version <= high for key, low, high in told
+        )
+    again = Message(api_keys=list(response.api_keys))
+    restrict_api_versions(again)
+    assert again == response
