@@ -558,7 +558,7 @@ def test_sequences_wrap_where_offsets_do_not(prefix: str, begins: str, restarted
 
 
 def test_after_a_clean_restart_all_of_them_go_on(cluster: KafkaCluster, restarted: dict[str, Story]) -> None:
-    """By now states were written that stand for wrapped sequences, shifts and emptied batches; some stand for nothing."""
+    """By now states were written that stand for wrapped sequences, for shifts and for batches that are gone."""
     gone = [story for name, story in restarted.items() if name.endswith("records deleted")]
     for story in gone:
         delete_records(story.log, story.topic)
