@@ -332,9 +332,12 @@ class LogWriter(BlockingLogWriter):
                 request_timeout=self._retry.attempt_seconds,
             )
             offset: int = futures[tp].result().offset
-            return offset
         except KafkaException as error:
             raise CannotRead from error
+        if offset < 0:
+            # OFFSET_INVALID (-1001), and no error: librdkafka could not ask the partition's leader.
+            raise CannotRead
+        return offset
 
     def _read(self, offset: int, end: int) -> Generator[LogRecord, None, None]:
         self._consumer.assign([TopicPartition(self.topic, self.partition, offset)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import struct
 import time
@@ -330,3 +331,20 @@ def test_a_request_on_a_transport_that_has_just_closed_was_not_sent(turns: int) 
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(story())
+
+
+def test_two_wait_for_an_attempt_and_the_first_of_them_tries_again_at_once() -> None:
+    async def story() -> None:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))  # not listening: refused at once
+            link = BrokerLink(Address(*nobody.getsockname()), limits=replace(LIMITS), client_id="test")
+
+            async def patient() -> None:
+                for _ in range(3):
+                    with contextlib.suppress(UpstreamUnavailable):
+                        await link.connected(deadline_in(2.0))
+
+            await asyncio.gather(*(patient() for _ in range(5)))
+            await link.close()
+
+    asyncio.run(story())

@@ -6,16 +6,16 @@ Every message goes through the codec on its way in and out, in every version tha
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import pytest
 
 from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions
-from fencepost_proxy.topics.planning import Known
+from fencepost_proxy.topics.planning import Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import StateView, TopicConfigChange, encode_topic_config
-from fencepost_proxy.types import NO_TOPIC_ID, Offset
+from fencepost_proxy.types import NO_TOPIC_ID, Offset, TopicPartition
 from fencepost_proxy.wire.apis import (
     ADD_PARTITIONS_TO_TXN,
     ALTER_CONFIGS,
@@ -83,9 +83,59 @@ def test_what_is_planned_or_closed_is_what_the_table_of_apis_says() -> None:
     plans = {key for key, api in APIS.items() if Treatment.REWRITE_REQUEST in api.treatment}
     looked_into = {key for key, api in APIS.items() if api.treatment is Treatment.INSPECT_REQUEST}
 
-    assert plans == {CREATE_TOPICS, DELETE_TOPICS, DESCRIBE_CONFIGS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS}
+    assert plans == {
+        ADD_PARTITIONS_TO_TXN,
+        CREATE_TOPICS,
+        DELETE_TOPICS,
+        DESCRIBE_CONFIGS,
+        ALTER_CONFIGS,
+        INCREMENTAL_ALTER_CONFIGS,
+    }
     assert looked_into == set(CLOSED_APIS)
     assert plan_request(METADATA, 12, Message(), World().known()) is None
+
+
+# --- AddPartitionsToTxn -----------------------------------------------------------------------------------------------
+
+
+def added(world: World, *names: str, fresh: bool = True) -> tuple[Plan, dict[str, list[int]]]:
+    """The plan, and the error codes that the client is told, where Kafka adds whatever it sees."""
+    topics = [Message(name=name, partitions=[1, 2]) for name in names]
+    request = Message(
+        transactional_id="app", producer_id=5, producer_epoch=0, v3_and_below_topics=topics, transactions=[]
+    )
+    plan = plan_request(ADD_PARTITIONS_TO_TXN, 3, request, replace(world.known(), fresh=fresh))
+    assert plan is not None
+    entries = [
+        Message(
+            name=topic.name,
+            results_by_partition=[Message(partition_index=p, partition_error_code=0) for p in topic.partitions],
+        )
+        for topic in plan.forward.v3_and_below_topics
+    ]
+    answer = Message(results_by_topic_v3_and_below=entries)
+    plan.finish(answer)
+    told = answer.results_by_topic_v3_and_below
+    return plan, {topic.name: [each.partition_error_code for each in topic.results_by_partition] for topic in told}
+
+
+def test_a_transaction_cannot_have_partitions_of_a_required_topic() -> None:
+    plan, told = added(World({"check.expected.offsets": "required"}), "orders", "payments")
+    assert names(plan.forward.v3_and_below_topics) == ["payments"]
+    assert told == {"payments": [0, 0], "orders": [44, 44]}
+    assert plan.joins is None
+
+
+def test_the_gates_of_a_true_topic_are_told_of_a_transaction_that_joins() -> None:
+    plan, told = added(World({"check.expected.offsets": "true"}), "orders", "payments")
+    assert told == {"orders": [0, 0], "payments": [0, 0]}
+    assert plan.joins == Joins("app", (TopicPartition("orders", 1), TopicPartition("orders", 2)))
+
+
+def test_where_it_is_not_known_what_is_guarded_a_transaction_is_asked_to_try_again() -> None:
+    plan, told = added(World(), "orders", fresh=False)
+    assert plan.forward.v3_and_below_topics == []
+    assert told == {"orders": [51, 51]}
 
 
 # --- CreateTopics -----------------------------------------------------------------------------------------------------

@@ -1102,6 +1102,58 @@ def test_after_a_transactional_append_the_end_is_read_anew_since_a_marker_comes(
     talk.next(g.ReadTail)
 
 
+def test_a_transaction_that_joined_counts_until_its_coordinator_says_that_it_is_over() -> None:
+    talk = warm(10, Check.ON)
+    talk.tell(g.TransactionJoins("app"))
+    talk.tell(g.TransactionJoined("app", answered=True))
+    talk.now += 1
+    first = talk.offer(expecting(10, b"a"))
+    assert talk.effects[0] == g.ReadTail(TP, ("app",))
+    talk.tail(10, next_sequence=10)  # nothing was written: the leader knows of no transaction
+    assert talk.answered(first).error_code == NOT_LEADER
+    second = talk.offer(expecting(10, b"a"))
+    assert talk.effects[0] == g.ReadTail(TP, ("app",))
+    talk.tail(11, next_sequence=10, ended_transactions=frozenset({"app"}))  # its marker lies at 10
+    talk.next(g.Look)
+    talk.tell(g.Looked(second, in_log(batch(b"marker"), 10)))
+    talk.mismatch(second, expected=10, actual=11)
+    third = talk.offer(expecting(11, b"a"))
+    if isinstance(talk.effects[0], g.ReadTail):
+        assert talk.effects[0] == g.ReadTail(TP)
+        talk.tail(11, next_sequence=10)
+    assert talk.granted(third) == g.Stamp(SHARED, 0, 10)
+
+
+@pytest.mark.parametrize("fate", ["not answered yet", "lost a moment ago"])
+def test_a_coordinator_that_may_not_know_yet_is_not_believed(fate: str) -> None:
+    talk = warm(10, Check.ON)
+    talk.tell(g.TransactionJoins("app"))
+    if fate == "lost a moment ago":
+        talk.tell(g.TransactionJoined("app", answered=False))
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.tail(10, next_sequence=10, ended_transactions=frozenset({"app"}))
+    assert talk.answered(ticket).error_code == NOT_LEADER
+
+
+def test_a_partition_is_cold_while_a_transaction_may_be_on_it() -> None:
+    talk = warm(10, Check.ON)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.tell(g.TransactionJoins("app"))
+    talk.kafka(ticket, base_offset=10)
+    talk.accepted(ticket, 10)
+    talk.offer(expecting(11, b"b"))
+    talk.next(g.ReadTail)
+
+
+def test_an_unconditional_append_does_not_wait_for_transactions() -> None:
+    talk = warm(10, Check.ON)
+    talk.tell(g.TransactionJoins("app"))
+    plain = talk.offer(batch(b"x"))
+    talk.tail(10, next_sequence=10, open_transactions=frozenset({4}))
+    assert talk.granted(plain) == g.Stamp(SHARED, 0, 10)
+
+
 def test_transactions_are_refused_where_expectations_are_required() -> None:
     talk = warm(10)
     result = talk.answered(talk.offer(expecting(10, b"t", producer=(5, 0, 0), transactional=True)))

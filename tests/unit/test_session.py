@@ -14,10 +14,12 @@ from fencepost_policies.append import Check
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.exchange import Exchange
+from fencepost_proxy.session.exchange import Exchange, Finished
 from fencepost_proxy.session.session import Session
+from fencepost_proxy.topics.planning import Joins
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN
 from fencepost_proxy.wire.batch import HeaderNames, parse_batch_header
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult, parse_produce_request
 from tests.support.batches import batch, expecting
@@ -796,6 +798,35 @@ def test_an_append_is_not_sent_again_into_the_middle_of_a_clients_frame() -> Non
     talk.counted()
     assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
     assert read(talk.answer())[("guarded-a", 0)][0] == NOT_LEADER
+
+
+# ---------------------------------------------------------------------------------------------------- transactions v1
+
+
+class Joining(Unchanged):
+    """Every request adds `guarded-a` 0 to a transaction."""
+
+    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
+        forward = struct.pack(">i", len(frame)) + bytes(frame)
+        finish = lambda response: Finished(struct.pack(">i", len(response)) + bytes(response))  # noqa: E731
+        return Exchange(forward, finish=finish, joins=Joins("app", (TopicPartition("guarded-a", 0),)))
+
+
+@pytest.mark.parametrize("answered", [True, False])
+def test_gates_hear_of_a_transaction_before_kafka_does_and_when_it_has_answered(answered: bool) -> None:
+    talk = Talk()
+    talk.session = Session(1, "proxy.local", talk.around, Joining())  # type: ignore[arg-type]
+    talk.client(request(ADD_PARTITIONS_TO_TXN, 3, 1))
+    where = TopicPartition("guarded-a", 0)
+    assert talk.next(m.ToPartition) == m.ToPartition(where, g.TransactionJoins("app"))
+    talk.upstream()
+    if answered:
+        talk.kafka(response(1))
+        assert talk.next(m.ToPartition) == m.ToPartition(where, g.TransactionJoined("app", answered=True))
+        assert talk.answer() == response(1)
+    else:
+        talk.tell(m.UpstreamLost("it broke"))
+        assert talk.next(m.ToPartition) == m.ToPartition(where, g.TransactionJoined("app", answered=False))
 
 
 # ------------------------------------------------------------------------------------- topics whose ids are not known

@@ -275,6 +275,7 @@ class Proxy:
             topic_id=self.topic_id,
             state_topic=self.config.state_topic,
             state_topic_id=None if state_topic is None else state_topic.topic_id,
+            fresh=self.fresh(time.monotonic()),
         )
 
     # ---- virtual configs

@@ -305,12 +305,14 @@ class BrokerLink:
             # Retrieved even if every caller has run out of time by then.
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
         # A caller's deadline must not cancel an attempt that others wait for too.
-        done, _ = await asyncio.wait({self._opening}, timeout=remaining(deadline))
+        # And by the time it wakes there may be another attempt.
+        opening = self._opening
+        done, _ = await asyncio.wait({opening}, timeout=remaining(deadline))
         if not done:
             raise UpstreamUnavailable(f"{self.address}: not connected in time")
-        if self._opening.cancelled():
+        if opening.cancelled():
             raise UpstreamUnavailable(f"{self.address}: closed by us")
-        return self._opening.result()
+        return opening.result()
 
     async def close(self) -> None:
         self._closed = True

@@ -581,6 +581,34 @@ class ControlClient:
 
         return await self._ask_any(ask, timeout_seconds)
 
+    async def transaction_partitions(
+        self, transactional_id: str, *, timeout_seconds: float | None = None
+    ) -> frozenset[TopicPartition]:
+        """The partitions that its transaction has and whose markers are still to be written (DescribeTransactions).
+
+        Needs DESCRIBE on the transactional id. Raises UpstreamUnavailable.
+        """
+
+        async def ask(connection: BrokerConnection, deadline: Monotonic) -> frozenset[TopicPartition]:
+            version = connection.version(apis.FIND_COORDINATOR, at_least=4, at_most=6)
+            message = Message(key_type=_TRANSACTION_COORDINATOR, coordinator_keys=[transactional_id])
+            answer = await connection.request(apis.FIND_COORDINATOR, version, message, deadline=deadline)
+            coordinator = _only(answer.coordinators, "FindCoordinator")
+            _check(coordinator.error_code, "FindCoordinator", coordinator.error_message)
+            there = await self._link(coordinator.node_id, _Lane.QUESTIONS).connected(deadline)
+            version = there.version(apis.DESCRIBE_TRANSACTIONS, at_most=0)
+            message = Message(transactional_ids=[transactional_id])
+            answer = await there.request(apis.DESCRIBE_TRANSACTIONS, version, message, deadline=deadline)
+            state = _only(answer.transaction_states, "DescribeTransactions")
+            if state.error_code == _TRANSACTIONAL_ID_NOT_FOUND:
+                return frozenset()
+            _check(state.error_code, "DescribeTransactions")
+            return frozenset(
+                TopicPartition(topic.topic, partition) for topic in state.topics for partition in topic.partitions
+            )
+
+        return await self._ask_any(ask, timeout_seconds)
+
     async def create_topic(
         self,
         name: str,
@@ -780,6 +808,8 @@ class ControlClient:
 # --- requests and answers, one pair per API -------------------------------------------------------------------------
 
 _CLUSTER_AUTHORIZATION_FAILED: Final = 31
+_TRANSACTION_COORDINATOR: Final = 1
+_TRANSACTIONAL_ID_NOT_FOUND: Final = 105
 _LIST_OFFSETS: Final = 2
 _TOPIC_CONFIGS: Final = (
     "message.timestamp.type",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from uuid import uuid4
 
 from fencepost_proxy import logs
@@ -59,8 +60,8 @@ class GateReads:
     async def _carry_out(self, wanted: ForControl) -> gates.Event:
         partition = wanted.partition
         match wanted.effect:
-            case gates.ReadTail():
-                return await self._tail(partition)
+            case gates.ReadTail(_, transactional_ids):
+                return await self._tail(partition, transactional_ids)
             case gates.Look(ticket, offset):
                 return gates.Looked(ticket, await self._look(partition, offset))
             case gates.Resend(ticket):
@@ -82,12 +83,16 @@ class GateReads:
         known = self._facts.get(topic)
         return None if known is None else known[1]
 
-    async def _tail(self, partition: TopicPartition) -> gates.TailRead | gates.TailUnknown:
+    async def _tail(
+        self, partition: TopicPartition, transactional_ids: Sequence[str]
+    ) -> gates.TailRead | gates.TailUnknown:
         producer_id = self._state.view.producer_id
         if producer_id is None:
             return gates.TailUnknown("no producer id is agreed on yet")
         try:
             facts = await self.facts(partition.topic)
+            # Before the log end: where a transaction is over, its marker is in what is read behind.
+            ended = await self._ended(partition, transactional_ids)
             for _ in range(_CONSISTENT_READS_MAX):
                 reading = await self._control.read_partition(partition, timeout_seconds=_READ_SECONDS)
                 if reading.consistent:
@@ -114,8 +119,29 @@ class GateReads:
                 log_append_time=facts.log_append_time,
                 expiration_seconds=self.producer_id_expiration_ms / 1000,
                 wall_minus_monotonic_seconds=time.time() - time.monotonic(),
+                ended_transactions=ended,
             )
         )
+
+    async def _ended(self, partition: TopicPartition, transactional_ids: Sequence[str]) -> frozenset[str]:
+        """Those that are not on the partition, as their coordinators know it."""
+        ended = set()
+        for transactional_id in transactional_ids:
+            try:
+                on = await self._control.transaction_partitions(transactional_id, timeout_seconds=_READ_SECONDS)
+            except UpstreamUnavailable as error:
+                _limited_log.error(
+                    f"transaction {transactional_id}",
+                    "a transaction's state cannot be read: conditional appends beside it have to wait. The proxy's "
+                    "principal needs DESCRIBE on transactional ids",
+                    transactional_id=transactional_id,
+                    partition=partition,
+                    reason=error,
+                )
+                continue
+            if partition not in on:
+                ended.add(transactional_id)
+        return frozenset(ended)
 
     async def _look(self, partition: TopicPartition, offset: int) -> gates.LookResult:
         try:

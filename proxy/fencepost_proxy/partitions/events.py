@@ -88,6 +88,7 @@ class Ticket:
     offered_at: float
     deadline: float
     tag: int = 0
+    transactional_id: str | None = None
     kind: Kind = Kind.CONDITIONAL
     stamp: Stamp | None = None
     at: int | None = None
@@ -124,6 +125,8 @@ class Tail:
     `requested_at` – when the reading began. `open_transactions` – producer ids that have one on this partition.
     `stamp_base` – the published (epoch, base), (0, 0) if none ever was. `expiration_seconds` – after that age, by its
     newest record's timestamp, Kafka forgets a producer. `wall_minus_monotonic_seconds` turns `now` into Unix time.
+    `ended_transactions` – of the transactional ids that were asked for: their coordinators said, before the log end was
+    read, that they are not on this partition.
     """
 
     requested_at: float
@@ -136,6 +139,7 @@ class Tail:
     log_append_time: bool
     expiration_seconds: float
     wall_minus_monotonic_seconds: float
+    ended_transactions: frozenset[str] = frozenset()
 
 
 # --------------------------------------------------------------------------------------------------------------- events
@@ -231,6 +235,21 @@ class Resent:
 
 
 @dataclass(frozen=True, slots=True)
+class TransactionJoins:
+    """A transaction asks its coordinator to add this partition: a marker will come, written to or not."""
+
+    transactional_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionJoined:
+    """The coordinator has `answered`; or the connection broke, and the request may still come to it."""
+
+    transactional_id: str
+    answered: bool
+
+
+@dataclass(frozen=True, slots=True)
 class BasePublished:
     """A new stamp base is agreed on (`ok`), or could not be stored."""
 
@@ -257,6 +276,8 @@ Event = (
     | TailUnknown
     | Looked
     | Resent
+    | TransactionJoins
+    | TransactionJoined
     | BasePublished
     | Tick
     | Forget
@@ -283,7 +304,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ReadTail:
+    """`transactional_ids` – ask their coordinators first whether they are still on the partition."""
+
     partition: TopicPartition
+    transactional_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,8 @@ from fencepost_proxy.partitions.events import (
     TailUnknown,
     Tick,
     Ticket,
+    TransactionJoined,
+    TransactionJoins,
     Unreadable,
     Violation,
     Withdrawn,
@@ -178,6 +180,7 @@ class Gate:
         self._landed: OrderedDict[int, _Landed] = OrderedDict()
         self._retries: OrderedDict[tuple[int, int], deque[tuple[int, _Landed]]] = OrderedDict()
         self._unresolved: OrderedDict[tuple[tuple[int, int], int], tuple[bytes, int, Stamp]] = OrderedDict()
+        self._transactions: dict[str, float] = {}  # that have joined: from when their coordinator's word counts
         self._violated: OrderedDict[tuple[object, ...], tuple[bytes, Refusal]] = OrderedDict()
         self._stamped_queued_until = float("-inf")
         self._stamped_queued_to = -1  # the log end that the last of them would make
@@ -197,6 +200,11 @@ class Gate:
     def idle(self) -> bool:
         """Nothing waits, nothing is on its way: no ticks needed, and dropping the gate costs only a cold start."""
         return not (self._queue or self._granted or self._in_flight or self._doubts or self._looking)
+
+    @property
+    def in_transaction(self) -> bool:
+        """It knows of a transaction here that may not be over, which nobody else could tell it again."""
+        return bool(self._transactions)
 
     @property
     def log_end_offset(self) -> int | None:
@@ -245,6 +253,10 @@ class Gate:
                 self._looked(ticket, result, now)
             case Resent(ticket, result):
                 self._resent(ticket, result, now)
+            case TransactionJoins(transactional_id):
+                self._joined(transactional_id, float("inf"))
+            case TransactionJoined(transactional_id, answered):
+                self._joined(transactional_id, now if answered else now + self._limits.queued_seconds)
             case BasePublished(ok):
                 self._base_published(ok, now)
             case Tick():
@@ -374,6 +386,8 @@ class Gate:
         if ticket.append.transactional:
             # Its marker will take an offset without passing here: nothing known of the end outlives it.
             self._warm_until = float("-inf")
+            if ticket.transactional_id is not None:
+                self._joined(ticket.transactional_id, float("inf"))
 
     def _answered(self, ticket: Ticket, result: PartitionResult, now: float) -> None:
         if ticket not in self._in_flight:
@@ -383,6 +397,8 @@ class Gate:
             self._lost(ticket, now)
             return
         self._in_flight.remove(ticket)
+        if ticket.transactional_id is not None:
+            self._joined(ticket.transactional_id, now)
         if error == Error.NONE:
             if ticket.kind.stamped:
                 self._stamped_success(ticket, result, now)
@@ -399,10 +415,11 @@ class Gate:
     def _stamped_success(self, ticket: Ticket, result: PartitionResult, now: float) -> None:
         assert ticket.at is not None
         assert self._tail is not None
-        if self._tail.log_append_time or result.log_append_time_ms != -1:
+        if result.log_append_time_ms != -1 or ticket.append.max_timestamp_ms < 0:
             # On a LogAppendTime topic no answer tells a fresh append from a duplicate. On another one this is a
             # duplicate: Kafka takes an equal sequence range for one, so the winner of a race lies there, or an earlier
-            # try of this batch – or the topic has become a LogAppendTime one. What lies there tells.
+            # try of this batch – or the topic has become a LogAppendTime one. What lies there tells. An answer
+            # without a time is a fresh append, unless the batch has no timestamps: then its duplicate has none either.
             if not self._tail.log_append_time:
                 self._go_cold()
             ticket.acknowledged = True
@@ -485,6 +502,8 @@ class Gate:
         if ticket in self._in_flight:
             self._in_flight.remove(ticket)
             self._go_cold()
+            if ticket.transactional_id is not None:
+                self._joined(ticket.transactional_id, now + self._limits.queued_seconds)
             if not ticket.kind.stamped and not self._kafka_knows_a_duplicate(ticket):
                 # Sending it again might append it twice (or after its transaction, or for a client that may not write
                 # here); reading tells nothing of a batch without a place of its own.
@@ -496,6 +515,13 @@ class Gate:
     def _kafka_knows_a_duplicate(ticket: Ticket) -> bool:
         own = ticket.append.producer_id >= 0 and ticket.stamp is None
         return own and ticket.may_write and not ticket.append.transactional
+
+    def _joined(self, transactional_id: str, believe_from: float) -> None:
+        """From `believe_from` on its coordinator's word that it is not here counts; before, it may not know yet."""
+        self._transactions[transactional_id] = believe_from
+        if len(self._transactions) > self._limits.remembered_producers_max:
+            self._transactions.pop(next(iter(self._transactions)))
+        self._go_cold()
 
     def _doubt(self, ticket: Ticket, until: float) -> None:
         ticket.settle_until = until
@@ -525,6 +551,9 @@ class Gate:
         if tail.log_end_offset < self._log_end:
             # Truncated: what is remembered above the end is gone with it.
             self._forget_from(tail.log_end_offset)
+        for transactional_id in tail.ended_transactions:
+            if self._transactions.get(transactional_id, float("inf")) <= tail.requested_at:
+                del self._transactions[transactional_id]
         accounted, self._accounted = self._accounted, False
         self._tail = tail
         published_epoch, base = tail.stamp_base
@@ -716,7 +745,7 @@ class Gate:
         if self.phase is Phase.COLD or not (self._in_flight or self._warm(now) or self._tail_is_fresh(now)):
             return self._read_tail(now)
         assert self._tail is not None
-        if self._tail.open_transactions - {ticket.append.producer_id}:
+        if self._another_transaction_is_open(ticket, self._tail):
             self._queue.popleft()
             self._answer_later(ticket, "a transaction is open on the partition; its marker will take an offset")
             self._go_cold()
@@ -752,6 +781,16 @@ class Gate:
         self._mismatch(ticket, expected, end)
         return True
 
+    def _another_transaction_is_open(self, ticket: Ticket, tail: Tail) -> bool:
+        """One that is known to have joined counts until its coordinator says that it is over, whatever the partition's
+        leader says: it may not have written yet, and after an admin's abort its own marker still comes."""
+        if ticket.append.expected_base_offset is None:
+            return False
+        return bool(
+            tail.open_transactions - {ticket.append.producer_id}
+            or self._transactions.keys() - {ticket.transactional_id}
+        )
+
     @staticmethod
     def _timestamps(ticket: Ticket, tail: Tail, now: float) -> Refusal | None:
         """A batch whose records are too old would make the broker forget the stamp (it goes by record timestamps)."""
@@ -773,7 +812,7 @@ class Gate:
             return False
         self._retry_at = None
         self.phase = Phase.READING
-        self._effects.append(ReadTail(self.partition))
+        self._effects.append(ReadTail(self.partition, tuple(self._transactions)))
         return False
 
     def _grant(self, ticket: Ticket) -> None:
@@ -782,7 +821,7 @@ class Gate:
         self._effects.append(Grant(ticket))
 
     def _warm(self, now: float) -> bool:
-        return self.phase is Phase.OPEN and now < self._warm_until
+        return self.phase is Phase.OPEN and now < self._warm_until and not self._transactions
 
     def _tail_is_fresh(self, now: float) -> bool:
         return (
@@ -930,8 +969,8 @@ class Gate:
             mine = True
         elif ticket.acknowledged and parse_batch_header(found.batch).is_log_append_time:
             mine = mine is not False
-        elif ticket.acknowledged and ticket.kind is not Kind.PLAIN and not ticket.sent_before:
-            mine = False  # its only send was answered as a duplicate
+        elif self._only_send_was_a_duplicate(ticket):
+            mine = False
         if named or mine:
             self._landed_at(ticket, there.log_append_time_ms, self._log_start(), now)
             self._settled(ticket, clean=ticket.acknowledged and self._tail is not None and self._tail.log_append_time)
@@ -943,6 +982,11 @@ class Gate:
         else:
             self._settled(ticket)
             self._decide_anew(ticket)
+
+    @staticmethod
+    def _only_send_was_a_duplicate(ticket: Ticket) -> bool:
+        timed = ticket.append.max_timestamp_ms >= 0  # else the answer did not say
+        return ticket.acknowledged and timed and ticket.kind is not Kind.PLAIN and not ticket.sent_before
 
     def _is_from_here(self, found: Found, ticket: Ticket) -> bool | None:
         """Whether this process sent the batch that lies where the ticket should be; None if nothing says so.
@@ -992,7 +1036,7 @@ class Gate:
             next_sequence == stamp.base_sequence
             and (ticket.check is not Check.REQUIRED or tail.stamp_base[0] == stamp.producer_epoch)
             and tail.producer_id == stamp.producer_id
-            and not tail.open_transactions
+            and not self._another_transaction_is_open(ticket, tail)
             and self._timestamps(ticket, tail, now) is None
             and now <= tail.requested_at + self._limits.cold_send_seconds
         )

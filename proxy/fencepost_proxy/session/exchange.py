@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
 from fencepost_proxy.errors import Error, UpstreamProtocolError
 from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions, plan_closed
-from fencepost_proxy.topics.planning import Known, Plan
+from fencepost_proxy.topics.planning import Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.types import NodeId, ProducerId
@@ -58,12 +58,13 @@ class Exchange:
 
     `forward` – the request frame to send upstream, None if it is answered here with `answer`. `finish` – makes the
     client's answer of the response frame; None: the response passes as it is. Frames given include their length,
-    those taken do not.
+    those taken do not. `joins` – a transaction is about to have these partitions.
     """
 
     forward: bytes | None
     answer: bytes | None = None
     finish: Callable[[memoryview], Finished] | None = None
+    joins: Joins | None = None
 
 
 class Exchanges:
@@ -120,7 +121,7 @@ class Exchanges:
                 _encode(header, frame, offset, response), changes=changes, answer_not_stored=answer_not_stored
             )
 
-        return Exchange(replace_body(frame, header.body_offset, body), finish=finish)
+        return Exchange(replace_body(frame, header.body_offset, body), finish=finish, joins=plan.joins)
 
     def _rewrite(
         self, header: RequestHeader, frame: memoryview, known: Known, named: bool, local_host: str

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fencepost_proxy.partitions.events import Event as GateEvent
 from fencepost_proxy.partitions.events import Ticket
 from fencepost_proxy.topics.state import TopicConfigChange
+from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 
 # --------------------------------------------------------------------------------------------------------------- events
@@ -109,6 +110,14 @@ class ToGate:
 
 
 @dataclass(frozen=True, slots=True)
+class ToPartition:
+    """For the gate of a partition, without a ticket."""
+
+    partition: TopicPartition
+    event: GateEvent
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
     """Put changes of virtual topic configs into the state topic; answer with `Stored(token)`."""
 
@@ -139,6 +148,7 @@ Command = (
     | CloseClient
     | CloseUpstream
     | ToGate
+    | ToPartition
     | Store
     | TopicStale
     | Count

@@ -31,7 +31,16 @@ from uuid import UUID
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import ClientProtocolError, Error, ProtocolError, UpstreamProtocolError
-from fencepost_proxy.partitions.events import Answered, Lost, Offered, Sent, Ticket, Withdrawn
+from fencepost_proxy.partitions.events import (
+    Answered,
+    Lost,
+    Offered,
+    Sent,
+    Ticket,
+    TransactionJoined,
+    TransactionJoins,
+    Withdrawn,
+)
 from fencepost_proxy.session.cutter import CutterState, FrameCutter
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.messages import (
@@ -49,6 +58,7 @@ from fencepost_proxy.session.messages import (
     Tick,
     ToClient,
     ToGate,
+    ToPartition,
     TopicStale,
     ToUpstream,
     TurnEnded,
@@ -57,6 +67,7 @@ from fencepost_proxy.session.messages import (
     UpstreamLost,
 )
 from fencepost_proxy.session.turn import Bid, Turn, make_ticket, refused
+from fencepost_proxy.topics.planning import Joins
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE, Treatment, api_name
@@ -230,6 +241,7 @@ class Session:
         self._failed_chains: dict[_Chain, _Failed] = {}
         self._received_bytes = 0  # of the client, in all
         self._probes: deque[tuple[Slot, list[bytes | memoryview]]] = deque()
+        self._joins: dict[Slot, Joins] = {}
         self._stores: dict[int, Callable[[str | None], None]] = {}
         self._next_token = 0
         self._collecting_bytes = 0
@@ -498,8 +510,28 @@ class Session:
                 self._commands.append(Store(token, finished.changes))
 
             slot.on_response = on_response
+        if exchange.joins is not None:
+            self._join(slot, exchange.joins)
         self._from_upstream.append(slot)
         self._upstream_out.append(exchange.forward)
+
+    def _join(self, slot: Slot, joins: Joins) -> None:
+        """The gates hear of it before Kafka does: from then on its marker may come at any time."""
+        finish = slot.on_response
+        assert finish is not None
+
+        def on_response(response: memoryview) -> None:
+            self._tell_joined(self._joins.pop(slot), answered=True)
+            finish(response)
+
+        slot.on_response = on_response
+        self._joins[slot] = joins
+        for partition in joins.partitions:
+            self._commands.append(ToPartition(partition, TransactionJoins(joins.transactional_id)))
+
+    def _tell_joined(self, joins: Joins, *, answered: bool) -> None:
+        for partition in joins.partitions:
+            self._commands.append(ToPartition(partition, TransactionJoined(joins.transactional_id, answered)))
 
     # ---- Produce with guarded partitions
 
@@ -567,6 +599,7 @@ class Session:
                 now=now,
                 deadline=now + wait_seconds,
                 tag=around.tag,
+                transactional_id=request.transactional_id,
             )
             for data in topic.partitions:
                 self._take_bid(turn, bid, topic, data)
@@ -1058,6 +1091,9 @@ class Session:
             slot.reserved_bytes = 0
         self._turns.clear()
         self._answer_by.clear()
+        for joins in self._joins.values():
+            self._tell_joined(joins, answered=False)
+        self._joins.clear()
         self._from_upstream.clear()
         self._probes.clear()
         if not self._closing and not self.client_gone:

@@ -126,7 +126,9 @@ class Switch:
         return actions
 
     def _route(self, session: Session, command: sessions.Command) -> None:
-        if isinstance(command, sessions.ToGate):
+        if isinstance(command, sessions.ToPartition):
+            self._work.append((self._gate(command.partition), command.event))
+        elif isinstance(command, sessions.ToGate):
             self._work.append((self._gate(command.ticket.partition), command.event))
         else:
             self._actions.append(ForConnection(session.connection, command))
@@ -158,7 +160,8 @@ class Switch:
         return gate
 
     def _drop_idle_gates(self) -> None:
-        for partition in [p for p, gate in self.gates.items() if gate.idle][: _IDLE_GATES_MAX // 2]:
+        droppable = [name for name, gate in self.gates.items() if gate.idle and not gate.in_transaction]
+        for partition in droppable[: _IDLE_GATES_MAX // 2]:
             del self.gates[partition]
 
 

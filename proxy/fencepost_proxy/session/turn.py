@@ -159,6 +159,7 @@ class Bid:
     now: float
     deadline: float
     tag: int = 0
+    transactional_id: str | None = None
 
 
 def make_ticket(bid: Bid, partition: TopicPartition, data: PartitionData) -> Ticket | Refusal:
@@ -196,6 +197,7 @@ def make_ticket(bid: Bid, partition: TopicPartition, data: PartitionData) -> Tic
         offered_at=bid.now,
         deadline=bid.deadline,
         tag=bid.tag,
+        transactional_id=bid.transactional_id,
     )
 
 

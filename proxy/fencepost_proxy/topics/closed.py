@@ -16,7 +16,7 @@ from typing import Final
 from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.planning import Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
-from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, CREATE_PARTITIONS, DELETE_RECORDS, FETCH
+from fencepost_proxy.wire.apis import CREATE_PARTITIONS, DELETE_RECORDS, FETCH
 from fencepost_proxy.wire.schema import Message
 
 DENIED: Final = Error.TOPIC_AUTHORIZATION_FAILED
@@ -86,18 +86,6 @@ def _delete_records(request: Message, known: Known) -> Plan:
     return Plan(request, finish)
 
 
-def _add_partitions_to_txn(request: Message, known: Known) -> Plan:
-    refused = _take(request, "v3_and_below_topics", lambda topic: known.is_state_topic(topic.name))
-
-    def finish(response: Message) -> list[TopicConfigChange]:
-        for topic in refused:
-            results = [Message(partition_index=each, partition_error_code=DENIED) for each in topic.partitions]
-            response.results_by_topic_v3_and_below.append(Message(name=topic.name, results_by_partition=results))
-        return []
-
-    return Plan(request, finish)
-
-
 def _create_partitions(request: Message, known: Known) -> Plan:
     refused = _take(request, "topics", lambda topic: known.is_state_topic(topic.name))
 
@@ -120,6 +108,5 @@ def _take(request: Message, attribute: str, unwanted: Callable[[Message], bool])
 CLOSED_APIS: Final[Mapping[int, Callable[[Message, Known], Plan]]] = {
     FETCH: _fetch,
     DELETE_RECORDS: _delete_records,
-    ADD_PARTITIONS_TO_TXN: _add_partitions_to_txn,
     CREATE_PARTITIONS: _create_partitions,
 }

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
+from fencepost_policies.append import Check
 from fencepost_proxy.topics.state import StateView, TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import FileConfigs
+from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.schema import Message
 
 
@@ -16,7 +18,8 @@ class Known:
     """What is known of the cluster's topics. Nothing in it is called after the answer is finished.
 
     `topic_id` – the id of a topic's living incarnation, None where it is not known.
-    `state_topic_id` – None until the state topic was found or created.
+    `state_topic_id` – None until the state topic was found or created. `fresh` – whether `view` is recent enough to
+    rely on.
     """
 
     view: StateView
@@ -24,9 +27,24 @@ class Known:
     topic_id: Callable[[str], UUID | None]
     state_topic: str
     state_topic_id: UUID | None = None
+    fresh: bool = True
+
+    def check(self, topic: str) -> Check | None:
+        """What holds for a topic's appends; None where the virtual configs are too old to say."""
+        if not self.fresh:
+            return None
+        return self.view.topic_policy(topic, self.topic_id(topic), self.file_configs).check
 
     def is_state_topic(self, name: str | None, topic_id: UUID | None = None) -> bool:
         return name == self.state_topic or (topic_id is not None and topic_id == self.state_topic_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Joins:
+    """Guarded partitions that a transaction is about to add: it is on them as soon as Kafka has the request."""
+
+    transactional_id: str
+    partitions: tuple[TopicPartition, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +54,9 @@ class Plan:
     `forward` – what goes upstream in its place, always: Kafka itself then says what the client may do, and when the
     order of answers comes to it. An entry that is refused here is not in it; its list may have become empty.
     `finish` – completes Kafka's answer in place, and gives back what changed: store that, then send the answer.
+    `joins` – tell the gates of those before the request goes upstream.
     """
 
     forward: Message
     finish: Callable[[Message], list[TopicConfigChange]]
+    joins: Joins | None = None

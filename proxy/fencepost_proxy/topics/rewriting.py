@@ -25,9 +25,11 @@ from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.closed import CLOSED_APIS, DENIED, denied_message
 from fencepost_proxy.topics.planning import Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
+from fencepost_proxy.topics.transactions import plan_add_partitions
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS, InvalidConfigValue, parse_value
 from fencepost_proxy.types import NO_TOPIC_ID
 from fencepost_proxy.wire.apis import (
+    ADD_PARTITIONS_TO_TXN,
     ALTER_CONFIGS,
     CREATE_TOPICS,
     DELETE_TOPICS,
@@ -313,6 +315,7 @@ def _levels(file_configs: Mapping[str, str], set_on_topic: Mapping[str, str]) ->
 
 
 _PLANNERS: Final[Mapping[int, Callable[[int, Message, Known], Plan]]] = {
+    ADD_PARTITIONS_TO_TXN: lambda version, request, known: plan_add_partitions(request, known),
     CREATE_TOPICS: plan_create_topics,
     DELETE_TOPICS: plan_delete_topics,
     DESCRIBE_CONFIGS: plan_describe_configs,

@@ -104,7 +104,8 @@ _TABLE: Final = (
     Api(21, "DeleteRecords", _INSPECT, 0, 2, 2, _STATE_TOPIC),
     Api(22, "InitProducerId", _ADDRESSES, 0, 6, 2, "the shared producer id must never be given to a client"),
     Api(23, "OffsetForLeaderEpoch", _RELAY, 0, 4, 4),
-    Api(24, "AddPartitionsToTxn", _INSPECT, 0, 3, 3, "v4+ is between brokers; " + _STATE_TOPIC),
+    Api(24, "AddPartitionsToTxn", _PLAN, 0, 3, 3, (
+        "v4+ is between brokers; a marker takes an offset and passes no gate; " + _STATE_TOPIC)),
     Api(25, "AddOffsetsToTxn", _RELAY, 0, 4, 3),
     Api(26, "EndTxn", _RELAY, 0, 5, 3),
     Api(27, "WriteTxnMarkers", _RELAY, 0, 2, 1),
@@ -196,6 +197,7 @@ CREATE_PARTITIONS: Final = 37
 INCREMENTAL_ALTER_CONFIGS: Final = 44
 DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_PRODUCERS: Final = 61
+DESCRIBE_TRANSACTIONS: Final = 65
 DESCRIBE_TOPIC_PARTITIONS: Final = 75
 
 
