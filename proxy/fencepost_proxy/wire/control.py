@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from typing import Final, NamedTuple
 
-from fencepost_proxy.errors import ClientProtocolError, Error, ProtocolError, UpstreamProtocolError
+from fencepost_proxy.errors import ClientProtocolError, Error, LimitError, ProtocolError, UpstreamProtocolError
 from fencepost_proxy.wire import schema
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, api_name
 from fencepost_proxy.wire.primitives import INT32, MALFORMED, CutOff, Malformed, read_tags, reason_of
@@ -134,9 +134,16 @@ def codec_versions(api_key: int) -> tuple[int, int] | None:
     return schema.valid_versions(_name(api_key, "Request"))
 
 
+#: Of a request, altogether: each becomes an object of some hundred bytes, and takes some of everybody's time.
+ITEMS_MAX: Final = 100_000
+
+
 def decode_request(api_key: int, version: int, body: memoryview | bytes) -> Message:
-    """Raises ClientProtocolError where the bytes are not a request of that API and version, wholly and nothing more."""
-    return _decode("Request", api_key, version, body, ClientProtocolError)
+    """Raises ClientProtocolError where the bytes are not a request of that API and version, wholly and nothing more;
+    LimitError where it has more than `ITEMS_MAX` array elements."""
+    counted = schema.Counted(body)
+    counted.items_left = ITEMS_MAX
+    return _decode("Request", api_key, version, counted, ClientProtocolError)
 
 
 def encode_request(api_key: int, version: int, message: Message) -> bytes:
@@ -147,7 +154,7 @@ def decode_response(api_key: int, version: int, body: memoryview | bytes) -> Mes
     """Raises UpstreamProtocolError. An ApiVersions response with error 35 is always of v0 (KIP-511)."""
     if api_key == API_VERSIONS and bytes(body[:2]) == _UNSUPPORTED_VERSION:
         version = 0
-    return _decode("Response", api_key, version, body, UpstreamProtocolError)
+    return _decode("Response", api_key, version, bytes(body), UpstreamProtocolError)
 
 
 def encode_response(api_key: int, version: int, message: Message) -> bytes:
@@ -163,14 +170,15 @@ def _name(api_key: int, kind: str) -> str:
     return api_name(api_key) + kind
 
 
-def _decode(kind: str, api_key: int, version: int, body: memoryview | bytes, fault: type[ProtocolError]) -> Message:
+def _decode(kind: str, api_key: int, version: int, data: bytes, fault: type[ProtocolError]) -> Message:
     name = _name(api_key, kind)
     codec = schema.codec(name, version)
     if codec is None:
         raise fault(f"{name} v{version} is not a message that this proxy can read")
-    data = bytes(body)
     try:
         message, end = codec.read(data, 0)
+    except LimitError as error:
+        raise LimitError(f"{name} v{version} of {len(data)} bytes: {error} ({ITEMS_MAX})") from error
     except MALFORMED as error:
         raise fault(f"{name} v{version} of {len(data)} bytes cannot be read: {reason_of(error)}") from error
     if end != len(data):

@@ -23,6 +23,7 @@ from types import SimpleNamespace
 from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+from fencepost_proxy.errors import LimitError
 from fencepost_proxy.types import NO_TOPIC_ID
 from fencepost_proxy.wire.primitives import (
     INT16,
@@ -56,6 +57,18 @@ class Message(SimpleNamespace):
 
     #: (tag, value bytes) of tagged fields that the schema does not know.
     unknown_tags: tuple[tuple[int, bytes], ...] = ()
+
+
+class Counted(bytes):
+    """Bytes of which no more than `items_left` array elements are read: a small one takes a hundred times its bytes."""
+
+    items_left: int
+
+    def take(self, count: int) -> None:
+        """Raises LimitError."""
+        self.items_left -= count
+        if self.items_left < 0:
+            raise LimitError("it has more array elements than this proxy reads")
 
 
 _Read = Callable[[bytes, int], tuple[Any, int]]
@@ -305,6 +318,8 @@ def _array(element: Codec, element_type: str, nullable: bool, flexible: bool) ->
             return None, pos
         if numbers is not None:
             return list(struct.unpack_from(f">{count}{letter}", data, pos)), pos + count * numbers.size
+        if isinstance(data, Counted):
+            data.take(count)
         items = []
         for _ in range(count):
             item, pos = element.read(data, pos)

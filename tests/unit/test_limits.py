@@ -1,0 +1,236 @@
+"""Limits that are reached, and what happens there: those that no other test has for its subject.
+
+Sockets' and processes' limits are reached in `tests/integration/test_bad_input.py` and `tests/protocol`.
+"""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from fencepost_policies.append import Check, Refusal
+from fencepost_proxy.config import Limits, ProxyConfig
+from fencepost_proxy.errors import ClientProtocolError, LimitError
+from fencepost_proxy.net.app import Proxy
+from fencepost_proxy.partitions import events as g
+from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.session import messages as m
+from fencepost_proxy.session import switch as switch_module
+from fencepost_proxy.session.switch import Switch
+from fencepost_proxy.session.turn import Bid, make_ticket
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import Address, TopicPartition
+from fencepost_proxy.wire.apis import DESCRIBE_CONFIGS
+from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.control import ITEMS_MAX, decode_request
+from fencepost_proxy.wire.produce import PartitionData
+from tests.support.batches import batch, expecting
+from tests.unit.test_gate import TP, Talk
+from tests.unit.test_session import Around, Unchanged, guarded, produce
+from tests.unit.test_session import Talk as SessionTalk
+
+MESSAGE_TOO_LARGE, TIMED_OUT = 10, 7
+
+
+@contextmanager
+def at_most(byte_count: int) -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < byte_count
+    finally:
+        tracemalloc.stop()
+
+
+# --- the process's own, as its parts get them -------------------------------------------------------------------------
+
+
+def test_what_an_operator_sets_is_what_gates_and_sessions_obey() -> None:
+    limits = replace(
+        Limits(),
+        gate_queue_max=7,
+        settle_retry_seconds=0.7,
+        decompressed_bytes_max=70_000,
+        frame_bytes_max=7_000,
+        buffered_bytes_max=14_000,
+        in_flight_requests_max=77,
+        gate_wait_max_seconds=7.5,
+        request_timeout_seconds=17.0,
+    )
+    proxy = Proxy(ProxyConfig((Address("kafka", 9092),), limits=limits))
+    gates = proxy.switch._limits
+    assert (gates.queue_max, gates.read_retry_seconds, gates.decompressed_bytes_max) == (7, 0.7, 70_000)
+    assert (proxy.frame_bytes_max, proxy.in_flight_requests_max, proxy.decompressed_bytes_max) == (7_000, 77, 70_000)
+    assert (proxy.gate_wait_max_seconds, proxy.request_timeout_seconds) == (7.5, 17.0)
+    assert proxy.reserve(14_000)
+    assert not proxy.reserve(1)
+
+
+def test_every_limit_has_its_words() -> None:
+    assert all(each.metadata["doc"] for each in fields(Limits))
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _describe_configs(count: int) -> bytes:
+    """v3: resources of a type, an empty name and no keys."""
+    return struct.pack(">i", count) + b"\2\0\0\0\0\0\0" * count + b"\0\0"
+
+
+def test_a_request_of_more_elements_than_the_limit_is_refused_before_they_are_made() -> None:
+    """A hundred megabytes of the smallest there are would take gigabytes, and a minute of everybody's time."""
+    assert len(decode_request(DESCRIBE_CONFIGS, 3, _describe_configs(ITEMS_MAX)).resources) == ITEMS_MAX
+    body = _describe_configs(ITEMS_MAX + 1)
+    with at_most(2 * len(body)), pytest.raises(LimitError, match=f"array elements than this proxy reads .{ITEMS_MAX}."):
+        decode_request(DESCRIBE_CONFIGS, 3, body)
+
+
+def test_elements_within_elements_count_too() -> None:
+    """v3: one resource of many keys, and many resources of one key."""
+    keys = struct.pack(">i", ITEMS_MAX) + b"\0\0" * ITEMS_MAX
+    with pytest.raises(LimitError):
+        decode_request(DESCRIBE_CONFIGS, 3, struct.pack(">i", 1) + b"\2\0\0" + keys + b"\0\0")
+    count = ITEMS_MAX // 2 + 1
+    with pytest.raises(LimitError):
+        decode_request(DESCRIBE_CONFIGS, 3, struct.pack(">i", count) + b"\2\0\0\0\0\0\1\0\0" * count + b"\0\0")
+
+
+def test_a_batch_that_unpacks_beyond_the_limit_is_refused_and_its_request_answered() -> None:
+    bid = Bid(
+        connection=1,
+        policy=TopicPolicy(Check.ON),
+        names=HeaderNames(),
+        decompressed_bytes_max=10_000,
+        shared_producer_id=7000,
+        now=0.0,
+        deadline=1.0,
+    )
+    bomb = batch(b"\0" * 20_000, compression=1)
+    assert len(bomb) < 1_000
+    refusal = make_ticket(bid, TP, PartitionData(TP.partition, bomb))
+    assert isinstance(refusal, Refusal)
+    assert (refusal.error_code, refusal.reason) == (MESSAGE_TOO_LARGE, "too_large")
+    assert "TOO_LARGE topic=orders partition=3" in refusal.message
+    assert isinstance(make_ticket(replace(bid, decompressed_bytes_max=30_000), TP, PartitionData(3, bomb)), g.Ticket)
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("timeout_ms", "wait"), [(30_000, 5.0), (3_000, 1.0), (0, 0.0)])
+def test_an_append_waits_at_a_gate_for_so_long_and_a_third_of_its_timeout(timeout_ms: int, wait: float) -> None:
+    talk = SessionTalk()
+    (ticket,) = guarded(talk, timeout_ms=timeout_ms)
+    assert ticket.deadline == pytest.approx(talk.now + wait)
+
+
+def test_a_frame_above_the_limit_costs_the_connection_before_a_byte_of_it_is_held() -> None:
+    talk = SessionTalk(frame_bytes_max=1_000)
+    talk.client(struct.pack(">ihhi", 1_001, 3, 9, 1))
+    closed = talk.next(m.CloseClient)
+    assert closed.fault is LimitError
+    assert "frame_bytes_max=1000" in closed.reason
+    talk.silent()
+
+
+def test_a_broken_request_costs_no_memory_that_others_share() -> None:
+    """One that cannot be answered, and one that cannot be read: their connections end, what they held is given back."""
+    for broken in (
+        produce(("guarded-a", 0, expecting(5, b"x")), acks=0),
+        produce(("guarded-a", 0, batch(b"x")), ("guarded-a", 0, batch(b"x"))),
+        produce(("guarded-a", 0, batch(b"x")))[:-1] + b"\7",
+    ):
+        talk = SessionTalk()
+        free = talk.around.free_bytes
+        talk.client(broken)
+        assert talk.next(m.CloseClient).fault is ClientProtocolError
+        talk.tell(m.ClientLost())
+        talk.tell(m.UpstreamLost("closed"))
+        assert talk.around.free_bytes == free
+
+
+# --- gates ------------------------------------------------------------------------------------------------------------
+
+
+def _limited(**limits: Any) -> Talk:
+    """A warm gate: the log ends at 10."""
+    talk = Talk(gate=Gate(TP, g.GateLimits(**limits)))
+    ticket = talk.offer(expecting(9, b"first"))
+    talk.tail(9)
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=9)
+    talk.accepted(ticket, 9)
+    talk.now += 1
+    return talk
+
+
+def test_a_chain_has_no_more_on_its_way_than_the_limit() -> None:
+    talk = _limited(in_flight_max=2)
+    first, second, third = (talk.offer(expecting(at, b"x")) for at in (10, 11, 12))
+    assert talk.granted(first) is not None
+    assert talk.granted(second) is not None
+    talk.silent()  # the third waits, though it could go
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    assert talk.granted(third) is not None
+
+
+def test_a_doubt_that_cannot_be_settled_is_told_as_unknown_in_the_end() -> None:
+    talk = _limited(settle_seconds=3.0, read_retry_seconds=0.5)
+    ticket = talk.offer(expecting(10, b"x"))
+    talk.granted(ticket)
+    talk.tell(g.Lost(ticket))
+    looks = 0
+    gave_up = talk.now + 3.0
+    while isinstance(talk.effects[0], g.Look):
+        talk.next(g.Look)
+        looks += 1
+        talk.tell(g.Looked(ticket, g.Unreadable("the broker does not answer")))
+        if talk.effects:
+            break
+        assert talk.now <= gave_up
+        talk.now += 0.5
+        talk.tell(g.Tick())
+    assert talk.answered(ticket).error_code == TIMED_OUT
+    assert talk.now >= gave_up
+    assert looks == 7  # at once, and every half second
+
+
+def test_a_gate_remembers_so_many_batches_and_producers_and_no_more() -> None:
+    talk = _limited(remembered_batches_max=3, remembered_producers_max=2)
+    sent = [expecting(at, b"%d" % at, producer=(100 + at, 0, 0)) for at in range(10, 16)]
+    for at, records in enumerate(sent, 10):
+        ticket = talk.offer(records)
+        talk.granted(ticket)
+        talk.kafka(ticket, base_offset=at)
+        talk.accepted(ticket, at)
+    talk.silent()
+    assert len(talk.gate._landed) == 3
+    assert len(talk.gate._retries) == 2
+    # The newest are known at once; an older one has to be looked for in the log.
+    talk.accepted(talk.offer(sent[-1], connection=2), 15)
+    talk.offer(sent[0], connection=2)
+    assert talk.effects
+    assert not isinstance(talk.effects[0], g.Answer)
+
+
+def test_gates_that_nobody_uses_are_dropped_before_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of topics are the clients' to choose, as far as patterns guard what there is not yet."""
+    monkeypatch.setattr(switch_module, "_IDLE_GATES_MAX", 4)
+    around = Around()
+    switch = Switch(around, Unchanged(), g.GateLimits(), HeaderNames())  # type: ignore[arg-type]
+    for number in range(1, 12):
+        switch.open(number, "proxy.local")
+        data = produce((f"guarded-{number}", 0, batch(b"x")))
+        switch.session_event(number, m.ClientBytes(memoryview(data)), 100.0)
+        if number != 3:  # who still waits keeps his gate
+            switch.session_event(number, m.ClientLost(), 100.0)
+        assert len(switch.gates) <= 4
+    assert TopicPartition("guarded-3", 0) in switch.gates
