@@ -92,6 +92,7 @@ KINDS = {
     "idempotent-chain": Kind(conditional=0.0, producer=1.0, bumps=1.0, depth=3),
     "plain": Kind(conditional=0.0, retries=0.0),
     "mixed": Kind(conditional=0.5, producer=0.7, write_ids=0.3),
+    "mixed-chain": Kind(conditional=0.5, producer=1.0, depth=4),
     "several": Kind(several=True, conditional=0.8, producer=0.5, write_ids=0.5),
     "liar": Kind(conditional=0.8, lies=0.5, producer=0.7, write_ids=0.3),
     "bypass": Kind(conditional=0.0, producer=0.5, bypass=True, lies=0.3),

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-from uuid import UUID
 
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
@@ -26,7 +25,6 @@ from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.switch import Switch
 from fencepost_proxy.session.turn import Turn
 from fencepost_proxy.topics.state import StateView
-from fencepost_proxy.types import ProducerEpoch
 from tests.simulation import world as world_module
 from tests.simulation.scenarios import SCENARIOS, run
 
@@ -499,18 +497,12 @@ def chain_goes_on(patch: Patch) -> None:
     patch.set(Session, "_chain_failed", lambda self, slot, ticket, result: None)
 
 
-@mutant("what was sent behind a failed batch is tried again", "a chain falls as a whole: rule 13", "chains", "asking")
+@mutant("what was sent behind a failed batch is tried again", "a chain falls as a whole: rule 13", "mixed-chains")
 def sent_behind_goes_on(patch: Patch) -> None:
     patch.set(Gate, "_sent_behind", lambda self, ticket: iter(()))
 
 
-@mutant(
-    "a successor does not wait for what its predecessor's place says",
-    "a chain falls as a whole: rule 13",
-    "race",
-    "chains",
-    "asking",
-)
+@mutant("a successor does not wait for what its predecessor's place says", "a chain falls as a whole: rule 13", "twins")
 def predecessor_not_waited_for(patch: Patch) -> None:
     patch.set(Gate, "_predecessor_is_looked_at", lambda self, ticket: False)
 
@@ -582,24 +574,12 @@ def last_producer_id_wins(patch: Patch) -> None:
     patch.set(StateView, "_apply_producer_id", apply)
 
 
-@mutant("the last proposal of a base wins", "the lowest offset wins, for ever: rule 9", "bypass", "proposals")
-def last_base_wins(patch: Patch) -> None:
-    orig = StateView._apply_stamp_base
-
-    def apply(self: StateView, key: str, rest: str, raw: bytes | None) -> None:
-        topic_id, partition, epoch, _ = rest.split("/")
-        self._stamp_bases.get((UUID(topic_id), int(partition)), {}).pop(ProducerEpoch(int(epoch)), None)
-        orig(self, key, rest, raw)
-
-    patch.set(StateView, "_apply_stamp_base", apply)
-
-
-@mutant("all processes have one tag", "a tag is one process's", "race", "one-broker", "reborn")
+@mutant("all processes have one tag", "a tag is one process's", "twins")
 def one_tag_for_all(patch: Patch) -> None:
     patch.set(world_module.World, "next_tag", lambda self: 7)
 
 
-@mutant("another process's tag is not looked at", "what is not proved is no success: rule 5", "one-broker", "race")
+@mutant("another process's tag is not looked at", "what is not proved is no success: rule 5", "twins")
 def tag_ignored(patch: Patch) -> None:
     patch.set(Gate, "_is_from_here", lambda self, found, ticket: True)
 
@@ -607,7 +587,7 @@ def tag_ignored(patch: Patch) -> None:
 # ------------------------------------------------------------------------------------- what a log goes through, again
 
 
-@mutant("what is deleted was never there", "unreadable is unknown: rule 5", "reassigned", "expiry", "deleted")
+@mutant("what is deleted was never there", "unreadable is unknown: rule 5", "deleted")
 def deleted_is_absent(patch: Patch) -> None:
     orig = Gate._settled_by_look
 
@@ -621,20 +601,6 @@ def deleted_is_absent(patch: Patch) -> None:
     patch.set(Gate, "_settled_by_look", settled)
 
 
-@mutant("a batch in doubt is sent again unread", "resend only where the log ends at E: rule 12", "expiry", "cluster")
-def resend_unread(patch: Patch) -> None:
-    orig = Gate._settle_first
-
-    def settle(self: Gate) -> None:
-        if self._doubts[0].kind.stamped:
-            self._settle_again = False
-            self._effects.append(g.Resend(self._doubts[0]))
-        else:
-            orig(self)
-
-    patch.set(Gate, "_settle_first", settle)
-
-
 @mutant("log end and sequence are not of one moment", "bracketed reads only: rule 6", "race", "one-broker", "cluster")
 def read_without_brackets(patch: Patch) -> None:
     orig = world_module.ControlCall._end_after
@@ -643,20 +609,6 @@ def read_without_brackets(patch: Patch) -> None:
         orig(self, partition, self.log_end(partition), state, open_transactions)
 
     patch.set(world_module.ControlCall, "_end_after", end_after)
-
-
-@mutant("an older sequence that a replica restored is believed", "no shift is guessed: rule 16", "compacted")
-def older_state_believed(patch: Patch) -> None:
-    orig = Gate._stamp_left_behind
-
-    def left_behind(tail: g.Tail) -> str | None:
-        epoch, base = tail.stamp_base
-        state = tail.producer_state
-        if state is not None and state.producer_epoch == epoch and state.next_sequence < tail.log_end_offset - base:
-            return None
-        return orig(tail)
-
-    patch.set(Gate, "_stamp_left_behind", staticmethod(left_behind))
 
 
 @mutant("what may still be queued is not waited for", "beside unstamped appends: rule 8", "true-one", "true-cluster")
@@ -671,11 +623,6 @@ def takeover_not_detected(patch: Patch) -> None:
         "_landed_elsewhere",
         lambda self, ticket, result, now: self._accept(ticket, self._remember(ticket, result.log_append_time_ms)),
     )
-
-
-@mutant("nothing is forgotten when a topic is another one", "key what is known by the topic: rule 11", "recreated")
-def nothing_is_forgotten(patch: Patch) -> None:
-    patch.set(Gate, "_forget", lambda self: None)
 
 
 # -------------------------------------------------------------------------------------------- acks=0, other messages

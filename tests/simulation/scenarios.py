@@ -224,6 +224,24 @@ SCENARIOS = {
             seconds=14.0,
             slow_requests=0.1,
         ),
+        # ---- chains and races of all sorts
+        Scenario(
+            "mixed-chains",
+            check=Check.ON,
+            clients=("mixed-chain", "mixed-chain", "chain"),
+            faults=("cut", "snip", "pause"),
+            too_large=0.1,
+        ),
+        Scenario(
+            "twins",
+            proxies=3,
+            clients=("bare", "bare", "twin", "twin", "mixed-chain", "chain"),
+            faults=("cut",),
+            faults_max=80,
+            slow_requests=0.25,
+            writes=16,
+            think_max=0.15,
+        ),
         # ---- a check that is switched on and off
         Scenario(
             "switches",
@@ -242,9 +260,8 @@ SCENARIOS = {
         Scenario(
             "proposals",
             proxies=2,
-            clients=("honest", "sequenced", "chain", "bypass"),
+            clients=("honest", "sequenced", "chain"),
             faults=("propose", "propose", "tidy", "crash", "cut"),
-            airtight=False,
         ),
         # ---- what a log goes through
         Scenario(
@@ -280,9 +297,11 @@ SCENARIOS = {
             "deleted",
             proxies=2,
             clients=("honest", "sequenced", "chain", "reborn"),
-            faults=("delete", "delete", "delete", "cut", "pause", "crash", "kill"),
-            faults_max=14,
-            slow_requests=0.08,
+            faults=("purge", "purge", "purge", "cut", "cut", "freeze", "kill"),
+            faults_max=100,
+            lossy_reads=0.2,
+            think_max=0.2,
+            writes=16,
         ),
         Scenario(
             "retyped",

@@ -8,6 +8,7 @@ from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.session import Session, Surroundings
 from fencepost_proxy.session.switch import Switch
+from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames
 from tests.simulation.clock import Sim
 from tests.simulation.history import History
@@ -35,6 +36,7 @@ class WatchedSwitch(Switch):
         self._cold_send_seconds = limits.cold_send_seconds
         self._offers = 0
         self._places: dict[g.Ticket, int] = {}
+        self._failed: dict[tuple[TopicPartition, int, int], int] = {}  # the last place of a chain that failed
 
     def _route(self, session: Session, command: sessions.Command) -> None:
         if isinstance(command, sessions.ToGate):
@@ -56,20 +58,31 @@ class WatchedSwitch(Switch):
         match effect:
             case g.Grant(ticket):
                 self._check_place(gate, ticket)
-            case g.Answer(ticket):
-                self._places.pop(ticket, None)
+            case g.Answer(ticket, result):
+                place = self._places.pop(ticket, 0)
+                if result.error_code and ticket.attempts:
+                    self._failed[_chain(ticket)] = place
             case _:
                 pass
         super()._carry_out(gate, effect)
 
     def _check_place(self, gate: Gate, ticket: g.Ticket) -> None:
         """First come, first served; a batch in doubt, sent or looked up, holds the turn until it is settled."""
+        if ticket.attempts:
+            self._check_chain(gate, ticket)
         if ticket.attempts or ticket.settle_until:
             return
         mine = self._places[ticket]
         before = [t for t in gate._queue if self._places.get(t, mine) < mine and t.connection != ticket.connection]
         if before:
             self._history.broken.append(f"UNFAIR: a turn at {gate.partition} goes past {len(before)} that came before")
+
+    def _check_chain(self, gate: Gate, ticket: g.Ticket) -> None:
+        """A batch that has been sent cannot go again after one ahead of it in its chain failed, or may yet fail."""
+        mine = self._places.get(ticket, 0)
+        before = [t for t in gate._looking if t.attempts and _chain(t) == _chain(ticket) and self._places[t] < mine]
+        if before or 0 < self._failed.get(_chain(ticket), 0) < mine:
+            self._history.broken.append(f"BEHIND A HOLE: at {gate.partition} a batch goes again behind one that failed")
 
     def _check_age(self, ticket: g.Ticket) -> None:
         """What was read of a cold partition may be relied on for a short time only: nothing compares there."""
@@ -89,3 +102,7 @@ class WatchedSwitch(Switch):
             for ticket in gate._queue
             if ticket.deadline + _LATE_SECONDS < self._sim.now and not ticket.attempts
         ]
+
+
+def _chain(ticket: g.Ticket) -> tuple[TopicPartition, int, int]:
+    return ticket.partition, ticket.connection, ticket.append.producer_id

@@ -1014,3 +1014,13 @@ class World:
         proposal = UUID(int=self.sim.rng.getrandbits(128))
         late = ProducerId(SHARED + 1 + len(self.state.records))
         self.state.records.append(encode_producer_id(proposal, _CLUSTER_ID, late))
+
+    def _fault_purge(self) -> None:
+        """DeleteRecords up to the high watermark: nothing is left to read."""
+        name = self.sim.rng.choice(self.names)
+        partition = self.cluster.partitions[name]
+        if partition.leader is not None:
+            start = partition.replicas[partition.leader].high_watermark
+            for replica in partition.replicas.values():
+                replica.log_start = max(replica.log_start, min(start, replica.log_end))
+            self.sim.log(f"{name}: records before {start} are deleted")
