@@ -81,6 +81,11 @@ class Limits:
     control_in_flight_max: int = _limit(256, "our own unanswered requests on one connection to a broker")
     metadata_refresh_seconds: float = _limit(5.0, "how often brokers and known topics are looked up again")
     settle_retry_seconds: float = _limit(0.05, "pause before an append in doubt is looked for again")
+    takeover_seconds: float = _limit(
+        35.0,
+        "after a start beside another process, or after one that died: conditional appends on `true` topics get a "
+        "retriable error, since a request of its may still be queued in Kafka; connection timeout + request timeout",
+    )
     drain_seconds: float = _limit(10.0, "how long a closing connection may take to pass on what is under way")
 
     def __post_init__(self) -> None:

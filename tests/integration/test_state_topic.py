@@ -24,9 +24,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from fencepost_proxy.config import Limits
 from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.net import state_topic
 from fencepost_proxy.net.control import ControlClient, Leader, OutcomeUnknown
 from fencepost_proxy.net.state_topic import TOPIC_CONFIGS, StateTopic
-from fencepost_proxy.topics.state import StateError, StateRecord, encode_producer_id, encode_topic_config
+from fencepost_proxy.topics.state import (
+    StateError,
+    StateRecord,
+    encode_process,
+    encode_producer_id,
+    encode_topic_config,
+)
 from fencepost_proxy.types import ProducerId, TopicPartition
 from fencepost_proxy.wire.plain_batch import encode_plain_batch
 from tests.support.waiting import until
@@ -339,5 +346,78 @@ def test_an_unreadable_batch_closes_it(kafka: KafkaCluster, name: str) -> None:
             assert (await one.control.produce(tp, batch, timeout_ms=5_000)).error_code == 0
             await until(lambda: one.state.failure is not None)
             assert "compression.type must be" in str(one.state.failure)
+
+    asyncio.run(story())
+
+
+# --- the processes of a cluster ---------------------------------------------------------------------------------------
+
+
+def test_processes_know_of_each_other_and_have_tags_of_their_own(kafka: KafkaCluster, name: str) -> None:
+    async def story() -> None:
+        async with process(kafka, name) as one, process(kafka, name) as two:
+            await one.state.start()
+            assert not one.state.alone(time.monotonic())  # nobody could know of it yet
+            assert await one.state.enter() is False
+            assert one.state.alone(time.monotonic())
+            await two.state.start()
+            assert await two.state.enter() is True
+            assert not two.state.alone(time.monotonic())
+            await until(lambda: not one.state.alone(time.monotonic()), seconds=5)
+            assert {one.state.tag, two.state.tag} == {1, 2}
+            await two.state.leave()
+            await until(lambda: one.state.alone(time.monotonic()), seconds=5)
+
+    asyncio.run(story())
+
+
+def test_a_process_that_ended_without_a_word_is_gone_after_a_time(
+    kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_topic, "_GONE_SECONDS", 3.0)
+    monkeypatch.setattr(state_topic, "_ALIVE_SECONDS", 1.0)
+
+    async def story() -> None:
+        async with process(kafka, name) as one:
+            await one.state.start()
+            await one.state.enter()
+            async with process(kafka, name) as two:
+                await two.state.start()
+                await two.state.enter()
+                await until(lambda: not one.state.alone(time.monotonic()), seconds=5)
+                await asyncio.sleep(4)
+                assert not one.state.alone(time.monotonic())  # it gives signs
+            await until(lambda: one.state.alone(time.monotonic()), seconds=10)
+
+    asyncio.run(story())
+
+
+def test_who_cannot_say_that_it_lives_does_not_serve(
+    kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_topic, "_SILENT_SECONDS_MAX", 2.0)
+
+    async def story() -> None:
+        async with process(kafka, name) as one:
+            await one.state.start()
+            await one.state.enter()
+            assert one.state.fresh
+            await until(lambda: not one.state.fresh, seconds=5)
+
+    asyncio.run(story())
+
+
+def test_a_tag_that_runs_out_is_renewed(kafka: KafkaCluster, name: str) -> None:
+    async def story() -> None:
+        async with process(kafka, name) as one:
+            await one.state.start()
+            await one.state.enter()
+            await one.state.append([encode_process(uuid4(), 0) for _ in range(200)])
+            assert (one.state.tag, one.state.tag_runs_out) == (1, True)
+            await one.state.enter()
+            assert (one.state.tag, one.state.tag_runs_out) == (202, False)
+            assert one.state.alone(time.monotonic())  # not beside its former self
+            await one.state.append([encode_process(uuid4(), 0) for _ in range(254)])
+            assert one.state.tag == 0  # the next one would have it
 
     asyncio.run(story())

@@ -35,6 +35,8 @@ class Talk:
     gate: Gate = field(default_factory=lambda: Gate(TP, LIMITS))
     now: float = 1000.0
     tag: int = 0
+    alone: bool = True
+    taken_over: bool = True
     may_write: bool = False  # what the session says of its client, once Kafka has said it
     effects: list[g.Effect] = field(default_factory=list)
 
@@ -51,6 +53,8 @@ class Talk:
             now=self.now,
             deadline=self.now + wait,
             tag=self.tag,
+            alone=self.alone,
+            taken_over=self.taken_over,
         )
         ticket = make_ticket(bid, TP, PartitionData(TP.partition, records, b""))
         assert isinstance(ticket, g.Ticket), ticket
@@ -919,6 +923,35 @@ def test_a_chain_on_one_connection_is_sent_ahead_of_its_acknowledgements() -> No
     for i, ticket in enumerate(chain):
         talk.kafka(ticket, base_offset=10 + 2 * i)
         talk.accepted(ticket, 10 + 2 * i)
+
+
+def test_beside_other_processes_a_chain_goes_one_by_one() -> None:
+    talk = warm(10)
+    talk.alone = False
+    first = talk.offer(expecting(10, b"a"))
+    talk.granted(first)
+    second = talk.offer(expecting(11, b"b"))
+    talk.silent()
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    talk.granted(second)
+
+
+@pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
+def test_after_a_takeover_conditional_appends_wait_where_something_unstamped_may_be_queued(check: Check) -> None:
+    talk = Talk(check)
+    talk.taken_over = False
+    ticket = talk.offer(expecting(10, b"a"))
+    if check is Check.REQUIRED:
+        talk.tail(10)
+        talk.granted(ticket)
+    else:
+        talk.silent()
+        plain = talk.offer(batch(b"x"), connection=2)
+        talk.now += 6
+        talk.tell(g.Tick())
+        assert talk.answered(ticket).error_code == NOT_LEADER
+        assert talk.answered(plain).error_code == NOT_LEADER
 
 
 def test_another_connection_waits_for_the_chain() -> None:

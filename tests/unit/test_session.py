@@ -50,7 +50,15 @@ class Around:
     grants_hold: bool = True
     unread: int = 0
     tag: int = 7
+    is_alone: bool = True
+    is_taken_over: bool = True
     unknown_topics: frozenset[str] = frozenset()
+
+    def alone(self, now: float) -> bool:
+        return self.is_alone
+
+    def taken_over(self, now: float) -> bool:
+        return self.is_taken_over
 
     def fresh(self, now: float) -> bool:
         return self.is_fresh

@@ -15,6 +15,10 @@ from fencepost_proxy.topics.state import (
     StateRecord,
     StateView,
     TopicConfigChange,
+    alive_process,
+    encode_alive,
+    encode_alive_tombstone,
+    encode_process,
     encode_producer_id,
     encode_stamp_base,
     encode_topic_config,
@@ -62,6 +66,29 @@ def test_records_have_the_documented_form() -> None:
         b'{"configs":{"check.expected.offsets":"true"},"topic_id":"00000000-0000-0000-0000-000000000064"}',
     )
     assert encode_topic_config_tombstone("orders") == (b"topic-config/orders", None)
+    assert encode_process(A, 12) == (b"process/00000000-0000-0000-0000-000000000001", b'{"started_ms":12}')
+    assert encode_alive(A, 12) == (b"alive/00000000-0000-0000-0000-000000000001", b'{"at_ms":12}')
+    assert encode_alive_tombstone(A) == (b"alive/00000000-0000-0000-0000-000000000001", None)
+
+
+# --- the processes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_sign_of_life_is_about_a_process() -> None:
+    assert alive_process(encode_alive(A, 12)) == A
+    assert alive_process(encode_alive_tombstone(A)) == A
+    assert alive_process(encode_process(A, 12)) is None
+    assert alive_process(StateRecord(b"alive/nobody", b"{}")) is None
+
+
+def test_processes_get_tags_in_turn_and_lose_them_to_the_255th_after_them() -> None:
+    processes = [UUID(int=1000 + i) for i in range(256)]
+    view = view_of(*(encode_process(each, 0) for each in processes[:254]))
+    assert [view.tag(each) for each in processes[:3]] == [1, 2, 3]
+    assert view.tag(processes[255]) == 0  # not known
+    assert view.tag_age(processes[0]) == 253
+    view = view_of(*(encode_process(each, 0) for each in processes))
+    assert (view.tag(processes[0]), view.tag(processes[255])) == (0, 1)
 
 
 # --- the shared producer id -------------------------------------------------------------------------------------------

@@ -112,6 +112,7 @@ class Proxy:
         self._started_at = time.monotonic()
         self._bootstrap: Address | None = None
         self._violations = 0
+        self._takeover_until = float("-inf")
         self._metrics = Metrics(lambda: self._state.fresh_until if self._state else Monotonic(float("-inf")))
         self._status = StatusServer(self._snapshot, self._metrics)
 
@@ -135,7 +136,9 @@ class Proxy:
         self._reads = GateReads(self._control, self._state, config.limits.frame_bytes_max)
         await self._state.start()
         await self._state.acquire_producer_id()
-        await self._state.acquire_tag()
+        if await self._state.enter():
+            _log.info("other proxy processes serve this cluster, or ended a moment ago without saying so")
+            self._takeover_until = time.monotonic() + config.limits.takeover_seconds
         facts = await self._control.broker_facts()
         self._reads.producer_id_expiration_ms = facts.producer_id_expiration_ms
         self._brokers_changed(self._control.brokers)
@@ -170,6 +173,8 @@ class Proxy:
             await asyncio.sleep(_DRAIN_LOOK_SECONDS)
         left = sum(not session.drained for session in self.switch.sessions.values())
         _log.info("drained", connections=len(self.links), unanswered=left)
+        if self._state is not None and not left and not self.switch.in_doubt:
+            await self._state.leave()
 
     async def close(self) -> None:
         for server in self._servers.values():
@@ -218,6 +223,12 @@ class Proxy:
     @property
     def tag(self) -> int:
         return 0 if self._state is None else self._state.tag
+
+    def alone(self, now: float) -> bool:
+        return self._state is not None and self._state.alone(now)
+
+    def taken_over(self, now: float) -> bool:
+        return now >= self._takeover_until
 
     def fresh(self, now: float) -> bool:
         return self._state is not None and now < self._state.fresh_until
@@ -519,7 +530,7 @@ class Proxy:
     async def _renew_tag(self) -> None:
         assert self._state is not None
         try:
-            await self._state.acquire_tag()
+            await self._state.enter()
         except FencepostError as error:
             _limited_log.warning("tag", "no new tag for this process", reason=error)
 

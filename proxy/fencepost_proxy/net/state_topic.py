@@ -37,6 +37,9 @@ from fencepost_proxy.topics.state import (
     StateError,
     StateRecord,
     StateView,
+    alive_process,
+    encode_alive,
+    encode_alive_tombstone,
     encode_process,
     encode_producer_id,
 )
@@ -48,7 +51,19 @@ _log = logs.get("net.state_topic")
 _limited_log = logs.RateLimitedLog(_log)
 
 #: `uncompressed`: no record of it can unpack to more than was read.
-TOPIC_CONFIGS: Final = {"cleanup.policy": "compact", "compression.type": "uncompressed"}
+#: `segment.ms`, `min.cleanable.dirty.ratio`: signs of life are many, and a start reads what compaction has left.
+TOPIC_CONFIGS: Final = {
+    "cleanup.policy": "compact",
+    "compression.type": "uncompressed",
+    "segment.ms": "3600000",
+    "min.cleanable.dirty.ratio": "0.1",
+}
+#: How often a process says that it lives, and after what silence the others take it for gone.
+_ALIVE_SECONDS: Final = 20.0
+_GONE_SECONDS: Final = 90.0
+#: A process that could not say so for that long does not serve guarded topics: soon the others think that it is gone.
+_SILENT_SECONDS_MAX: Final = 75.0
+_LEAVE_SECONDS: Final = 2.0
 _REPLICAS_MAX: Final = 3
 _IN_SYNC_REPLICAS_MAX: Final = 2
 _FETCH_WAIT_MAX_MS: Final = 250
@@ -102,15 +117,18 @@ class StateTopic:
         self._waiting: list[tuple[Offset, asyncio.Future[None]]] = []
         self._loaded = asyncio.Event()
         self._process: UUID | None = None
+        self._others: dict[UUID, float] = {}  # when they were heard of last
+        self._heard_until = float("inf")  # until when the others take this one for alive
+        self._signs: asyncio.Task[None] | None = None
 
     @property
     def fresh_until(self) -> Monotonic:
         """Until when (`time.monotonic()`) the view may be acted on: what others stored is in it or not yet valid."""
-        return self._fresh_until
+        return Monotonic(min(self._fresh_until, self._heard_until))
 
     @property
     def fresh(self) -> bool:
-        return time.monotonic() < self._fresh_until
+        return time.monotonic() < self.fresh_until
 
     @property
     def failure(self) -> str | None:
@@ -144,6 +162,9 @@ class StateTopic:
         _log.info("state topic loaded", topic=self._tp.topic, topic_id=self._topic_id, end=self._position)
 
     async def close(self) -> None:
+        if self._signs is not None:
+            self._signs.cancel()
+            await asyncio.wait({self._signs})
         if self._tail is not None:
             self._tail.cancel()
             await asyncio.wait({self._tail})
@@ -212,17 +233,66 @@ class StateTopic:
     def tag_runs_out(self) -> bool:
         return self._process is not None and self.view.tag_age(self._process) > TAG_AGE_MAX
 
-    async def acquire_tag(self, *, timeout_seconds: float | None = None) -> None:
-        """Takes the next tag. Without one (it was not stored in time) this process works, and proves less: see `gate`.
+    def alone(self, now: float) -> bool:
+        """No other process was heard of for `_GONE_SECONDS`, and the others can know of this one.
 
+        Not a proof: one that starts is known here a moment later, and one that slept may wake up.
+        """
+        return self._signs is not None and not any(now - heard < _GONE_SECONDS for heard in self._others.values())
+
+    async def enter(self, *, timeout_seconds: float | None = None) -> bool:
+        """Takes the next tag and says that this process lives, from now on until `leave`. Gives back whether others do.
+
+        Without a tag (it was not stored in time) this process works, and proves less: see `gate`. Also renews a tag.
         Raises UpstreamUnavailable, StateError.
         """
-        process = uuid4()
+        process, now_ms = uuid4(), int(time.time() * 1000)
+        before = self._process
+        records = [encode_process(process, now_ms), encode_alive(process, now_ms)]
+        if before is not None:
+            records.append(encode_alive_tombstone(before))
+        sent_at = time.monotonic()
         try:
-            await self.append([encode_process(process, int(time.time() * 1000))], timeout_seconds=timeout_seconds)
+            await self.append(records, timeout_seconds=timeout_seconds)
+            self._heard_until = sent_at + _SILENT_SECONDS_MAX
         except OutcomeUnknown as error:
             _log.warning("this process has no tag", reason=error)
         self._process = process
+        self._others.pop(process, None)
+        if self._signs is None:
+            self._signs = asyncio.create_task(self._give_signs(), name="signs of life")
+        return bool(self._others)
+
+    async def leave(self) -> None:
+        """Ended well: nothing that this process sent is under way any more."""
+        if self._signs is None or self._process is None:
+            return
+        self._signs.cancel()
+        try:
+            await self.append([encode_alive_tombstone(self._process)], timeout_seconds=_LEAVE_SECONDS)
+        except (UpstreamUnavailable, StateError) as error:
+            _log.warning("the other processes could not be told that this one ends", reason=error)
+
+    async def _give_signs(self) -> None:
+        while True:
+            await asyncio.sleep(_ALIVE_SECONDS)
+            sent_at = time.monotonic()
+            self._others = {each: heard for each, heard in self._others.items() if sent_at - heard < _GONE_SECONDS}
+            assert self._process is not None
+            try:
+                await self.append([encode_alive(self._process, int(time.time() * 1000))])
+                self._heard_until = sent_at + _SILENT_SECONDS_MAX
+            except (UpstreamUnavailable, StateError) as error:
+                _limited_log.warning("alive", "the other processes cannot be told that this one lives", reason=error)
+
+    def _hear(self, record: StateRecord) -> None:
+        process = alive_process(record)
+        if process is None or process == self._process:
+            return
+        if record.value is None:
+            self._others.pop(process, None)
+        else:
+            self._others[process] = time.monotonic()
 
     # --- finding it ---------------------------------------------------------------------------------------------------
 
@@ -365,6 +435,7 @@ class StateTopic:
                 for record in () if header.is_control else read_plain_records(header, batch):
                     if record.offset >= self._position:
                         applied.append(StateRecord(record.key or b"", record.value))
+                        self._hear(applied[-1])
                         left_out = self.view.apply(*record)
                         if left_out is not None:
                             _limited_log.warning("left out", "state record left out", reason=left_out)

@@ -711,6 +711,8 @@ class Gate:
         """See the end of the module's docstring. On `required` topics nothing is unstamped."""
         if ticket.check is Check.REQUIRED:
             return False
+        if not ticket.taken_over and ticket.append.expected_base_offset is not None:
+            return True
         for_own = now < self._own_queued_until and ticket.append.expected_base_offset is not None
         for_stamped = now < self._stamped_queued_until and not ticket.kind.stamped
         return for_own or for_stamped
@@ -732,9 +734,12 @@ class Gate:
         if ticket.kind is Kind.OWN:
             return all(other.kind is Kind.OWN for other in self._in_flight)
         # One connection keeps its order, and a lost predecessor makes the successor fail by its sequence: so a
-        # chain may be sent ahead of its acknowledgements, but only while the broker is sure to know the stamp.
+        # chain may be sent ahead of its acknowledgements, but only while the broker is sure to know the stamp. And
+        # while no other process stamps here: A of the chain A, B loses to X of another process, which has as many
+        # records. A is a duplicate for Kafka, and B fits behind X.
         return (
             ticket.kind.stamped
+            and ticket.alone
             and self.phase is Phase.OPEN
             and self._warm(now)
             and all(other.kind.stamped and other.connection == ticket.connection for other in self._in_flight)

@@ -131,6 +131,12 @@ class Surroundings(Protocol):
     def tag(self) -> int:
         """What tells this process's stamps from those of the others, 1 to 255; 0 while that is not settled."""
 
+    def alone(self, now: float) -> bool:
+        """Whether no other process is known to serve the cluster."""
+
+    def taken_over(self, now: float) -> bool:
+        """Whether what processes before this one had under way is over."""
+
     def fresh(self, now: float) -> bool:
         """Whether the virtual configs are loaded and recent enough to rely on."""
 
@@ -599,6 +605,8 @@ class Session:
                 now=now,
                 deadline=now + wait_seconds,
                 tag=around.tag,
+                alone=around.alone(now),
+                taken_over=around.taken_over(now),
                 transactional_id=request.transactional_id,
             )
             for data in topic.partitions:

@@ -99,6 +99,11 @@ class Switch:
     # ---- what others may look at
 
     @property
+    def in_doubt(self) -> bool:
+        """Something that was sent may still land."""
+        return any(not gate.idle for gate in self.gates.values())
+
+    @property
     def needs_ticks(self) -> bool:
         return bool(self._busy_gates or self._busy_sessions)
 

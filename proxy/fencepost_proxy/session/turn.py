@@ -159,6 +159,8 @@ class Bid:
     now: float
     deadline: float
     tag: int = 0
+    alone: bool = False
+    taken_over: bool = True
     transactional_id: str | None = None
 
 
@@ -197,6 +199,8 @@ def make_ticket(bid: Bid, partition: TopicPartition, data: PartitionData) -> Tic
         offered_at=bid.now,
         deadline=bid.deadline,
         tag=bid.tag,
+        alone=bid.alone,
+        taken_over=bid.taken_over,
         transactional_id=bid.transactional_id,
     )
 

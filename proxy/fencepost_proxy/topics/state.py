@@ -7,6 +7,7 @@ One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…
 | `producer-id/<proposal uuid>` | `{"cluster_id", "producer_id"}` | the lowest offset wins, for ever |
 | `stamp-base/<topic id>/<partition>/<producer epoch>/<proposal uuid>` | `{"base"}` | the same, for each epoch |
 | `process/<uuid>` | `{"started_ms"}` | all count: the n-th of them has tag n mod 255 + 1 |
+| `alive/<uuid>` | `{"at_ms"}` | sent again and again; a tombstone when the process ends well |
 | `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone deletes it |
 
 "The first record of a key wins" would die by compaction, which keeps the last: so each proposal has a key of its own,
@@ -43,6 +44,7 @@ _PRODUCER_ID: Final = "producer-id"
 _STAMP_BASE: Final = "stamp-base"
 _TOPIC_CONFIG: Final = "topic-config"
 _PROCESS: Final = "process"
+_ALIVE: Final = "alive"
 _TAGS: Final = 255
 #: From then on a process should take a new tag; at twice that its old one is somebody else's.
 TAG_AGE_MAX: Final = 127
@@ -109,6 +111,25 @@ def encode_process(process: UUID, started_ms: int) -> StateRecord:
     return _record(f"{_PROCESS}/{process}", {"started_ms": started_ms})
 
 
+def encode_alive(process: UUID, at_ms: int) -> StateRecord:
+    """That a proxy process lives. No other reads the time: what counts is that another record came."""
+    return _record(f"{_ALIVE}/{process}", {"at_ms": at_ms})
+
+
+def encode_alive_tombstone(process: UUID) -> StateRecord:
+    """That it has ended, with nothing of its own under way any more."""
+    return StateRecord(f"{_ALIVE}/{process}".encode(), None)
+
+
+def alive_process(record: StateRecord) -> UUID | None:
+    """Whom a record of the kind `alive` is about, None for any other."""
+    kind, _, process = record.key.decode(errors="replace").partition("/")
+    try:
+        return UUID(process) if kind == _ALIVE else None
+    except ValueError:
+        return None
+
+
 def encode_topic_config(topic: str, topic_id: UUID, configs: Mapping[str, str]) -> StateRecord:
     """All virtual configs that are set on a topic."""
     return _record(f"{_TOPIC_CONFIG}/{topic}", {"topic_id": str(topic_id), "configs": dict(configs)})
@@ -149,6 +170,8 @@ class StateView:
                 self._apply_producer_id(text, _object(value))
             elif kind == _STAMP_BASE:
                 self._apply_stamp_base(text, rest, value)
+            elif kind == _ALIVE:
+                UUID(rest)  # who keeps the time looks at it: `StateTopic`
             elif kind == _PROCESS:
                 self._processes.setdefault(UUID(rest), len(self._processes))
             elif kind == _TOPIC_CONFIG:
