@@ -28,6 +28,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.serial import readers, writers
 
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
+from fencepost_proxy.types import NO_TOPIC_ID
 from fencepost_proxy.wire import primitives as p
 from fencepost_proxy.wire.api_versions import restrict_api_versions
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE
@@ -261,7 +262,7 @@ def test_kafka_python_reads_a_produce_response_as_we_do(version: int, seed: int)
     ours = parse_produce_response(memoryview(body), version)
     theirs = KafkaPythonResponse.decode(struct.pack(">i", len(body)) + body, version=version, header=True, framed=True)
     told = [
-        (topic.topic_id if version >= 13 else topic.name, each.index, each.error_code, each.base_offset)
+        (topic.topic_id or NO_TOPIC_ID if version >= 13 else topic.name, each.index, each.error_code, each.base_offset)
         for topic in theirs.responses
         for each in topic.partition_responses
     ]

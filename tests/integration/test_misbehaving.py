@@ -1,0 +1,245 @@
+"""A thousand connections that misbehave beside one that does not: whose appends are right, and go on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.types import Address
+from tests.support.batches import batch, expecting
+from tests.support.clients import read_all
+from tests.support.crowd import KINDS
+from tests.support.files import allow_open_files
+from tests.support.messages import Closed, RawConnection
+from tests.support.proxy import ProxyProcess
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(420)]
+
+PRODUCE, METADATA, CREATE_TOPICS, LIST_OFFSETS = 0, 3, 19, 2
+NONE, NOT_LEADER, TIMED_OUT = 0, 6, 7
+SEED = 20_261
+CONFIG = """
+[limits]
+frame_bytes_max = 2_000_000
+connections_max = 1_500
+buffered_bytes_max = 60_000_000
+handshake_seconds = 20.0
+header_seconds = 10.0
+request_timeout_seconds = 20.0
+client_idle_seconds = 30.0
+drain_seconds = 3.0
+[topics."guarded-*"]
+"check.expected.offsets" = "required"
+"""
+#: Two sockets for each connection at the proxy, and Kafka's side of them.
+FILES = 8_192
+APPENDS = 200
+BESIDE_SECONDS = 10.0
+PATIENCE_SECONDS = 120.0
+#: What a thousand may cost: a full buffer towards each that does not read, what the limit above lets be held for all,
+#: and the sockets' objects. What they did cost is reported.
+MEMORY_BYTES_MAX = 500 * 1024 * 1024
+
+
+class Good:
+    """Appends one record after the other, each where it expects it; named, so that one in doubt can be sent again."""
+
+    def __init__(self, address: Address, topic: str) -> None:
+        self._address, self._topic = address, topic
+        self._connection: RawConnection | None = None
+        self.appended: list[bytes] = []
+        self.seconds: list[float] = []
+        self.again: Counter[int | None] = Counter()  # by error code, None for a lost connection
+
+    def append(self, count: int) -> None:
+        """Until so many more are there. Whatever is not a success has to be one that may be tried again."""
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        for _ in range(count):
+            at, value = len(self.appended), b"record %d" % len(self.appended)
+            records = expecting(at, value, write_id=b"write %d" % at)
+            began = time.monotonic()
+            while (error := self._try(records, at)) != NONE:
+                assert error in (NOT_LEADER, TIMED_OUT, None), f"append {at} was answered {error}"
+                assert time.monotonic() < give_up, f"{at} appends, then none in {PATIENCE_SECONDS:g} s"
+                self.again[error] += 1
+                time.sleep(0.05)
+            self.seconds.append(time.monotonic() - began)
+            self.appended.append(value)
+
+    def _try(self, records: memoryview, at: int) -> int | None:
+        """The error code; None where the connection was lost."""
+        data = [{"Index": 0, "Records": bytes(records)}]
+        body = {"Acks": -1, "TimeoutMs": 15_000, "TopicData": [{"Name": self._topic, "PartitionData": data}]}
+        try:
+            if self._connection is None:
+                self._connection = RawConnection(self._address)
+            (topic,) = self._connection.ask(PRODUCE, 9, body)["Responses"]
+        except (Closed, OSError):
+            self._connection = None
+            return None
+        (result,) = topic["PartitionResponses"]
+        if result["ErrorCode"] == NONE:
+            assert result["BaseOffset"] == at
+        return int(result["ErrorCode"])
+
+    def take_times(self) -> list[float]:
+        taken, self.seconds = sorted(self.seconds), []
+        return taken
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.socket.close()
+
+
+class Watch(threading.Thread):
+    """The most memory and sockets that a process had."""
+
+    def __init__(self, pid: int) -> None:
+        super().__init__(daemon=True)
+        self._pid = pid
+        self._over = threading.Event()
+        self.rss_bytes_max = self.sockets_max = 0
+
+    def run(self) -> None:
+        while not self._over.wait(0.1):
+            self.rss_bytes_max = max(self.rss_bytes_max, rss_bytes(self._pid))
+            self.sockets_max = max(self.sockets_max, sockets(self._pid))
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def rss_bytes(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no VmRSS")
+
+
+def sockets(pid: int) -> int:
+    count = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        try:
+            count += link.readlink().name.startswith("socket:")
+        except FileNotFoundError:
+            continue  # closed meanwhile
+    return count
+
+
+def _topic(kafka: KafkaCluster, name: str) -> str:
+    with RawConnection(kafka.address(1)) as connection:
+        wanted = {"Name": name, "NumPartitions": 1, "ReplicationFactor": 1}
+        assert connection.ask(CREATE_TOPICS, 7, {"Topics": [wanted]})["Topics"][0]["ErrorCode"] == NONE
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        asked = {"Topics": [{"Name": name, "Partitions": [{"PartitionIndex": 0, "Timestamp": -1}]}]}
+        while connection.ask(LIST_OFFSETS, 5, {"ReplicaId": -1, **asked})["Topics"][0]["Partitions"][0]["ErrorCode"]:
+            assert time.monotonic() < give_up
+            time.sleep(0.05)
+    return name
+
+
+def _fill(kafka: KafkaCluster, topic: str) -> None:
+    """10 MB to fetch."""
+    with RawConnection(kafka.address(1)) as connection:
+        data = [{"Index": 0, "Records": bytes(batch(b"x" * 500_000))}]
+        for _ in range(20):
+            connection.ask(
+                PRODUCE, 9, {"Acks": 1, "TimeoutMs": 15_000, "TopicData": [{"Name": topic, "PartitionData": data}]}
+            )
+
+
+@contextmanager
+def crowd(listener: Address, plain: str, guarded: str) -> Iterator[dict[str, int]]:
+    """All of them connected; how often they came, once they are gone."""
+    command = [sys.executable, "-m", "tests.support.crowd", str(listener), plain, guarded, str(SEED)]
+    root = Path(__file__).parents[2]
+    counts: dict[str, int] = {}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line == "ready\n", process.communicate()[1][-3000:]
+            yield counts
+            out, err = process.communicate(timeout=60)
+            assert process.returncode == 0, err[-3000:]
+            counts.update(json.loads(out))
+        finally:
+            process.kill()
+
+
+def _milliseconds(times: list[float]) -> str:
+    p50, p99 = times[len(times) // 2], times[min(len(times) - 1, len(times) * 99 // 100)]
+    return f"p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms, worst {times[-1] * 1000:.1f} ms"
+
+
+def _tries(again: Counter[int | None]) -> str:
+    return (
+        ", ".join(f"{count} after {'a lost connection' if code is None else code}" for code, count in again.items())
+        or "0"
+    )
+
+
+def test_one_good_client_beside_a_thousand_others(
+    kafka: KafkaCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], unique_topic: type[str]
+) -> None:
+    if allow_open_files(FILES) < FILES:
+        pytest.skip(f"needs {FILES} open files; raise the hard limit (ulimit -Hn)")
+    mine = _topic(kafka, unique_topic("guarded-mine"))
+    plain, guarded = _topic(kafka, unique_topic("plain")), _topic(kafka, unique_topic("guarded-theirs"))
+    _fill(kafka, plain)
+    with ProxyProcess(kafka.bootstrap, tmp_path, config=CONFIG) as proxy:
+        with RawConnection(Address.parse(proxy.bootstrap)) as connection:
+            (broker,) = connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
+        listener = Address(broker["Host"], broker["Port"])
+        good = Good(listener, mine)
+
+        good.append(APPENDS)
+        alone = good.take_times()
+        again_alone, good.again = good.again, Counter()
+        rss_before, sockets_before = rss_bytes(proxy.pid), sockets(proxy.pid)
+        watch = Watch(proxy.pid)
+        watch.start()
+        with crowd(listener, plain, guarded) as came:
+            over = time.monotonic() + BESIDE_SECONDS
+            good.append(APPENDS)
+            while time.monotonic() < over:
+                good.append(10)
+            beside = good.take_times()
+        watch.stop()
+        give_up = time.monotonic() + PATIENCE_SECONDS
+        while sockets(proxy.pid) > sockets_before + 3:  # the proxy's own come and go
+            assert time.monotonic() < give_up, f"{sockets(proxy.pid)} sockets are left, {sockets_before} there were"
+            time.sleep(0.2)
+        good.append(10)
+        rss_after = rss_bytes(proxy.pid)
+        good.close()
+        log = proxy.log
+
+    with capsys.disabled():
+        print(f"\none good client beside {sum(KINDS.values())} that misbehave (seed {SEED}):")
+        print(f"  alone:  {_milliseconds(alone)} ({len(alone)} appends, tried again {_tries(again_alone)})")
+        print(f"  beside: {_milliseconds(beside)} ({len(beside)} appends, tried again {_tries(good.again)})")
+        print(
+            f"  proxy: RSS {rss_before / 1e6:.0f} MB before, {watch.rss_bytes_max / 1e6:.0f} MB at most, "
+            f"{rss_after / 1e6:.0f} MB after; sockets {sockets_before} before, {watch.sockets_max} at most"
+        )
+        print(f"  they came {sum(came.values())} times: {', '.join(f'{kind} {n}' for kind, n in sorted(came.items()))}")
+    assert [value for _, value in read_all(kafka.bootstrap, mine)] == good.appended
+    assert [offset for offset, _ in read_all(kafka.bootstrap, mine)] == list(range(len(good.appended)))
+    assert set(came) == set(KINDS)
+    assert watch.rss_bytes_max - rss_before < MEMORY_BYTES_MAX
+    assert "Traceback" not in log
+    assert "crashed" not in log
