@@ -12,7 +12,9 @@ from tests.support.kafka import running_kafka
 
 @pytest.fixture(scope="session")
 def one_broker() -> Iterator[RealKafka]:
-    with running_kafka(1, properties=PROPERTIES) as cluster:
+    # One that was killed may not come back before its session is over.
+    session = {"broker.session.timeout.ms": "1500", "broker.heartbeat.interval.ms": "300"}
+    with running_kafka(1, properties=PROPERTIES | session) as cluster:
         yield RealKafka(cluster)
 
 
