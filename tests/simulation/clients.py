@@ -11,7 +11,7 @@ import crc32c
 
 from fencepost_policies.append import Check
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import API_VERSIONS, FETCH, INCREMENTAL_ALTER_CONFIGS, METADATA
+from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, API_VERSIONS, FETCH, INCREMENTAL_ALTER_CONFIGS, METADATA
 from fencepost_proxy.wire.produce import (
     PartitionData,
     ProduceRequest,
@@ -22,7 +22,7 @@ from fencepost_proxy.wire.produce import (
 )
 from tests.simulation.clock import Connection, End
 from tests.simulation.history import Switch, Try, Write
-from tests.simulation.listener import Listener, answer_body, question
+from tests.simulation.listener import ADDED, Listener, adds, answer_body, question
 from tests.simulation.world import CHANGED, SHARED, TOPIC, World
 from tests.support.batches import Header, batch
 
@@ -42,12 +42,14 @@ class Request:
 class Question:
     """Something else than Produce, between the appends. `expected` – its answer, behind the correlation id.
 
-    `never`: nothing may be answered any more, since what was sent before it has to cost the connection.
+    `never`: nothing may be answered any more, since what was sent before it has to cost the connection. `adds`: how
+    many partitions it adds to a transaction.
     """
 
     correlation_id: int
     expected: bytes
     never: bool = False
+    adds: int = 0
 
 
 #: (API, version): what is answered by the proxy, what is changed on its way, what just passes.
@@ -153,6 +155,7 @@ class Client:
         self.producer_id, self.epoch = world.cluster.init_producer_id() if self.has_producer else (-1, -1)
         if self.kind.transactional:
             world.cluster.begin_transactional(self.producer_id)
+            world.transactional_ids[name] = self.producer_id
         self.sequences: dict[TopicPartition, int] = {}
         self.ends: dict[TopicPartition, int] = {}
         self.socket: Socket | None = None
@@ -232,7 +235,6 @@ class Client:
             for w in self.world.history.writes[-6:]
             if w.kind == "conditional" and w.write_id is None and w.honest and w.client != self.name and w.count < 9
         ]
-        candidates = [w for w in candidates if int.from_bytes(w.records[43:51], "big", signed=True) == -1]
         if not candidates:
             return None
         self.writes_left -= 1
@@ -240,7 +242,7 @@ class Client:
         return self._note(
             other.partition,
             "conditional",
-            other.records,
+            _headed(other.records, -1, -1, -1),
             count=other.count,
             expected=other.expected,
             write_id=None,
@@ -362,14 +364,14 @@ class Client:
         if self.socket is None and not self._connect(self._job[0].partition):
             self.sim.after(self.sim.between(0.05, 0.3), self._try_again)
             return
-        if self.kind.transactional:
-            for write in self._job:
-                if not self.world.cluster.add_partition(self.producer_id, self.epoch, write.partition):
-                    self._new_epoch()
-                    self._after_job()
-                    return
-                self._transaction_parts += 1
-            self._strand()
+        if self.kind.transactional and not self.world.cluster.transactions_v2:
+            self._add_partitions()
+        else:
+            self._transaction_parts += len(self._job) if self.kind.transactional else 0
+            self._send_job()
+        self.sim.after(self.sim.between(1.2, 3.5), self._give_up, self._round)
+
+    def _send_job(self) -> None:
         requests = [[write] for write in self._job]
         if self.kind.several:
             again = set(map(id, self._job))
@@ -382,16 +384,26 @@ class Client:
         if not self._in_flight:
             # Nobody answers acks=0: whoever wants to know that it has arrived asks something else behind it.
             self._ask()
-        timeout = self.sim.between(1.2, 3.5)
-        self.sim.after(timeout, self._give_up, self._round)
 
-    def _strand(self) -> None:
-        """Adds a partition to its transaction and writes nothing there: transactions v1 put a marker there all the
-        same, which passes no gate."""
+    def _add_partitions(self) -> None:
+        """Transactions v1: the coordinator is told first. Of some that are added nothing is written to: they get
+        their marker all the same, which passes no gate."""
+        assert self.socket is not None
+        names = dict.fromkeys(write.partition for write in self._job)
         if self.sim.chance(self.kind.strands):
-            name = self.sim.rng.choice(self.world.names)
-            if self.world.cluster.add_partition(self.producer_id, self.epoch, name):
-                self._transaction_parts += 1
+            names[self.sim.rng.choice(self.world.names)] = None
+        self._correlation += 1
+        self._in_flight.append(Question(self._correlation, ADDED, adds=len(names)))
+        text = adds(self.name, self.producer_id, self.epoch, names)
+        self.socket.write(question(ADD_PARTITIONS_TO_TXN, 3, self._correlation, text))
+
+    def _added(self, asked: Question, body: bytes) -> None:
+        if body == ADDED:
+            self._transaction_parts += asked.adds
+            self._send_job()
+        else:
+            self._new_epoch()
+            self._after_job()
 
     def _connect(self, name: TopicPartition) -> bool:
         world, rng = self.world, self.sim.rng
@@ -514,6 +526,9 @@ class Client:
             self._after_job()
 
     def _answered(self, asked: Question, body: bytes) -> None:
+        if asked.adds:
+            self._added(asked, body)
+            return
         if body != asked.expected:
             self.world.history.broken.append(
                 f"{self.name} asked {asked.correlation_id} and got {body[:30]!r} for {asked.expected[:30]!r}"
@@ -583,10 +598,7 @@ class Client:
         for write in again:
             sequence = self.sequences.get(write.partition, 0)
             self.sequences[write.partition] = sequence + write.count
-            headed = bytearray(write.records)
-            struct.pack_into(">qhi", headed, 43, self.producer_id, self.epoch, sequence)
-            struct.pack_into(">I", headed, 17, crc32c.crc32c(bytes(headed[21:])))
-            write.records = memoryview(bytes(headed))
+            write.records = _headed(write.records, self.producer_id, self.epoch, sequence)
 
     def _new_epoch(self) -> None:
         self._transaction_parts = 0
@@ -646,7 +658,7 @@ class Probe:
         self.socket.write(b"".join(encode_produce_request(request)))
 
     def _later(self) -> None:
-        if self._tries < 25:
+        if self._tries < 45:
             self.world.sim.after(0.3, self.send)
         else:
             self._done(False)
@@ -681,6 +693,14 @@ class Probe:
         self.socket = None
         self.last = "connection lost"
         self._later()
+
+
+def _headed(records: memoryview, producer_id: int, epoch: int, sequence: int) -> memoryview:
+    """The same records, from another producer."""
+    headed = bytearray(records)
+    struct.pack_into(">qhi", headed, 43, producer_id, epoch, sequence)
+    struct.pack_into(">I", headed, 17, crc32c.crc32c(bytes(headed[21:])))
+    return memoryview(bytes(headed))
 
 
 class Admin:

@@ -7,8 +7,10 @@ says. So an answer that is swapped, cut short or given to somebody else is notic
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 
-from fencepost_proxy.wire.apis import INCREMENTAL_ALTER_CONFIGS, PRODUCE
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, INCREMENTAL_ALTER_CONFIGS, PRODUCE
 from fencepost_proxy.wire.produce import ProduceRequest, ProduceResponse, parse_produce_request
 from tests.simulation.broker import BrokerSide
 
@@ -30,11 +32,34 @@ def answer_body(api_key: int, correlation_id: int, text: bytes) -> bytes:
     return (token * (1 + correlation_id * 7919 % _LONGEST_ANSWER_BYTES // len(token)))[:-1]
 
 
+ADDED, NOT_ADDED = b"yes", b"no"
+
+
+def adds(transactional_id: str, producer_id: int, epoch: int, partitions: Iterable[TopicPartition]) -> bytes:
+    """What AddPartitionsToTxn says."""
+    names = ",".join(f"{name.topic}:{name.partition}" for name in partitions)
+    return f"{transactional_id}|{producer_id}|{epoch}|{names}".encode()
+
+
+def read_adds(text: bytes) -> tuple[str, int, int, list[TopicPartition]]:
+    transactional_id, producer_id, epoch, names = text.decode().split("|")
+    partitions = [
+        TopicPartition(topic, int(number)) for topic, _, number in (n.partition(":") for n in names.split(","))
+    ]
+    return transactional_id, int(producer_id), int(epoch), partitions
+
+
 class Listener(BrokerSide):
     """Answers everything; acks=0 has no answer, and its errors cost the connection (KafkaApis.handleProduceRequest)."""
 
     def _handle(self, frame: bytes) -> None:
         api_key, _, correlation_id = _HEAD.unpack_from(frame)
+        if api_key == ADD_PARTITIONS_TO_TXN:
+            _, producer_id, epoch, partitions = read_adds(frame[_HEAD.size :])
+            added = [self.cluster.add_partition(producer_id, epoch, name) for name in partitions]
+            self._write(struct.pack(">i", correlation_id) + (ADDED if all(added) else NOT_ADDED))
+            self._go_on()
+            return
         if api_key != PRODUCE:
             self._write(struct.pack(">i", correlation_id) + answer_body(api_key, correlation_id, frame[_HEAD.size :]))
             self._go_on()

@@ -234,9 +234,10 @@ SCENARIOS = {
         ),
         Scenario(
             "twins",
-            proxies=3,
-            clients=("bare", "bare", "twin", "twin", "mixed-chain", "chain"),
-            faults=("cut",),
+            proxies=2,
+            clients=("bare", "sequenced", "sequenced", "twin", "twin", "chain"),
+            faults=("cut", "snip", "pause"),
+            pause_max=2.0,
             faults_max=80,
             slow_requests=0.25,
             writes=16,

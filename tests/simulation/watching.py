@@ -36,7 +36,8 @@ class WatchedSwitch(Switch):
         self._cold_send_seconds = limits.cold_send_seconds
         self._offers = 0
         self._places: dict[g.Ticket, int] = {}
-        self._failed: dict[tuple[TopicPartition, int, int], int] = {}  # the last place of a chain that failed
+        #: Of each chain the last that failed: its place, and when.
+        self._failed: dict[tuple[TopicPartition, int, int], tuple[int, float]] = {}
 
     def _route(self, session: Session, command: sessions.Command) -> None:
         if isinstance(command, sessions.ToGate):
@@ -61,28 +62,29 @@ class WatchedSwitch(Switch):
             case g.Answer(ticket, result):
                 place = self._places.pop(ticket, 0)
                 if result.error_code and ticket.attempts:
-                    self._failed[_chain(ticket)] = place
+                    self._failed[_chain(ticket)] = place, self._sim.now
             case _:
                 pass
         super()._carry_out(gate, effect)
 
     def _check_place(self, gate: Gate, ticket: g.Ticket) -> None:
         """First come, first served; a batch in doubt, sent or looked up, holds the turn until it is settled."""
-        if ticket.attempts:
+        if ticket.attempts and (ticket.append.producer_id >= 0 or ticket.append.expected_base_offset is not None):
             self._check_chain(gate, ticket)
         if ticket.attempts or ticket.settle_until:
             return
         mine = self._places[ticket]
         before = [t for t in gate._queue if self._places.get(t, mine) < mine and t.connection != ticket.connection]
         if before:
-            self._history.broken.append(f"UNFAIR: a turn at {gate.partition} goes past {len(before)} that came before")
+            self._note(f"UNFAIR: a turn at {gate.partition} goes past {len(before)} that came before")
 
     def _check_chain(self, gate: Gate, ticket: g.Ticket) -> None:
         """A batch that has been sent cannot go again after one ahead of it in its chain failed, or may yet fail."""
         mine = self._places.get(ticket, 0)
         before = [t for t in gate._looking if t.attempts and _chain(t) == _chain(ticket) and self._places[t] < mine]
-        if before or 0 < self._failed.get(_chain(ticket), 0) < mine:
-            self._history.broken.append(f"BEHIND A HOLE: at {gate.partition} a batch goes again behind one that failed")
+        place, failed_at = self._failed.get(_chain(ticket), (0, 0.0))
+        if before or (0 < place < mine and failed_at >= ticket.offered_at):
+            self._note(f"BEHIND A HOLE: at {gate.partition} a batch goes again behind one that failed")
 
     def _check_age(self, ticket: g.Ticket) -> None:
         """What was read of a cold partition may be relied on for a short time only: nothing compares there."""
@@ -92,7 +94,11 @@ class WatchedSwitch(Switch):
             return
         age = self._sim.now - tail.requested_at
         if age > self._cold_send_seconds + 0.001 and not gate._in_flight:
-            self._history.broken.append(f"COLD AND LATE: sent to {ticket.partition} {age:.2f} s after its end was read")
+            self._note(f"COLD AND LATE: sent to {ticket.partition} {age:.2f} s after its end was read")
+
+    def _note(self, what: str) -> None:
+        self._sim.log(what)
+        self._history.broken.append(what)
 
     def overdue(self) -> list[str]:
         """Who has waited for longer than was promised. Only true of a process that runs."""

@@ -21,6 +21,7 @@ from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchange, Finished
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report
 from fencepost_proxy.session.turn import batch_to_send
+from fencepost_proxy.topics.planning import Joins
 from fencepost_proxy.topics.state import (
     StateRecord,
     StateView,
@@ -30,12 +31,12 @@ from fencepost_proxy.topics.state import (
 )
 from fencepost_proxy.topics.virtual_configs import CHECK_EXPECTED_OFFSETS, TopicPolicy
 from fencepost_proxy.types import SEQUENCE_MODULUS, LogEndOffset, Offset, ProducerEpoch, ProducerId, TopicPartition
-from fencepost_proxy.wire.apis import API_VERSIONS, INCREMENTAL_ALTER_CONFIGS, METADATA
+from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, API_VERSIONS, INCREMENTAL_ALTER_CONFIGS, METADATA
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult
 from tests.simulation.broker import NOT_LEADER, Cluster, LogBatch, Partition, Replica
 from tests.simulation.clock import WALL_MINUS_MONOTONIC, Connection, End, Sim
-from tests.simulation.listener import Listener
+from tests.simulation.listener import NOT_ADDED, Listener, read_adds
 from tests.simulation.watching import WatchedSwitch
 
 if TYPE_CHECKING:
@@ -48,6 +49,10 @@ _LEASE_SECONDS = 3.0
 _POLL_SECONDS = 0.7
 _TICK_SECONDS = 0.05
 _READ_SECONDS = 2.0
+#: Signs of life, and what a process does after a takeover: shorter than net/'s, as all times are here.
+_HEARD_SECONDS = 0.1
+_GONE_SECONDS = 2.0
+_TAKEOVER_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,11 @@ _API_VERSIONS_MAX = 4
 
 
 class ModelExchanges:
-    """Some messages pass, some are changed on their way, some are answered here, and one switches a check on or off."""
+    """Some messages pass, some are changed on their way, some are answered here, one switches a check on or off, and
+    one adds partitions to a transaction."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self._proxy = proxy
 
     def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
         framed = len(frame).to_bytes(4, "big") + bytes(frame)
@@ -107,9 +116,20 @@ class ModelExchanges:
             return Exchange(None, answer=_framed(bytes(frame[4:8]) + CHANGED))
         if api_key == INCREMENTAL_ALTER_CONFIGS:
             return Exchange(framed, finish=self._altered)
+        if api_key == ADD_PARTITIONS_TO_TXN:
+            return self._adds(frame, framed)
         if api_key in (API_VERSIONS, METADATA):
             return Exchange(framed, finish=lambda response: Finished(_framed(bytes(response) + CHANGED)))
         return Exchange(framed)
+
+    def _adds(self, frame: memoryview, framed: bytes) -> Exchange:
+        transactional_id, _, _, partitions = read_adds(bytes(frame[8:]))
+        policies = {name: self._proxy.policy(name.topic) for name in partitions}
+        refused = any(p is not None and p.check is Check.REQUIRED for p in policies.values())
+        if refused or not self._proxy.fresh(self._proxy.sim.now):
+            return Exchange(None, answer=_framed(bytes(frame[4:8]) + NOT_ADDED))
+        joins = Joins(transactional_id, tuple(name for name, policy in policies.items() if policy is not None))
+        return Exchange(framed, finish=lambda response: Finished(_framed(bytes(response))), joins=joins)
 
     @staticmethod
     def _altered(response: memoryview) -> Finished:
@@ -170,7 +190,7 @@ class Proxy:
         self.free_bytes = self.world.scenario.memory_bytes
         self.switch = WatchedSwitch(
             self,
-            ModelExchanges(),  # type: ignore[arg-type]
+            ModelExchanges(self),  # type: ignore[arg-type]
             self.world.scenario.limits,
             self.header_names,
             sim=self.sim,
@@ -179,6 +199,9 @@ class Proxy:
         self.links = {}
         self._view = StateView(_CLUSTER_ID)
         self._tag = self.world.next_tag()
+        self.started_at = self.sim.now
+        self.died_at = float("-inf")
+        self._takes_over = self.incarnation > 1 or self.number > 0
         self._read_to = 0
         self._fresh_until = float("-inf")
         self.blind_until = float("-inf")  # it alone cannot reach the state topic
@@ -195,6 +218,7 @@ class Proxy:
         if not self.alive:
             return
         self.sim.log(f"proxy {self.number} crashes")
+        self.died_at = self.sim.now
         self.alive = False
         self.incarnation += 1
         self._deferred.clear()
@@ -246,6 +270,18 @@ class Proxy:
     @property
     def tag(self) -> int:
         return self._tag
+
+    def alone(self, now: float) -> bool:
+        """As signs of life in the state topic tell it (net/state_topic.py): a little late of a start, late of an end."""
+        if self.incarnation > 1 and now - self.started_at < _GONE_SECONDS:
+            return False  # its own predecessor has not been silent for long enough
+        return not any(other.counts_as_alive(now) for other in self.world.proxies if other is not self)
+
+    def counts_as_alive(self, now: float) -> bool:
+        return now - self.started_at > _HEARD_SECONDS if self.alive else now - self.died_at < _GONE_SECONDS
+
+    def taken_over(self, now: float) -> bool:
+        return not self._takes_over or now - self.started_at > _TAKEOVER_SECONDS
 
     def fresh(self, now: float) -> bool:
         return now < self._fresh_until
@@ -442,7 +478,7 @@ class Proxy:
         if records:
             self.publish(records[0], published)
         else:
-            tell(None)
+            published(True)  # somebody else may have stored it a moment ago: not everybody knows it yet
 
 
 class _Side(End):
@@ -542,6 +578,7 @@ class ControlCall:
         self.topic_id = UUID(int=0)
         self._brokers_incarnation = 0
         self._incarnation = proxy.incarnation
+        self._ended: frozenset[str] = frozenset()
 
     @property
     def partition(self) -> Partition:
@@ -565,8 +602,11 @@ class ControlCall:
             return
         self.node = leader
         self._brokers_incarnation = self.proxy.world.cluster.brokers[leader].incarnation
-        if isinstance(self.wanted.effect, gates.Look):
-            self._step(self._fetch, self.wanted.effect)
+        effect = self.wanted.effect
+        if isinstance(effect, gates.Look):
+            self._step(self._fetch, effect)
+        elif isinstance(effect, gates.ReadTail) and effect.transactional_ids:
+            self._step(self._transactions, effect.transactional_ids)
         else:
             self._step(self._end_before)
 
@@ -613,6 +653,16 @@ class ControlCall:
         else:
             call(*args)
 
+    def _transactions(self, transactional_ids: tuple[str, ...]) -> None:
+        """Their coordinators say whether they are still on the partition, their markers included."""
+        world = self.proxy.world
+        for transactional_id in transactional_ids:
+            transaction = world.cluster.transactions.get(world.transactional_ids.get(transactional_id, -1))
+            on = transaction is not None and self.wanted.partition in transaction.partitions
+            if not on and (transaction is None or not transaction.markers_due):
+                self._ended |= {transactional_id}
+        self._step(self._end_before)
+
     def _leads(self) -> bool:
         return self.proxy.world.cluster.leads(self.node, self.partition, self.epoch)
 
@@ -658,6 +708,7 @@ class ControlCall:
             producer_state=state,
             stamp_base=(0, 0),
             open_transactions=open_transactions,
+            ended_transactions=self._ended,
             log_append_time=proxy.log_append_time,
             expiration_seconds=proxy.world.scenario.expiration_seconds,
             wall_minus_monotonic_seconds=WALL_MINUS_MONOTONIC,
@@ -801,6 +852,7 @@ class World:
         for name in self.names:
             self.cluster.create(name, start).topic_id = topic_ids[name.topic]
         self._tags = 0
+        self.transactional_ids: dict[str, int] = {}  # and their producer ids
         self.state = StateTopic(sim)
         self.proxies = [Proxy(self, number) for number in range(scenario.proxies)]
         self.quiet = False
