@@ -194,6 +194,14 @@ class Around:
 
     shared_producer_id = SHARED
     tag = 5
+    is_alone = True
+    is_taken_over = True
+
+    def alone(self, now: float) -> bool:
+        return self.is_alone
+
+    def taken_over(self, now: float) -> bool:
+        return self.is_taken_over
 
     def fresh(self, now: float) -> bool:
         return self.is_fresh
