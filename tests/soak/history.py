@@ -4,7 +4,7 @@
 
     {"e": "topic",  "topic", "mode": "required" | "true", "one_proxy": bool}
     {"e": "call",   "op", "t", "writer", "topic", "partition", "ids", "expected", "named", "resends", "sees_messages",
-                    "idempotent", "chain", "transaction"}
+                    "idempotent", "reads_end", "chain", "transaction"}
     {"e": "return", "op", "t", "outcome", "offset", "actual", "possibly_yours", "code", "detail"}
     {"e": "transaction", "t", "transaction", "outcome": "committed" | "aborted" | "unknown"}
     {"e": "fault",  "t", "kind", "what"}
@@ -50,12 +50,14 @@ class Manner:
     resends: it, or its library, may send the same records more than once before it has an answer to tell.
     sees_messages: whether the text beside an error code reaches it.
     idempotent: it writes under a producer id of its own.
+    reads_end: the log end that it tells of a refusal is not the refusal's, but what it read itself afterwards.
     """
 
     named: bool = False
     resends: bool = False
     sees_messages: bool = True
     idempotent: bool = False
+    reads_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +125,7 @@ class Recorder:
             resends=manner.resends,
             sees_messages=manner.sees_messages,
             idempotent=manner.idempotent,
+            reads_end=manner.reads_end,
             chain=chain,
             transaction=transaction,
         )

@@ -113,6 +113,16 @@ def test_what_the_readme_says_can_happen_is_counted_and_tolerated() -> None:
     assert verdict.tolerated == {"late elsewhere": 2, "told as mismatch": 1, "at least once": 1}
 
 
+def test_an_end_that_a_client_read_by_itself_may_be_that_of_a_deposed_leader_and_no_later_one() -> None:
+    story = Story()
+    story.op("a", expected=0)
+    story.op("b", expected=1, outcome=REFUSED, actual=0, reads_end=True)
+    verdict = story.log("a").verdict
+    assert (verdict.rules, verdict.tolerated) == ([], {"stale end": 1})
+    story.op("c", expected=1, outcome=REFUSED, actual=5, reads_end=True)
+    assert story.rules == ["UNTRUE END"]
+
+
 def test_an_end_that_a_change_of_leaders_cut_off_was_true_at_its_time() -> None:
     """An append that nobody heard of lay at 1 when the end was told, and was cut off; later another one lies there."""
     story = Story()

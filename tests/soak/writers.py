@@ -458,7 +458,7 @@ class KafkaPython(LibraryWriter):
 class Aiokafka(LibraryWriter):
     kind = "aiokafka"
     library = "aiokafka"
-    manner = Manner(named=True, resends=True, sees_messages=False)
+    manner = Manner(named=True, resends=True, sees_messages=False, reads_end=True)
 
 
 class Confluent(LibraryWriter):
@@ -541,7 +541,7 @@ class LogWriter(Writer):
     """KIP-27's worked example: reads to the end, appends a batch, settles its doubts by itself."""
 
     library = ""
-    manner = Manner(named=True, resends=True)
+    manner = Manner(named=True, resends=True, reads_end=True)
 
     def open(self) -> None:
         policy = RetryPolicy(attempt_seconds=REQUEST_SECONDS, total_seconds=3 * DELIVERY_SECONDS)
