@@ -176,7 +176,7 @@ def _readable(landing: Landing) -> bool:
     if landing.compacted:
         return False
     start = min(batch.base for replica in partition.replicas.values() for batch in replica.batches)
-    return not partition.deleted and all(r.log_start <= start for r in partition.replicas.values())
+    return not partition.deleted and all(r.highest_start <= start for r in partition.replicas.values())
 
 
 def _alike(world: World, told: list[Write]) -> bool:

@@ -154,9 +154,13 @@ SCENARIOS = {
             slow_requests=0.0,
             transactions_v2=True,
         ),
-        # Not airtight: a partition that a transaction was allowed to add (AddPartitionsToTxn passes the proxy) gets its
-        # marker although its batches were refused.
-        Scenario("refused-transactions", clients=("transactional", "honest"), faults=("cut",), airtight=False),
+        Scenario("refused-transactions", clients=("transactional", "honest"), faults=("cut",)),
+        Scenario(
+            "refused-transactions-v2",
+            clients=("transactional", "transactional-plain", "honest"),
+            faults=("cut",),
+            transactions_v2=True,
+        ),
         Scenario(
             "bypass-true",
             check=Check.ON,
@@ -352,6 +356,14 @@ SCENARIOS = {
             clients=("stranding", "stranding", "honest", "bare", "chain"),
             faults=("cut", "pause"),
             airtight=False,
+        ),
+        Scenario(
+            "calm-stranded",
+            check=Check.ON,
+            partitions=2,
+            clients=("stranding", "stranding", "honest", "bare"),
+            faults_max=0,
+            slow_requests=0.0,
         ),
         # ---- limits
         Scenario(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .mutants import MUTANTS, alive, hunt
+from .mutants import MUTANTS, RULES, alive, hunt, rules_of
 from .scenarios import SCENARIOS, run
 
 _QUICK_SEEDS = 8
@@ -34,6 +34,12 @@ def test_a_mutant_leaves_nothing_behind() -> None:
         with alive(one):
             pass
     assert run(SCENARIOS["race"], 1) == before
+
+
+def test_every_rule_of_the_stamp_is_broken_or_tested_elsewhere() -> None:
+    broken = {number for one in MUTANTS for number in rules_of(one)}
+    assert all(number in broken or rule.elsewhere for number, rule in RULES.items())
+    assert broken <= set(RULES)
 
 
 def test_there_are_enough_of_them() -> None:

@@ -272,7 +272,7 @@ class Proxy:
         return self._tag
 
     def alone(self, now: float) -> bool:
-        """As signs of life in the state topic tell it (net/state_topic.py): a little late of a start, late of an end."""
+        """As signs of life in the state topic tell it (net/state_topic.py): late of a start, later of an end."""
         if self.incarnation > 1 and now - self.started_at < _GONE_SECONDS:
             return False  # its own predecessor has not been silent for long enough
         return not any(other.counts_as_alive(now) for other in self.world.proxies if other is not self)
