@@ -9,6 +9,7 @@ import os
 
 import pytest
 
+from tests.conformance.__main__ import PAGE, page
 from tests.conformance.cases import CASES, Case
 from tests.conformance.model import ModelKafka
 
@@ -37,3 +38,7 @@ def test_real_kafka(case: Case, request: pytest.FixtureRequest) -> None:
         case.tell(kafka)
     finally:
         kafka.heal()
+
+
+def test_the_page_is_up_to_date() -> None:
+    assert PAGE.read_text("utf-8") == page(), "python -m tests.conformance"

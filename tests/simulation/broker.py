@@ -111,12 +111,22 @@ class Replica:
 
     def __init__(self, start: int, *, log_append_time: bool, gzip: bool = False) -> None:
         self.batches: list[LogBatch] = []
-        self.log_start = self.checkpointed_start = start
+        #: A kill may take the log start back, to what was written down; what was deleted once may have been missed.
+        self._log_start = self.checkpointed_start = self.highest_start = start
         self.log_end = start
         self.high_watermark = start
         self.producers: dict[int, Known] = {}
         self.log_append_time = log_append_time
         self.gzip = gzip
+
+    @property
+    def log_start(self) -> int:
+        return self._log_start
+
+    @log_start.setter
+    def log_start(self, offset: int) -> None:
+        self._log_start = offset
+        self.highest_start = max(self.highest_start, offset)
 
     # ---- appends
 
