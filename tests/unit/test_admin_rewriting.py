@@ -101,9 +101,8 @@ def test_what_is_planned_or_closed_is_what_the_table_of_apis_says() -> None:
 def added(world: World, *names: str, fresh: bool = True) -> tuple[Plan, dict[str, list[int]]]:
     """The plan, and the error codes that the client is told, where Kafka adds whatever it sees."""
     topics = [Message(name=name, partitions=[1, 2]) for name in names]
-    request = Message(
-        transactional_id="app", producer_id=5, producer_epoch=0, v3_and_below_topics=topics, transactions=[]
-    )
+    asked = Message(v3_and_below_transactional_id="app", v3_and_below_producer_id=5, v3_and_below_topics=topics)
+    request = decode_request(ADD_PARTITIONS_TO_TXN, 3, encode_request(ADD_PARTITIONS_TO_TXN, 3, asked))
     plan = plan_request(ADD_PARTITIONS_TO_TXN, 3, request, replace(world.known(), fresh=fresh))
     assert plan is not None
     entries = [

@@ -799,10 +799,18 @@ class Session:
         return parts
 
     def _without_id(self, turn: Turn) -> list[Ticket]:
-        """Granted appends that cannot be sent as they must be: the topic is gone, or was not looked up yet."""
+        """Granted appends that cannot be sent as they must be: the topic is gone, or was not looked up yet.
+
+        Those that expect nothing and keep their own producer may go by name, as they would without us.
+        """
         if not self._goes_by_id(turn.request):
             return []
-        return [ticket for ticket in turn.granted if self._around.topic_id(ticket.partition.topic) is None]
+        return [
+            ticket
+            for ticket in turn.granted
+            if (ticket.stamp is not None or ticket.append.expected_base_offset is not None)
+            and self._around.topic_id(ticket.partition.topic) is None
+        ]
 
     def _not_sent(self, turn: Turn, ticket: Ticket, why: str) -> None:
         message = f"TRY_AGAIN {why}"

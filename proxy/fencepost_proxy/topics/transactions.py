@@ -45,4 +45,4 @@ def plan_add_partitions(request: Message, known: Known) -> Plan:
             response.results_by_topic_v3_and_below.append(Message(name=topic.name, results_by_partition=results))
         return []
 
-    return Plan(request, finish, Joins(request.transactional_id, tuple(joins)) if joins else None)
+    return Plan(request, finish, Joins(request.v3_and_below_transactional_id, tuple(joins)) if joins else None)
