@@ -19,11 +19,8 @@ _HEADER_BYTES = 61
 
 @dataclass(frozen=True)
 class Landing:
-    """A batch in the log. `proxies` – those that it was sent through, None for the way around them."""
-
     partition: Partition
     batch: LogBatch
-    proxies: frozenset[int | None]
     compacted: bool = False
 
 
@@ -51,14 +48,9 @@ def check(world: World) -> list[str]:
 
 def _landings(world: World) -> dict[bytes, list[Landing]]:
     found: dict[bytes, list[Landing]] = {}
-    senders: dict[bytes, set[int | None]] = {}
-    for attempt in world.history.tries:
-        senders.setdefault(attempt.write.payload, set()).add(attempt.proxy)
 
     def note(partition: Partition, batch: LogBatch, *, compacted: bool = False) -> None:
-        payload = batch.data[_HEADER_BYTES:]
-        proxies = frozenset(senders.get(payload, ()))
-        found.setdefault(payload, []).append(Landing(partition, batch, proxies, compacted))
+        found.setdefault(batch.data[_HEADER_BYTES:], []).append(Landing(partition, batch, compacted))
 
     for partition in (*world.cluster.retired, *world.cluster.partitions.values()):
         for batch in world.cluster.final_log(partition):
@@ -241,30 +233,12 @@ def _check_chains(world: World, landings: dict[bytes, list[Landing]]) -> list[st
                 write = other.write
                 told = other.result is not None and other.result.error_code == 0
                 there = len(write.tries) == 1 and landings.get(write.payload)
-                if (told or there) and not (
-                    _unguarded(world, write) or _copies(world, write) or _filled_elsewhere(world, attempt, landings)
-                ):
+                if (told or there) and not (_unguarded(world, write) or _copies(world, write)):
                     found.append(
                         f"BEHIND A HOLE: {write} is there, and {attempt.write} before it was told "
                         f"{attempt.result.error_code if attempt.result else None} {attempt.message}"
                     )
     return found
-
-
-def _filled_elsewhere(world: World, attempt: Try, landings: dict[bytes, list[Landing]]) -> bool:
-    """The known limit of chains that are sent ahead of their acknowledgements while several processes write: what
-    another one appended fills the place of those that failed, so the next of the chain meets its expectation and its
-    sequence. Kafka compares each batch, not the chain."""
-    write, at = attempt.write, attempt.write.expected
-    if at is None:
-        return len(world.proxies) > 1  # it was to follow whatever its gate took for the end
-    for landed in landings.values():
-        for each in landed:
-            equal = each.batch.data[_HEADER_BYTES:] == write.payload
-            same = each.partition.name == write.partition and at is not None and each.batch.base <= at < each.batch.end
-            if same and (equal or attempt.proxy not in each.proxies):
-                return True
-    return False
 
 
 def _copies(world: World, write: Write) -> bool:

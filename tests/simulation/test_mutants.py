@@ -12,13 +12,21 @@ _QUICK_SEEDS = 8
 _RARE = frozenset(
     {
         "acks-as-asked",
+        "by-name",
         "client-loss-releases",
         "cold-pipeline",
         "grant-to-nobody",
-        "no-wrap",
+        "joins-not-heard",
+        "last-producer-id-wins",
+        "lease-ignored",
+        "no-second-look",
+        "one-tag-for-all",
+        "queued-not-waited-for",
         "resend-error-is-final",
+        "tag-ignored",
         "timeout-is-final",
         "warm-for-ever",
+        "write-id-ignored",
     }
 )
 
