@@ -797,6 +797,16 @@ def test_a_partition_that_does_not_know_the_stamp_needs_no_new_base() -> None:
     assert talk.granted(ticket) == g.Stamp(SHARED, 0, 500)
 
 
+def test_an_epoch_that_another_process_published_a_moment_ago_is_no_violation() -> None:
+    talk = Talk()
+    ticket = talk.offer(expecting(12, b"a"))
+    talk.tail(12, epoch=2, next_sequence=2, stamp_base=(1, 5))  # this process's view is one poll behind
+    talk.next(g.PublishBase)
+    talk.tell(g.BasePublished(True, ours=False))
+    talk.tail(12, epoch=2, next_sequence=2, stamp_base=(2, 10))
+    assert talk.granted(ticket) == g.Stamp(SHARED, 2, 2)
+
+
 def test_an_append_that_landed_elsewhere_is_reported_and_never_a_success() -> None:
     talk = warm(10, Check.ON)
     ticket = talk.offer(expecting(10, b"a"))
@@ -863,11 +873,12 @@ def test_whoever_uses_the_stamp_under_an_epoch_of_his_own_is_reported_and_follow
     talk = Talk(check)
     ticket = talk.offer(expecting(12, b"a"))
     talk.tail(12, epoch=32_767, next_sequence=2)
-    assert talk.next(g.Violation) == g.Violation(TP, 11, log_end_offset=12)
     if check is Check.REQUIRED:
         publish = talk.next(g.PublishBase)
         assert (publish.producer_epoch, publish.base) == (32_767, 10)
-        talk.tell(g.BasePublished(True))
+        talk.tell(g.BasePublished(True, ours=True))
+    assert talk.next(g.Violation) == g.Violation(TP, 11, log_end_offset=12)
+    if check is Check.REQUIRED:
         talk.tail(12, epoch=32_767, next_sequence=2, stamp_base=(32_767, 10))
     assert talk.granted(ticket) == g.Stamp(SHARED, 32_767, 2)
 
@@ -1357,6 +1368,19 @@ def test_a_follower_of_a_batch_that_waits_once_more_can_be_withdrawn() -> None:
     talk.tell(g.Looked(first, theirs))
     talk.mismatch(first, expected=10, actual=11)
     talk.silent()
+
+
+def test_what_is_in_doubt_behind_a_failed_batch_does_not_go_again() -> None:
+    talk = warm(10, Check.ON)
+    first, second = talk.offer(batch(b"a")), talk.offer(batch(b"b"))
+    talk.granted(first)
+    talk.granted(second)
+    talk.tell(g.Lost(second))
+    talk.kafka(first, TOO_LARGE)
+    assert talk.answered(first).error_code == TOO_LARGE
+    assert talk.next(g.Look) == g.Look(second, 11)
+    talk.tell(g.Looked(second, in_log(batch(b"theirs"), 11)))
+    assert talk.answered(second).error_code == TOO_LARGE
 
 
 def test_a_batch_that_holds_a_grant_falls_with_its_chain() -> None:

@@ -11,17 +11,21 @@ import pytest
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 from fencepost_policies.append import Check
+from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.exchange import Exchange, Finished
+from fencepost_proxy.session.exchange import Exchange, Exchanges, Finished
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.topics.planning import Joins
+from fencepost_proxy.topics.planning import Joins, Known
+from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN
+from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, METADATA
 from fencepost_proxy.wire.batch import HeaderNames, parse_batch_header
+from fencepost_proxy.wire.control import encode_request_frame, encode_response_frame
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult, parse_produce_request
+from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
 
 C = TypeVar("C")
@@ -820,20 +824,20 @@ class Joining(Unchanged):
         return Exchange(forward, finish=finish, joins=Joins("app", (TopicPartition("guarded-a", 0),)))
 
 
-@pytest.mark.parametrize("answered", [True, False])
-def test_gates_hear_of_a_transaction_before_kafka_does_and_when_it_has_answered(answered: bool) -> None:
+@pytest.mark.parametrize("end", ["answered", "upstream lost", "client gone"])
+def test_gates_hear_of_a_transaction_before_kafka_does_and_when_it_has_answered(end: str) -> None:
     talk = Talk()
     talk.session = Session(1, "proxy.local", talk.around, Joining())  # type: ignore[arg-type]
     talk.client(request(ADD_PARTITIONS_TO_TXN, 3, 1))
     where = TopicPartition("guarded-a", 0)
     assert talk.next(m.ToPartition) == m.ToPartition(where, g.TransactionJoins("app"))
     talk.upstream()
-    if answered:
+    if end == "answered":
         talk.kafka(response(1))
         assert talk.next(m.ToPartition) == m.ToPartition(where, g.TransactionJoined("app", answered=True))
         assert talk.answer() == response(1)
     else:
-        talk.tell(m.UpstreamLost("it broke"))
+        talk.tell(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
         assert talk.next(m.ToPartition) == m.ToPartition(where, g.TransactionJoined("app", answered=False))
 
 
@@ -997,3 +1001,17 @@ def test_too_many_unanswered_requests_are_not_read() -> None:
     talk.kafka(response(1))
     assert talk.next(m.ReadClient).on
     assert talk.upstream() == request(HEARTBEAT, 4, 3)
+
+
+def test_a_broker_that_no_listener_can_be_opened_for_costs_the_connection_and_not_the_process() -> None:
+    known = Known(StateView("cluster-1"), lambda topic: {}, lambda topic: None, "__state")
+    talk = Talk()
+    exchanges = Exchanges(AddressBook(19092), lambda: known, lambda: None, lambda nodes: None)
+    talk.session = Session(1, "proxy.local", talk.around, exchanges)
+    talk.client(encode_request_frame(METADATA, 9, 1, "test", Message(topics=[])))
+    talk.upstream()
+    broker = Message(node_id=60_000, host="kafka", port=9092)
+    talk.kafka(encode_response_frame(METADATA, 9, 1, Message(brokers=[broker], topics=[])))
+    closed = talk.next(m.CloseClient)
+    assert closed.fault is UpstreamProtocolError
+    assert "60000" in closed.reason

@@ -192,4 +192,5 @@ class GateReads:
         except (FencepostError, TimeoutError) as error:
             _log.error("the new stamp base could not be stored", partition=partition, reason=error)
             return gates.BasePublished(False)
-        return gates.BasePublished(True)
+        won = self._state.view.stamp_base_proposal(topic.topic_id, partition.partition, ProducerEpoch(producer_epoch))
+        return gates.BasePublished(True, ours=won == record.key)

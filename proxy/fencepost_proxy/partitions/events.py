@@ -254,9 +254,10 @@ class TransactionJoined:
 
 @dataclass(frozen=True, slots=True)
 class BasePublished:
-    """A new stamp base is agreed on (`ok`), or could not be stored."""
+    """A new stamp base is agreed on (`ok`), or could not be stored. `ours` – it is what this process proposed."""
 
     ok: bool
+    ours: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -190,6 +190,7 @@ class Gate:
         self._read_is_stale = False
         self._settle_again = False  # the first doubt is to be looked at again at `_retry_at`
         self._reads_to_resend = False  # SETTLING, and the tail was asked for
+        self._foreign: Tail | None = None  # PUBLISHING, since the partition knows an epoch that this process does not
         self._holes: set[tuple[int, int]] = set()  # chains of which a batch was not found where it should be
         self._accounted = False  # every append up to `_log_end` passed a gate, as far as this one knows
         self._last_refusal: str | None = None
@@ -257,8 +258,8 @@ class Gate:
                 self._joined(transactional_id, float("inf"))
             case TransactionJoined(transactional_id, answered):
                 self._joined(transactional_id, now if answered else now + self._limits.queued_seconds)
-            case BasePublished(ok):
-                self._base_published(ok, now)
+            case BasePublished(ok, ours):
+                self._base_published(ok, ours, now)
             case Tick():
                 self._tick(now)
             case Forget():
@@ -449,6 +450,7 @@ class Gate:
             ticket.at = result.base_offset
             self._accept(ticket, self._remember(ticket, result.log_append_time_ms), result.log_start_offset)
             return
+        self._accounted = False  # what the next look at the log would find is reported by this
         # The report names who lies where it should be.
         ticket.appended_at = result.base_offset
         ticket.deadline = now + self._limits.violation_seconds
@@ -618,7 +620,7 @@ class Gate:
         epoch, _ = tail.stamp_base
         state = tail.producer_state
         if state is not None and state.producer_epoch > epoch:
-            self._report_foreign_epoch(tail)
+            self._foreign = tail
             base = tail.log_end_offset - state.next_sequence
             return PublishBase(self.partition, state.producer_epoch, base, reason)
         return PublishBase(self.partition, epoch + 1, tail.log_end_offset, reason)
@@ -651,9 +653,13 @@ class Gate:
                 ticket = self._queue.popleft()
                 self._answer(ticket, PartitionResult(ticket.partition.partition, error_code))
 
-    def _base_published(self, ok: bool, now: float) -> None:
+    def _base_published(self, ok: bool, ours: bool, now: float) -> None:
+        foreign, self._foreign = self._foreign, None
         if self.phase is Phase.PUBLISHING:
             self.phase = Phase.COLD
+            if ok and ours and foreign is not None:
+                # No process had published a base under that epoch: it is nobody's of ours.
+                self._report_foreign_epoch(foreign)
             if not ok:
                 self._retry_at = now + self._limits.read_retry_seconds
 
@@ -1203,7 +1209,7 @@ class Gate:
         it would land behind a hole.
         """
         granted = () if self._granted is None else (self._granted,)
-        for other in (*self._in_flight, *granted, *self._queue):
+        for other in (*self._in_flight, *granted, *self._doubts, *self._queue):
             if (
                 (not other.sent_as or other.sent_as > ticket.sent_as)
                 and other is not ticket

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
-from fencepost_proxy.errors import Error, UpstreamProtocolError
+from fencepost_proxy.errors import ConfigError, Error, UpstreamProtocolError
 from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions, plan_closed
 from fencepost_proxy.topics.planning import Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
@@ -130,7 +130,11 @@ class Exchanges:
         response, offset = _decode(header, frame)
         if api_key in _NAMES_BROKERS:
             self._open_listeners(learn_brokers(api_key, response, self._book))
-            rewrite_response(api_key, response, self._book, local_host)
+            try:
+                rewrite_response(api_key, response, self._book, local_host)
+            except (ConfigError, LookupError) as error:
+                # A broker that no listener could be opened for: to name its own address would lead around the proxy.
+                raise UpstreamProtocolError(f"an answer names a broker that cannot be reached here: {error}") from error
         if api_key in _LISTS_TOPICS:
             hide(response, known, asked=named)
         elif api_key == API_VERSIONS:

@@ -342,6 +342,7 @@ class Session:
             if not self._client_paused:
                 self._commands.append(ReadClient(True))
         if self.client_gone and not self.upstream_gone and not self._turns and self._turn is None:
+            self._leave_joins()
             self._commands.append(CloseUpstream())
             self.upstream_gone = True
 
@@ -534,6 +535,12 @@ class Session:
         self._joins[slot] = joins
         for partition in joins.partitions:
             self._commands.append(ToPartition(partition, TransactionJoins(joins.transactional_id)))
+
+    def _leave_joins(self) -> None:
+        """Nobody will hear whether these were added."""
+        for joins in self._joins.values():
+            self._tell_joined(joins, answered=False)
+        self._joins.clear()
 
     def _tell_joined(self, joins: Joins, *, answered: bool) -> None:
         for partition in joins.partitions:
@@ -1107,9 +1114,7 @@ class Session:
             slot.reserved_bytes = 0
         self._turns.clear()
         self._answer_by.clear()
-        for joins in self._joins.values():
-            self._tell_joined(joins, answered=False)
-        self._joins.clear()
+        self._leave_joins()
         self._from_upstream.clear()
         self._probes.clear()
         if not self._closing and not self.client_gone:

@@ -266,6 +266,11 @@ class StateView:
         epoch = max(bases)
         return StampBase(epoch, bases[epoch][1])
 
+    def stamp_base_proposal(self, topic_id: UUID, partition: int, producer_epoch: ProducerEpoch) -> bytes | None:
+        """The key of the proposal that won under that epoch."""
+        won = self._stamp_bases.get((topic_id, partition), {}).get(producer_epoch)
+        return None if won is None else won[0].encode()
+
     def records_of(self, changes: Iterable[TopicConfigChange]) -> list[StateRecord]:
         """What to append to the state topic for these changes; nothing for one that changes nothing.
 
