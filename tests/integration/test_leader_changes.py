@@ -163,7 +163,7 @@ def test_the_leader_goes_and_comes_back_between_check_and_append(
     if stamped:
         ledger.check(stage3.log, topic)
     else:
-        assert len(misplaced) == runs, "without the stamp nothing went wrong: these runs show nothing"
+        assert len(misplaced) >= runs, "without the stamp nothing went wrong: these runs show nothing"
 
 
 # --- leaders that die -------------------------------------------------------------------------------------------------
