@@ -127,13 +127,23 @@ def roll(stage: Stage3, topic: str, writers: Sequence[Writer], *, kill: bool) ->
         await_more(stage, topic, writers, 10)
 
 
-@pytest.mark.parametrize("rounds", ONE_ROUND_AND_MANY)
-def test_a_rolling_restart_beside_producers_with_ids_of_their_own(rounds: int, stage3: Stage3, say: Say) -> None:
+@pytest.mark.parametrize(
+    ("kill", "rounds"),
+    [
+        (False, 1),
+        pytest.param(False, 10, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+        pytest.param(True, 5, marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+    ids=["SIGTERM", "SIGTERM often", "kill -9 often"],
+)
+def test_a_rolling_restart_beside_producers_with_ids_of_their_own(
+    kill: bool, rounds: int, stage3: Stage3, say: Say
+) -> None:
     topic = stage3.create(unique_topic("checked"))
     writers = [*conditional(stage3.proxies, topic), *unconditional(stage3.proxies, topic)]
     with load(stage3, topic, writers) as ledger:
         for _ in range(rounds):
-            roll(stage3, topic, writers, kill=True)
+            roll(stage3, topic, writers, kill=kill)
     say(f"`true`: {detected(ledger, stage3, topic)} misplaced and told so; {ledger}")
 
 

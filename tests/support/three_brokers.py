@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.cluster import KafkaCluster, _free_ports
 from fencepost_proxy.types import Address
 from tests.support.kafka import kafka_version, unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
@@ -226,7 +226,10 @@ def three_brokers(directory: Path) -> Iterator[Stage3]:
         def start(name: str, config: str) -> ProxyProcess:
             own = directory / name
             own.mkdir()
-            proxy = ProxyProcess(bootstrap, own, config=config)
+            # All of its ports are chosen here: one that is restarted has to find them free again.
+            port, *listeners = _free_ports(1 + len(NODES), set())
+            ports = "".join(f"{node_id} = {each}\n" for node_id, each in zip(NODES, listeners, strict=True))
+            proxy = ProxyProcess(bootstrap, own, config=f"{config}\n[broker_ports]\n{ports}", port=port)
             stack.callback(proxy.close)
             with contextlib.suppress(Closed):
                 leaders_listener(proxy, "there-is-no-such-topic")  # learns the listeners
