@@ -21,7 +21,7 @@ from fencepost_proxy.topics.planning import Joins, Known
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, METADATA
+from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN
 from fencepost_proxy.wire.batch import HeaderNames, parse_batch_header
 from fencepost_proxy.wire.control import encode_request_frame, encode_response_frame
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult, parse_produce_request
