@@ -512,6 +512,17 @@ def sent_behind_goes_on(patch: Patch) -> None:
     patch.set(Gate, "_sent_behind", lambda self, ticket: iter(()))
 
 
+@mutant(
+    "chains are pipelined beside other processes",
+    "another's batch may fill a failed one's place: rule 13",
+    "asking",
+    "twins",
+    "reborn",
+)
+def pipelined_beside_others(patch: Patch) -> None:
+    patch.set(world_module.Proxy, "alone", lambda self, now: True)
+
+
 @mutant("who comes last is served first", "a gate is fair", "queues", "crowd")
 def last_come_first_served(patch: Patch) -> None:
     orig = Gate._offered
@@ -605,6 +616,11 @@ def read_without_brackets(patch: Patch) -> None:
 @mutant("what may still be queued is not waited for", "beside unstamped appends: rule 8", "true-one", "true-cluster")
 def queued_not_waited_for(patch: Patch) -> None:
     patch.set(Gate, "_waits_for_what_may_be_queued", lambda self, ticket, now: False)
+
+
+@mutant("a successor goes on at once", "after a takeover, wait: rule 8", "takeover")
+def takeover_not_waited_for(patch: Patch) -> None:
+    patch.set(world_module.Proxy, "taken_over", lambda self, now: True)
 
 
 @mutant("a predecessor's batch is taken for nobody's", "detected after a takeover: rule 8", "takeover", "true-many")
@@ -723,7 +739,7 @@ RULES = {
     ),
     18: Rule(
         "A producer that a partition does not know may begin at any sequence: Kafka's leniency, relied on",
-        ("tests/conformance: the same script for real Kafka and for the model",),
+        ("tests/conformance/cases.py::a_producer_that_is_not_known_begins_anywhere",),
     ),
 }
 

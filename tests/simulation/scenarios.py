@@ -340,14 +340,19 @@ SCENARIOS = {
             seconds=16.0,
             think_max=1.2,
         ),
-        # On a `true` topic the batch of a process that is gone may come later than its successor's reading: detected.
+        # On a `true` topic an unstamped batch of a process that is gone may come late: its successor's conditional ones
+        # wait for it. A stamped one may come late too, behind unstamped ones of the successor: nobody is told success.
         Scenario(
             "takeover",
             check=Check.ON,
             clients=("honest", "idempotent", "plain", "chain"),
             faults=("crash", "pause", "roll"),
             slow_requests=0.2,
+            takeover_seconds=9.0,
             airtight=False,
+            unviolated=True,
+            seconds=22.0,
+            think_max=1.5,
         ),
         Scenario(
             "stranded",

@@ -49,15 +49,15 @@ _LEASE_SECONDS = 3.0
 _POLL_SECONDS = 0.7
 _TICK_SECONDS = 0.05
 _READ_SECONDS = 2.0
-#: Signs of life, and what a process does after a takeover: shorter than net/'s, as all times are here.
+#: Signs of life: shorter than net/'s, as all times are here.
 _HEARD_SECONDS = 0.1
 _GONE_SECONDS = 2.0
-_TAKEOVER_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What a run is made of. `airtight`: no batch may ever lie elsewhere than it expected.
+    """What a run is made of. `airtight`: no batch may ever lie elsewhere than it expected. `unviolated`: no living
+    process may meet one that does.
 
     `others`: more topics beside `orders`, of one partition each, and how they are checked. `managed`: what `orders` is
     checked for stands in the state topic, and an admin changes it while everybody goes on.
@@ -78,6 +78,7 @@ class Scenario:
     log_append_time: bool = False
     unclean: bool = False
     airtight: bool = True
+    unviolated: bool = False
     by_topic_id: bool = True
     slow_requests: float = 0.02
     lossy_reads: float = 0.02
@@ -95,6 +96,7 @@ class Scenario:
     others: tuple[tuple[str, Check], ...] = ()
     managed: bool = False
     memory_bytes: int = 1 << 24
+    takeover_seconds: float = 1.0
 
 
 #: What the broker's answer becomes on its way, where it is changed.
@@ -281,7 +283,7 @@ class Proxy:
         return now - self.started_at > _HEARD_SECONDS if self.alive else now - self.died_at < _GONE_SECONDS
 
     def taken_over(self, now: float) -> bool:
-        return not self._takes_over or now - self.started_at > _TAKEOVER_SECONDS
+        return not self._takes_over or now - self.started_at > self.world.scenario.takeover_seconds
 
     def fresh(self, now: float) -> bool:
         return now < self._fresh_until
