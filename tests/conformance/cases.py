@@ -631,6 +631,28 @@ def a_partition_that_was_added_and_never_written_gets_its_marker(kafka: Kafka) -
     assert _control(topic.read()) == [(1, producer.producer_id, producer.epoch)]
 
 
+@case("A coordinator names a partition from AddPartitionsToTxn on until its marker is written")
+def a_coordinator_knows_until_the_marker_is_there(kafka: Kafka) -> None:
+    """So whoever is told that it is not named, and reads the log end after that, has the marker before it."""
+    written, stranded = kafka.create(), kafka.create()
+    producer = kafka.transactional(v2=False)
+    for turn in range(3):
+        for topic in (written, stranded):
+            assert not producer.is_on(topic)
+            producer.add(topic)
+            assert producer.is_on(topic)
+        who = {"producer_id": producer.producer_id, "epoch": producer.epoch}
+        assert producer.append(written, stamped(kafka, turn, transactional=True, **who)) == appended(2 * turn)
+        producer.end(commit=bool(turn % 2))
+        for topic, end in ((written, 2 * turn + 2), (stranded, turn + 1)):
+
+            def is_over(topic: Topic = topic) -> bool:
+                return not producer.is_on(topic)
+
+            kafka.until(is_over, "it to be named no more")
+            assert topic.end() == end
+
+
 @case("A producer that is known by a marker alone begins at sequence 0")
 def who_is_known_by_a_marker_alone_begins_at_zero(kafka: Kafka) -> None:
     topic = kafka.create()

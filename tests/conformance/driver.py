@@ -111,6 +111,10 @@ class Transaction(ABC):
     def append(self, topic: Topic, records: bytes) -> Answer: ...
 
     @abstractmethod
+    def is_on(self, topic: Topic) -> bool:
+        """Whether its coordinator names that topic (DescribeTransactions)."""
+
+    @abstractmethod
     def end(self, *, commit: bool) -> None:
         """Returns when EndTxn is answered. The marker may not be written yet."""
 

@@ -302,6 +302,10 @@ class ModelTransaction(Transaction):
         self._kafka.until(self._markers_written, "the markers of the last transaction")
         return topic.append(records)
 
+    def is_on(self, topic: Topic) -> bool:
+        assert isinstance(topic, ModelTopic)
+        return topic.name in self._kafka.cluster.transaction_partitions(self.producer_id)
+
     def end(self, *, commit: bool) -> None:
         assert self._kafka.cluster.end_transaction(self.producer_id, self.epoch, commit=commit)
         self.epoch = self._kafka.cluster.epoch_of(self.producer_id)

@@ -14,6 +14,8 @@ from kafka.protocol.admin import (
     DeleteRecordsRequest,
     DescribeProducersRequest,
     DescribeProducersResponse,
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
     ElectLeadersRequest,
     ElectLeadersResponse,
 )
@@ -59,6 +61,7 @@ _RESPONSES: dict[Any, Any] = {
     AlterPartitionReassignmentsRequest: AlterPartitionReassignmentsResponse,
     CreateAclsRequest: CreateAclsResponse,
     DescribeProducersRequest: DescribeProducersResponse,
+    DescribeTransactionsRequest: DescribeTransactionsResponse,
     ElectLeadersRequest: ElectLeadersResponse,
     ListOffsetsRequest: ListOffsetsResponse,
 }
@@ -84,6 +87,7 @@ class RealKafka(Kafka):
         self.cluster = cluster
         self.paused: set[int] = set()
         self.wires: list[RealWire] = []
+        self.topics: list[RealTopic] = []
 
     def now_ms(self) -> int:
         return now_ms()
@@ -97,7 +101,9 @@ class RealKafka(Kafka):
         return raw.Connection(self.address(nodes[0]), timeout_seconds=ANSWER_SECONDS)
 
     def create(self, settings: Settings = DEFAULTS) -> RealTopic:
-        return RealTopic(self, unique_topic("conformance"), settings)
+        topic = RealTopic(self, unique_topic("conformance"), settings)
+        self.topics.append(topic)
+        return topic
 
     def transactional(self, *, v2: bool) -> RealTransaction:
         return RealTransaction(self, unique_topic("transactional"), v2=v2)
@@ -105,16 +111,20 @@ class RealKafka(Kafka):
     def restart(self) -> None:
         for node in self.cluster.node_ids:
             self.cluster.shut_down(node)
-        for node in self.cluster.node_ids:
-            self.cluster.restart(node, wait=False)
-        self.cluster.await_ready()
+        self._start_all()
 
     def crash(self) -> None:
         for node in self.cluster.node_ids:
             self.cluster.kill(node)
+        self._start_all()
+
+    def _start_all(self) -> None:
+        """Leaders are named a moment before they take office."""
         for node in self.cluster.node_ids:
             self.cluster.restart(node, wait=False)
         self.cluster.await_ready()
+        for topic in self.topics:
+            topic.end()
 
     def expire_producers(self) -> None:
         """It does by itself, see `producer.id.expiration.check.interval.ms`."""
@@ -142,6 +152,7 @@ class RealKafka(Kafka):
         for wire in self.wires:
             wire.close()
         self.wires.clear()
+        self.topics.clear()
         for node in list(self.paused):
             self.resume(node)
         down = [node for node in self.cluster.node_ids if not self.cluster.running(node)]
@@ -452,6 +463,15 @@ class RealTransaction(Transaction):
                 return None if answer.error_code in _COORDINATOR_BUSY else answer
 
             return _read(raw.until(answered, "the transactional append", within_seconds=ANSWER_SECONDS))
+
+    def is_on(self, topic: Topic) -> bool:
+        assert isinstance(topic, RealTopic)
+        with self._kafka.some() as connection:
+            (state,) = ask(
+                connection, DescribeTransactionsRequest(transactional_ids=[self._name]), 0
+            ).transaction_states
+        assert state.error_code == OK, state.error_code
+        return topic.name in [each.topic for each in state.topics]
 
     def end(self, *, commit: bool) -> None:
         request = EndTxnRequest(

@@ -262,6 +262,13 @@ def there_are_no_markers(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cluster, "_marker", lambda *args: None)
 
 
+@wrong("a_coordinator_knows_until_the_marker_is_there")
+def a_coordinator_forgets_with_the_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(
+        Cluster, "transaction_partitions", lambda self, producer_id: self.transactions[producer_id].partitions
+    )
+
+
 @wrong("transactions_v2_begin_at_zero_and_bump_the_epoch_with_each_end")
 def epochs_stay_in_v2(patch: pytest.MonkeyPatch) -> None:
     begin = Cluster.begin_transactional

@@ -308,7 +308,11 @@ class Transaction:
     ongoing: bool = False
     partitions: list[TopicPartition] = field(default_factory=list)
     began_at: float = 0.0
-    markers_due: int = 0
+    due: list[TopicPartition] = field(default_factory=list)
+
+    @property
+    def markers_due(self) -> int:
+        return len(self.due)
 
 
 class BrokerSide(End):
@@ -861,6 +865,11 @@ class Cluster:
         """What EndTxn tells a producer of transactions v2: its next transaction has another epoch."""
         return self.transactions[producer_id].epoch
 
+    def transaction_partitions(self, producer_id: int) -> list[TopicPartition]:
+        """DescribeTransactions: those that were added, until their markers are written."""
+        transaction = self.transactions[producer_id]
+        return [*transaction.partitions, *transaction.due]
+
     def busy(self, producer_id: int) -> bool:
         """CONCURRENT_TRANSACTIONS: the markers of the last one are still being written."""
         return self.transactions[producer_id].markers_due > 0
@@ -886,7 +895,7 @@ class Cluster:
         transaction.ongoing = False
         if transaction.v2:
             transaction.epoch += 1
-        transaction.markers_due += len(transaction.partitions)
+        transaction.due += transaction.partitions
         for name in transaction.partitions:
             self.sim.after(
                 self.sim.between(0.002, 0.3), self._marker, name, transaction.producer_id, transaction.epoch, commit
@@ -900,7 +909,7 @@ class Cluster:
         if node is None or not self.leads(node, partition, partition.epoch):
             self.sim.after(0.2, self._marker, name, producer_id, epoch, commit)
             return
-        self.transactions[producer_id].markers_due -= 1
+        self.transactions[producer_id].due.remove(name)
         replica = partition.replicas[node]
         known = replica.producers.get(producer_id)
         if known is not None and known.epoch > epoch:
