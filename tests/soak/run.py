@@ -181,6 +181,7 @@ def run(plan: Plan, say: Say = print, *, interrupted: threading.Event | None = N
         hits = stage.pipes.hits()
         for proxy in stage.proxies.values():
             proxy.close()
+        troubles += [trouble for name, proxy in stage.proxies.items() for trouble in crashes(name, proxy.log)]
         time.sleep(_LAST_SECONDS)
         recorder.close()
         say("reading the log")
@@ -216,6 +217,20 @@ def _watch(plan: Plan, crew: Crew, say: Say, interrupted: threading.Event) -> No
             f"faults {crew.recorder.faults.total()}"
         )
         last = done
+
+
+def crashes(proxy: str, log_text: str) -> Iterator[str]:
+    """What a proxy's log tells of errors that nobody had thought of: each once, with how often it came."""
+    lines = log_text.splitlines()
+    found: Counter[str] = Counter()
+    for index, line in enumerate(lines):
+        if line.strip() == "Traceback (most recent call last):":
+            # Frames are indented deeper than the exception that ends them.
+            depth = len(line) - len(line.lstrip())
+            rest = (each for each in lines[index + 1 :] if len(each) - len(each.lstrip()) <= depth)
+            found[next(rest, "").strip()] += 1
+    for error, count in found.most_common():
+        yield f"proxy {proxy} crashed {count} times with {error}; see its log"
 
 
 def _still_alive(stage: Stage, recorder: Recorder, say: Say) -> list[str]:
