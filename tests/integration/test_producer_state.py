@@ -40,6 +40,8 @@ WRAP = 1 << 31
 EXPIRATION_MS = 10_000
 MESSAGE_BYTES_MAX = 20_000
 PATIENCE_SECONDS = 60.0
+#: Others' proxies come and go beside the ones here: what those left in the queue is not what is tried.
+CONFIG = f"{GUARDED_BY_NAME}\n[limits]\ntakeover_seconds = 0.5\n"
 SETTINGS = {
     "producer.id.expiration.ms": str(EXPIRATION_MS),
     "producer.id.expiration.check.interval.ms": "200",
@@ -70,8 +72,8 @@ def proxies(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> 
     """Two, so that one of them never saw what it is asked about."""
     directory = tmp_path_factory.mktemp("forgetful")
     with (
-        ProxyProcess(cluster.bootstrap, directory, config=GUARDED_BY_NAME) as first,
-        ProxyProcess(cluster.bootstrap, directory, config=GUARDED_BY_NAME) as second,
+        ProxyProcess(cluster.bootstrap, directory, config=CONFIG) as first,
+        ProxyProcess(cluster.bootstrap, directory, config=CONFIG) as second,
     ):
         yield [first, second]
         for proxy in (first, second):

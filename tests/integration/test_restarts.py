@@ -33,7 +33,8 @@ OK, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER, TIMED_OUT, POLICY_VIOLATION = 0, 3, 
 CHECK = "check.expected.offsets"
 STATE_TOPIC = "__fencepost_state"
 LEASE_SECONDS = 1.0
-CONFIG = f"config_lease_seconds = {LEASE_SECONDS}\n"
+CONFIG = f"config_lease_seconds = {LEASE_SECONDS}\n[limits]\ntakeover_seconds = 0.5\n"
+TAKEOVER_SECONDS = 4.0
 PATIENCE_SECONDS = 90.0
 SEED = 20_263
 
@@ -79,7 +80,7 @@ class Told:
 
     @property
     def accepted(self) -> int:
-        return sum(answer.error_code == OK for answer in self.answers.values())
+        return sum(answer.error_code == OK for answer in list(self.answers.values()))
 
 
 def tried_until_told(address: Callable[[], str], topic: str, value: bytes, records: bytes, told: Told) -> Answer:
@@ -279,6 +280,41 @@ def test_the_proxy_is_killed_at_any_moment(
     assert sum(each.lost for each in told.values()) > times / 2, "hardly an answer was lost: the kills hit nothing"
 
 
+def test_who_takes_over_waits_for_what_may_be_queued(
+    cluster: KafkaCluster, log: Log, unique_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """On `true` topics, behind a process that was killed. Not on `required` ones, nor behind one that ended well."""
+    config = f"config_lease_seconds = {LEASE_SECONDS}\n[limits]\ntakeover_seconds = {TAKEOVER_SECONDS}\n"
+    with Connection(cluster.bootstrap) as direct:
+        start_anew(direct)  # those that other tests killed are in the state topic
+    with ProxyProcess(cluster.bootstrap, tmp_path, config=config) as proxy:
+        required = guarded(proxy, log, unique_topic("restarts"), "required")
+        checked = guarded(proxy, log, unique_topic("restarts"), "true")
+        numbers = itertools.count()
+
+        def answer(client: Connection, topic: str) -> Answer:
+            return client.append(topic, batch(b"%d" % next(numbers), expected=log.end(topic)), timeout_ms=900)
+
+        def accepted(topic: str) -> bool:
+            with Connection(proxy.bootstrap, timeout_seconds=60) as client:
+                return answer(client, topic).error_code == OK
+
+        assert proxy.stop() == 0
+        proxy.restart()
+        assert accepted(required)
+        assert accepted(checked)
+
+        proxy.kill()
+        proxy.restart()
+        with Connection(proxy.bootstrap, timeout_seconds=60) as client:
+            waits = answer(client, checked)
+            assert waits.error_code == NOT_LEADER, waits
+            assert (waits.message or "").startswith("TRY_AGAIN"), waits
+            assert client.append(checked, batch(b"says nothing")).error_code == OK
+        assert accepted(required)
+        until(lambda: accepted(checked), "the end of the takeover", within_seconds=PATIENCE_SECONDS)
+
+
 def test_a_broker_that_hangs_while_the_proxy_starts(
     cluster: KafkaCluster, proxy: ProxyProcess, log: Log, unique_topic: Callable[..., str]
 ) -> None:
@@ -307,7 +343,11 @@ def test_a_broker_that_hangs_while_the_proxy_starts(
     print(f"probes: {dict(probes.answers)}")
     probes.check(log)
     with Connection(proxy.bootstrap) as client:
-        assert client.append(topic, batch(b"x", expected=0))[:2] == (OK, 0)
+        until(
+            lambda: client.append(topic, batch(b"x", expected=0))[:2] == (OK, 0),
+            "the broker to be itself again",
+            within_seconds=PATIENCE_SECONDS,
+        )
 
 
 # --- a state topic that cannot be had ---------------------------------------------------------------------------------
