@@ -161,7 +161,7 @@ class Probes:
             with suppress(OSError, Closed), Connection(self.address(), timeout_seconds=30) as connection:
                 producer = Producer(1 << 50, 0, 0) if random.random() < 0.5 else None
                 answer = connection.append(self.topic, batch(b"unguarded", producer=producer), timeout_ms=1000)
-                self.answers[f"{answer.error_code} {(answer.message or '').split()[0]}"] += 1
+                self.answers[f"{answer.error_code} {(answer.message or 'OK').split()[0]}"] += 1
             time.sleep(0.01)
 
     def check(self, log: Log) -> None:
