@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from uuid import UUID
 
 import pytest
+from aiokafka import AIOKafkaConsumer
+from confluent_kafka import Consumer as ConfluentConsumer
+from confluent_kafka import TopicPartition as ConfluentPartition
 from kafka.protocol.consumer import FetchRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.tools import run_tool
 from fencepost_proxy.errors import Error
 from fencepost_proxy.wire.batch import (
     BatchHeader,
@@ -29,6 +34,7 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
 )
 from tests.support import raw
+from tests.support.clients import read_all
 
 pytestmark = pytest.mark.kafka
 
@@ -132,6 +138,71 @@ def test_stamped_batches_are_appended_and_recognised_when_read_back(
         assert digest_batch(found, decompressed_bytes_max=LIMIT, ignore_timestamps=ignore_timestamps) == digest_batch(
             memoryview(batch), decompressed_bytes_max=LIMIT, ignore_timestamps=ignore_timestamps
         )
+
+
+@pytest.mark.parametrize(
+    ("configs", "kept"),
+    [
+        pytest.param({}, True, id="as-sent"),
+        pytest.param({"compression.type": "zstd"}, False, id="repacked"),
+        pytest.param({"message.timestamp.type": "LogAppendTime"}, False, id="log-append-time"),
+    ],
+)
+@pytest.mark.parametrize("tag", [1, 170, 255])
+def test_a_tag_is_stored_with_its_batch_unless_the_broker_writes_that_anew(
+    kafka: KafkaCluster, unique_topic: Callable[..., str], tag: int, configs: dict[str, str], kept: bool
+) -> None:
+    name = unique_topic("tagged")
+    batch = raw.batch(raw.Record(b"v", timestamp_ms=int(time.time() * 1000)), codec=raw.CODECS["gzip"])
+    stamped = stamp_batch(memoryview(batch), producer_id=PRODUCER_ID, producer_epoch=0, base_sequence=0, tag=tag)
+    with raw.Connection(kafka.bootstrap) as connection:
+        topic_id = _topic(connection, name, configs)
+        assert _append(connection, 9, name, topic_id, stamped).error_code == 0
+        ((header, _),) = _fetch(connection, name)
+    assert header.tag == (tag if kept else 0)
+    assert not header.is_transactional
+    assert not header.is_control
+
+
+def _confluent(bootstrap: str, topic: str, count: int) -> list[bytes]:
+    consumer = ConfluentConsumer({"bootstrap.servers": bootstrap, "group.id": topic, "enable.auto.commit": False})
+    consumer.assign([ConfluentPartition(topic, 0, 0)])
+    try:
+        found = [message.value() or b"" for message in consumer.consume(count, 30)]
+    finally:
+        consumer.close()
+    return found
+
+
+def _aiokafka(bootstrap: str, topic: str, count: int) -> list[bytes]:
+    async def story() -> list[bytes]:
+        async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
+            return [(await asyncio.wait_for(consumer.getone(), 30)).value for _ in range(count)]
+
+    return asyncio.run(story())
+
+
+def _java(bootstrap: str, topic: str, count: int) -> list[bytes]:
+    arguments = ["--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"]
+    found = run_tool("kafka-console-consumer", [*arguments, "--max-messages", str(count), "--timeout-ms", "30000"])
+    return found.output.encode().split()
+
+
+def test_consumers_do_not_mind_tags(kafka: KafkaCluster, unique_topic: Callable[..., str]) -> None:
+    """A batch of each codec, with every bit of the tag set; Java by its console consumer."""
+    name = unique_topic("tagged")
+    with raw.Connection(kafka.bootstrap) as connection:
+        topic_id = _topic(connection, name, {})
+        for i, (codec, number) in enumerate(raw.CODECS.items()):
+            record = raw.Record(codec.encode(), timestamp_ms=int(time.time() * 1000))
+            batch = memoryview(raw.batch(record, codec=number))
+            stamped = stamp_batch(batch, producer_id=PRODUCER_ID, producer_epoch=0, base_sequence=i, tag=255)
+            assert _append(connection, 9, name, topic_id, stamped).error_code == 0
+    values = [codec.encode() for codec in raw.CODECS]
+    assert [value for _, value in read_all(kafka.bootstrap, name)] == values
+    assert _confluent(kafka.bootstrap, name, len(values)) == values
+    assert _aiokafka(kafka.bootstrap, name, len(values)) == values
+    assert _java(kafka.bootstrap, name, len(values)) == values
 
 
 @pytest.mark.parametrize("compression", ["producer", "zstd"])

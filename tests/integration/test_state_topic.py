@@ -30,6 +30,8 @@ from fencepost_proxy.net.state_topic import TOPIC_CONFIGS, StateTopic
 from fencepost_proxy.topics.state import (
     StateError,
     StateRecord,
+    encode_alive,
+    encode_alive_tombstone,
     encode_process,
     encode_producer_id,
     encode_topic_config,
@@ -388,6 +390,25 @@ def test_a_process_that_ended_without_a_word_is_gone_after_a_time(
                 await asyncio.sleep(4)
                 assert not one.state.alone(time.monotonic())  # it gives signs
             await until(lambda: one.state.alone(time.monotonic()), seconds=10)
+
+    asyncio.run(story())
+
+
+def test_who_died_long_ago_is_nobodys_concern_and_is_taken_off_the_list(
+    kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_topic, "_ALIVE_SECONDS", 0.5)
+    ghost = uuid4()
+
+    async def story() -> None:
+        async with process(kafka, name) as one:
+            await one.state.start()
+            await one.state.append([encode_alive(ghost, int((time.time() - 3600) * 1000))])
+        async with process(kafka, name) as two:
+            await two.state.start()
+            assert await two.state.enter() is False
+            assert two.state.alone(time.monotonic())
+            await until(lambda: encode_alive_tombstone(ghost) in two.changes, seconds=10)
 
     asyncio.run(story())
 

@@ -15,7 +15,6 @@ from fencepost_proxy.topics.state import (
     StateRecord,
     StateView,
     TopicConfigChange,
-    alive_process,
     encode_alive,
     encode_alive_tombstone,
     encode_process,
@@ -23,6 +22,7 @@ from fencepost_proxy.topics.state import (
     encode_stamp_base,
     encode_topic_config,
     encode_topic_config_tombstone,
+    sign_of_life,
 )
 from fencepost_proxy.topics.virtual_configs import UNGUARDED, TopicPolicy
 from fencepost_proxy.types import LogEndOffset, Offset, ProducerEpoch, ProducerId
@@ -75,10 +75,11 @@ def test_records_have_the_documented_form() -> None:
 
 
 def test_a_sign_of_life_is_about_a_process() -> None:
-    assert alive_process(encode_alive(A, 12)) == A
-    assert alive_process(encode_alive_tombstone(A)) == A
-    assert alive_process(encode_process(A, 12)) is None
-    assert alive_process(StateRecord(b"alive/nobody", b"{}")) is None
+    assert sign_of_life(encode_alive(A, 12)) == (A, 12)
+    assert sign_of_life(encode_alive_tombstone(A)) == (A, None)
+    assert sign_of_life(encode_process(A, 12)) is None
+    assert sign_of_life(StateRecord(b"alive/nobody", b"{}")) is None
+    assert sign_of_life(StateRecord(encode_alive(A, 12).key, b"{}")) is None
 
 
 def test_processes_get_tags_in_turn_and_lose_them_to_the_255th_after_them() -> None:

@@ -37,11 +37,11 @@ from fencepost_proxy.topics.state import (
     StateError,
     StateRecord,
     StateView,
-    alive_process,
     encode_alive,
     encode_alive_tombstone,
     encode_process,
     encode_producer_id,
+    sign_of_life,
 )
 from fencepost_proxy.types import Monotonic, Offset, ProducerId, TopicPartition
 from fencepost_proxy.wire.batch import MalformedBatch, split_batches
@@ -261,7 +261,7 @@ class StateTopic:
         self._others.pop(process, None)
         if self._signs is None:
             self._signs = asyncio.create_task(self._give_signs(), name="signs of life")
-        return bool(self._others)
+        return any(sent_at - heard < _GONE_SECONDS for heard in self._others.values())
 
     async def leave(self) -> None:
         """Ended well: nothing that this process sent is under way any more."""
@@ -277,22 +277,27 @@ class StateTopic:
         while True:
             await asyncio.sleep(_ALIVE_SECONDS)
             sent_at = time.monotonic()
-            self._others = {each: heard for each, heard in self._others.items() if sent_at - heard < _GONE_SECONDS}
+            # Those that died unasked are taken off the list, or it would grow for ever.
+            gone = [each for each, heard in self._others.items() if sent_at - heard >= _GONE_SECONDS]
             assert self._process is not None
             try:
-                await self.append([encode_alive(self._process, int(time.time() * 1000))])
+                await self.append(
+                    [encode_alive(self._process, int(time.time() * 1000)), *map(encode_alive_tombstone, gone)]
+                )
                 self._heard_until = sent_at + _SILENT_SECONDS_MAX
             except (UpstreamUnavailable, StateError) as error:
                 _limited_log.warning("alive", "the other processes cannot be told that this one lives", reason=error)
 
     def _hear(self, record: StateRecord) -> None:
-        process = alive_process(record)
-        if process is None or process == self._process:
+        sign = sign_of_life(record)
+        if sign is None or sign.process == self._process:
             return
-        if record.value is None:
-            self._others.pop(process, None)
-        else:
-            self._others[process] = time.monotonic()
+        if sign.at_ms is None:
+            self._others.pop(sign.process, None)
+            return
+        # What is read at the start may be old. (With clocks far apart a living process counts again at its next sign.)
+        age_seconds = 0.0 if self._loaded.is_set() else max(0.0, time.time() - sign.at_ms / 1000)
+        self._others[sign.process] = time.monotonic() - age_seconds
 
     # --- finding it ---------------------------------------------------------------------------------------------------
 

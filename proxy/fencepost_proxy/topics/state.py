@@ -112,7 +112,7 @@ def encode_process(process: UUID, started_ms: int) -> StateRecord:
 
 
 def encode_alive(process: UUID, at_ms: int) -> StateRecord:
-    """That a proxy process lives. No other reads the time: what counts is that another record came."""
+    """That a proxy process lives. The time is for those that start later: the others go by when the record came."""
     return _record(f"{_ALIVE}/{process}", {"at_ms": at_ms})
 
 
@@ -121,11 +121,21 @@ def encode_alive_tombstone(process: UUID) -> StateRecord:
     return StateRecord(f"{_ALIVE}/{process}".encode(), None)
 
 
-def alive_process(record: StateRecord) -> UUID | None:
-    """Whom a record of the kind `alive` is about, None for any other."""
+class SignOfLife(NamedTuple):
+    """`at_ms` – by the clock of the process itself; None: it has ended."""
+
+    process: UUID
+    at_ms: int | None
+
+
+def sign_of_life(record: StateRecord) -> SignOfLife | None:
+    """What a record of the kind `alive` says, None for any other."""
     kind, _, process = record.key.decode(errors="replace").partition("/")
+    if kind != _ALIVE:
+        return None
     try:
-        return UUID(process) if kind == _ALIVE else None
+        value = _object(record.value)
+        return SignOfLife(UUID(process), None if value is None else _typed(value, "at_ms", int))
     except ValueError:
         return None
 
