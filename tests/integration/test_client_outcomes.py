@@ -18,7 +18,7 @@ from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.framepipe import FramePipe
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, batch
-from tests.support.senders import CLIENTS, Client, JavaProducers, Seen, documented, free_proxy_port
+from tests.support.senders import CLIENTS, Client, JavaProducers, Seen, create_topic, documented, free_proxy_port
 
 pytestmark = [
     pytest.mark.kafka,
@@ -29,7 +29,12 @@ pytestmark = [
 REFUSALS = "### After a refusal"
 MIXED = "### With and without an expectation on one producer"
 CHAINS = "### A chain whose first is refused"
-_CHECKED = '[topics."outcome-*"]\n"check.expected.offsets" = "true"\n'
+_CHECKED = """
+[limits]
+takeover_seconds = 0.5
+[topics."outcome-*"]
+"check.expected.offsets" = "true"
+"""
 each_client = pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name.replace("`", ""))
 
 
@@ -86,9 +91,7 @@ def test_what_a_refusal_shows_and_whether_the_producer_goes_on(
     java: JavaProducers,
     unique_topic: Callable[..., str],
 ) -> None:
-    topic = unique_topic("outcome")
-    with Connection(mortal_proxy.bootstrap) as raw:
-        assert raw.create_topic(topic, partitions=2) == (0, None)
+    topic = create_topic(mortal_proxy.bootstrap, unique_topic("outcome"), partitions=2)
     asked: list[tuple[int, str, Seen]] = []
 
     def send(expected: int | None, partition: int = 0, *, while_down: Callable[[], None] | None = None) -> Seen:
@@ -148,9 +151,7 @@ def test_one_producer_that_sends_with_and_without_an_expectation_and_a_proxy_tha
 
     The proxy takes care of that as long as it remembers.
     """
-    topic, log = unique_topic("outcome-mixed"), Log(kafka.bootstrap)
-    with Connection(mortal_proxy.bootstrap) as raw:
-        assert raw.create_topic(topic) == (0, None)
+    topic, log = create_topic(mortal_proxy.bootstrap, unique_topic("outcome-mixed")), Log(kafka.bootstrap)
     told: list[Seen] = []
 
     def send(expected: int | None) -> Seen:
@@ -186,18 +187,19 @@ def test_nothing_lands_behind_the_hole_of_a_chain_that_was_sent_at_once(
     client: Client, front: Front, kafka: KafkaCluster, java: JavaProducers, unique_topic: Callable[..., str]
 ) -> None:
     """A rival takes the offset of the first. The others expect what would fit, if they were alone."""
-    topic = unique_topic("outcome-chain")
-    with Connection(front.proxy.bootstrap) as raw:
-        assert raw.create_topic(topic) == (0, None)
-        with closing(client.open(front.bootstrap, java, **client.one_record_a_batch())) as producer:
-            for offset in range(3):
-                assert producer.send(topic, "warm", expected=offset).get().offset == offset
-            assert raw.append(topic, batch(b"rival", expected=3)).error_code == 0
-            # Those that send ahead of an answer are not answered before all three are on their way.
-            with front.broker.together(b"chain ", 3 if client.pipelines else 1):
-                sent = [producer.send(topic, f"chain {i}", expected=3 + i) for i in range(3)]
-                first, *others = [each.get() for each in sent]
-            then = producer.send(topic, "next", expected=Log(kafka.bootstrap).end(topic)).get()
+    topic = create_topic(front.proxy.bootstrap, unique_topic("outcome-chain"))
+    with (
+        Connection(front.proxy.bootstrap) as raw,
+        closing(client.open(front.bootstrap, java, **client.one_record_a_batch())) as producer,
+    ):
+        for offset in range(3):
+            assert producer.send(topic, "warm", expected=offset).get().offset == offset
+        assert raw.append(topic, batch(b"rival", expected=3)).error_code == 0
+        # Those that send ahead of an answer are not answered before all three are on their way.
+        with front.broker.together(b"chain ", 3 if client.pipelines else 1):
+            sent = [producer.send(topic, f"chain {i}", expected=3 + i) for i in range(3)]
+            first, *others = [each.get() for each in sent]
+        then = producer.send(topic, "next", expected=Log(kafka.bootstrap).end(topic)).get()
     assert first.error is not None
     landed = [value.decode() for value in Log(kafka.bootstrap).values(topic)[4:] if value is not None]
     row = {

@@ -12,7 +12,7 @@ import gc
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,8 +26,17 @@ from tests.support.clients import LIBRARIES
 from tests.support.framepipe import Cut, FramePipe
 from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, Log, Logged, batch, read_batches
-from tests.support.senders import CLIENTS, Client, JavaProducers, Seen, Sender, documented, free_proxy_port
+from tests.support.raw import Connection, Log, Logged, batch, read_batches, until
+from tests.support.senders import (
+    CLIENTS,
+    Client,
+    JavaProducers,
+    Seen,
+    Sender,
+    create_topic,
+    documented,
+    free_proxy_port,
+)
 
 pytestmark = [
     pytest.mark.kafka,
@@ -42,6 +51,8 @@ GIVEN_UP = "### A record that was given up"
 HOST = "127.0.0.2"  # where the pipes of the client hop are; the proxy has the same ports on 127.0.0.1
 _CONFIG = f"""
 advertised_host = "{HOST}"
+[limits]
+takeover_seconds = 0.5
 [topics."retry-*"]
 "check.expected.offsets" = "true"
 """
@@ -65,9 +76,17 @@ class Stage:
         return f"127.0.0.1:{self.proxy.port}"
 
     def topic(self, name: str, partitions: int = 1) -> str:
-        with Connection(self.direct) as raw:
-            assert raw.create_topic(name, partitions=partitions) == (0, None)
-        return name
+        return create_topic(self.direct, name, partitions)
+
+    @contextmanager
+    def nobody_gets_through(self) -> Iterator[None]:
+        for pipe in self.front:
+            pipe.close()
+        try:
+            yield
+        finally:
+            for pipe in self.front:
+                pipe.open()
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +124,16 @@ def java() -> Iterator[JavaProducers]:
 def _free_port() -> int:
     with FramePipe() as nobody:
         return nobody.port
+
+
+def _append(stage: Stage, topic: str, value: bytes, *, expected: int) -> None:
+    def tried() -> bool:
+        with Connection(stage.direct) as raw:
+            answer = raw.append(topic, batch(value, expected=expected))
+        assert answer.error_code in (0, 6), answer
+        return answer.error_code == 0
+
+    until(tried, f"an append to {topic} at {expected}", within_seconds=60)
 
 
 def _cuts(rng: random.Random) -> dict[str, Callable[[int], int]]:
@@ -212,17 +241,13 @@ def test_a_lost_acknowledgement_and_both_proxy_and_broker_killed(
             writing.append((topic, value, pool.submit(writer.append, [Record(value.encode())])))
         for cut in hanging:
             cut.wait()
-        for pipe in stage.front:
-            pipe.close()
-        stage.proxy.kill()
-        stage.kafka.kill(1)
-        stage.kafka.restart(1)
-        stage.proxy.restart()
-        for topic in (*(topic for _, _, topic, _, _ in waiting), *(topic for topic, _, _ in writing)):
-            with Connection(stage.direct) as raw:
-                assert raw.append(topic, batch(b"behind it", expected=2)).error_code == 0
-        for pipe in stage.front:
-            pipe.open()
+        with stage.nobody_gets_through():
+            stage.proxy.kill()
+            stage.kafka.kill(1)
+            stage.kafka.restart(1)
+            stage.proxy.restart()
+            for topic in (*(topic for _, _, topic, _, _ in waiting), *(topic for topic, _, _ in writing)):
+                _append(stage, topic, b"behind it", expected=2)
         for client, named, topic, value, sending in waiting:
             seen = told[client.name][named] = sending.get(120)
             print(f"    {client.name}, {'named' if named else 'unnamed'} -> {seen}")
@@ -332,13 +357,8 @@ def test_a_record_that_was_given_up_and_is_sent_again_by_the_user(
             hanging = stage.pipes["client"].cut_answer(value.encode(), lambda length: 0, hang=True)
             sending = sender.send(topic, value, expected=1, write_id=write_id)
             hanging.wait()
-            for pipe in stage.front:
-                pipe.close()
-            try:
+            with stage.nobody_gets_through():
                 assert sending.get().error is not None
-            finally:
-                for pipe in stage.front:
-                    pipe.open()
             again = sender.send(topic, value, expected=1, write_id=write_id)
             while client.library != "kafka-python" and again.get().error in _TIMEOUTS:  # a slow machine
                 again = sender.send(topic, value, expected=1, write_id=write_id)

@@ -29,6 +29,7 @@ import fencepost.kafka_python
 from fencepost_proxy.dev.cluster import FREE_PORTS
 from fencepost_proxy.dev.tools import compile_java, java_command
 from tests.support.kafka import kafka_version
+from tests.support.raw import Connection, until
 
 WAIT_SECONDS = 60.0
 _JAVA_SOURCE = Path(__file__).parents[1] / "java" / "ScriptedProducers.java"
@@ -359,6 +360,20 @@ CLIENTS = (
     Client("`fencepost.aiokafka`", "aiokafka", ours=True),
     Client("`fencepost.confluent`", "confluent-kafka", ours=True, idempotent=True),
 )
+
+
+def create_topic(address: str, name: str, partitions: int = 1) -> str:
+    """Through a proxy at `address`. Comes back once the broker shows its configs: our library asks for them."""
+    with Connection(address) as raw:
+        assert raw.create_topic(name, partitions=partitions) == (0, None)
+
+        def shown() -> bool:
+            with contextlib.suppress(AssertionError):  # the broker does not know it yet
+                return "check.expected.offsets" in raw.describe_topic(name)
+            return False
+
+        until(shown, f"the configs of {name}")
+    return name
 
 
 def free_proxy_port() -> int:
