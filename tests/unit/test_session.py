@@ -886,6 +886,18 @@ def test_a_request_that_cannot_be_read_gives_its_memory_back() -> None:
     assert talk.around.free_bytes == 1 << 20
 
 
+def test_all_of_a_chain_hear_the_same_words() -> None:
+    talk = Talk(newest_produce=12)
+    chain = [expecting(6 + i, b"x") for i in range(3)]  # behind one that failed
+    talk.client(b"".join(produce(("guarded-a", 0, each), correlation=1 + i) for i, each in enumerate(chain)))
+    second = talk.offered()
+    behind = "SENT_BEHIND_A_FAILED_BATCH TRY_AGAIN later"  # what the gate says of it
+    talk.tell(m.TurnEnded(second, PartitionResult(0, NOT_LEADER, error_message=behind), None))
+    answers = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
+    assert answers.count(behind.encode()) == 3
+    assert b"SENT_BEHIND_A_FAILED_BATCH SENT_BEHIND" not in answers
+
+
 def test_a_batch_falls_with_its_chain_although_it_waited_for_another_gate_meanwhile() -> None:
     talk = Talk()
     talk.client(produce(("guarded-b", 0, expecting(5, b"x"))))

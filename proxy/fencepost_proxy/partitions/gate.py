@@ -138,6 +138,7 @@ _FOR_NOW = frozenset(
     }
 )
 _REMEMBERED_PER_PRODUCER = 5
+_SENT_BEHIND = "SENT_BEHIND_A_FAILED_BATCH"
 _POLICY = ConditionalPublish()
 _NAMES = HeaderNames()
 
@@ -1200,7 +1201,7 @@ class Gate:
         ticket.followers.clear()
         if result.error_code != Error.NONE and ticket.attempts:
             for other in self._sent_behind(ticket):
-                other.behind = replace(result, error_message=f"SENT_BEHIND_A_FAILED_BATCH {result.error_message or ''}")
+                other.behind = replace(result, error_message=sent_behind(result.error_message))
 
     def _sent_behind(self, ticket: Ticket) -> Iterator[Ticket]:
         """The rest of a chain: from the same producer on the same connection, before it could know of a failure.
@@ -1217,6 +1218,12 @@ class Gate:
                 and other.append.producer_id == ticket.append.producer_id
             ):
                 yield other
+
+
+def sent_behind(message: str | None) -> str:
+    """What the successors of a failed batch are told; the same words for all of them."""
+    said = message or ""
+    return said if said.startswith(_SENT_BEHIND) else f"{_SENT_BEHIND} {said}"
 
 
 def _chain(ticket: Ticket) -> tuple[int, int]:

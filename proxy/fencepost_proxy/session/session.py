@@ -41,6 +41,7 @@ from fencepost_proxy.partitions.events import (
     TransactionJoins,
     Withdrawn,
 )
+from fencepost_proxy.partitions.gate import sent_behind
 from fencepost_proxy.session.cutter import CutterState, FrameCutter
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.messages import (
@@ -644,8 +645,8 @@ class Session:
         failed = self._failed_chains.get((ticket.partition, ticket.append.producer_id))
         if failed is None or turn.starts_at >= failed.behind_bytes:
             return False
-        message = f"SENT_BEHIND_A_FAILED_BATCH {failed.result.error_message}"
-        self._refuse(turn, ticket.partition, Refusal(failed.result.error_code, "behind_refused", message))
+        refusal = Refusal(failed.result.error_code, "behind_refused", sent_behind(failed.result.error_message))
+        self._refuse(turn, ticket.partition, refusal)
         return True
 
     def _refuse(self, turn: Turn, key: TopicPartition, refusal: Refusal) -> None:
