@@ -224,7 +224,9 @@ SCENARIOS = {
             proxies=2,
             clients=("wide", "wide", "several", "honest"),
             faults=("cut", "pause", "expire", "expire", "delete", "freeze"),
-            expiration_seconds=6.0,
+            # No request may wait as long as the state that it relies on lives.
+            expiration_seconds=8.0,
+            pause_max=1.0,
             seconds=14.0,
             slow_requests=0.1,
         ),

@@ -59,6 +59,8 @@ class WatchedSwitch(Switch):
         match effect:
             case g.Grant(ticket):
                 self._check_place(gate, ticket)
+                if ticket.connection not in self.sessions and ticket.followers:
+                    self._places[ticket.followers[0]] = self._places[ticket]  # its client is gone
             case g.Answer(ticket, result):
                 place = self._places.pop(ticket, 0)
                 if result.error_code and ticket.attempts:

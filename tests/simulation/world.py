@@ -442,6 +442,9 @@ class Proxy:
         base = self._view.stamp_base(topic_id, partition)
         return (0, 0) if base is None else (base.producer_epoch, base.base)
 
+    def winning_base(self, topic_id: UUID, partition: int, epoch: int) -> bytes | None:
+        return self._view.stamp_base_proposal(topic_id, partition, ProducerEpoch(epoch))
+
     def publish(self, record: StateRecord, done: Callable[[bool], None]) -> None:
         """Stored and read back, or not known to be: then it may be there all the same, or come later."""
         state = self.world.state
@@ -789,7 +792,12 @@ class ControlCall:
             UUID(int=proxy.sim.rng.getrandbits(128)),
             LogEndOffset(effect.base),
         )
-        proxy.publish(record, lambda ok: self._tell(gates.BasePublished(ok)))
+
+        def published(ok: bool) -> None:
+            won = proxy.winning_base(topic_id, effect.partition.partition, effect.producer_epoch)
+            self._tell(gates.BasePublished(ok, ours=ok and won == record.key))
+
+        proxy.publish(record, published)
 
     def _tell(self, event: gates.Event) -> None:
         if self.proxy.alive and self._incarnation == self.proxy.incarnation:
@@ -959,7 +967,15 @@ class World:
         self.cluster.expire_producers()
 
     def _fault_delete(self) -> None:
-        self.cluster.delete_records(self.sim.rng.choice(self.names))
+        name = self.sim.rng.choice(self.names)
+        partition = self.cluster.partitions[name]
+        if partition.leader is None:
+            return
+        leader = partition.replicas[partition.leader]
+        ends = [b.end for b in leader.batches if leader.log_start < b.end <= leader.high_watermark]
+        if ends:
+            leader.log_start = self.sim.rng.choice(ends)
+            self.sim.log(f"{name}: records before {leader.log_start} are deleted")
 
     def _fault_recreate(self) -> None:
         if not self.quiet:
@@ -1074,7 +1090,6 @@ class World:
         name = self.sim.rng.choice(self.names)
         partition = self.cluster.partitions[name]
         if partition.leader is not None:
-            start = partition.replicas[partition.leader].high_watermark
-            for replica in partition.replicas.values():
-                replica.log_start = max(replica.log_start, min(start, replica.log_end))
-            self.sim.log(f"{name}: records before {start} are deleted")
+            leader = partition.replicas[partition.leader]
+            leader.log_start = max(leader.log_start, leader.high_watermark)  # its followers hear of it as they fetch
+            self.sim.log(f"{name}: records before {leader.log_start} are deleted")
