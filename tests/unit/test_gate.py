@@ -1256,6 +1256,24 @@ def test_turns_come_in_the_order_of_the_offers() -> None:
         talk.accepted(ticket, 11 + i)
 
 
+def test_the_retry_of_a_batch_that_kept_its_own_producer_keeps_it_though_the_producer_is_stamped_by_now() -> None:
+    talk = warm(10, Check.ON)
+    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    assert talk.granted(own) is None
+    talk.kafka(own, base_offset=10)
+    talk.accepted(own, 10)  # the answer does not reach its client
+    stamped = talk.offer(expecting(11, b"a", producer=(5, 0, 1)))
+    assert talk.granted(stamped) == g.Stamp(SHARED, 0, 10)
+    talk.kafka(stamped, base_offset=11)
+    talk.accepted(stamped, 11)
+    retry = talk.offer(batch(b"x", producer=(5, 0, 0)), connection=2)
+    assert talk.granted(retry) is None  # Kafka knows it by its sequence
+    assert retry.kind is g.Kind.OWN
+    talk.kafka(retry, base_offset=10, log_append_time_ms=now_ms())
+    talk.accepted(retry, 10)
+    assert talk.granted(talk.offer(batch(b"y", producer=(5, 0, 2)))) == g.Stamp(SHARED, 0, 11)
+
+
 def test_idempotent_unconditional_appends_share_the_turn_and_keep_their_own_producer() -> None:
     talk = warm(10, Check.ON)
     tickets = [talk.offer(batch(b"x", producer=(5 + i, 0, 0)), connection=i) for i in range(3)]
@@ -1368,6 +1386,18 @@ def test_a_follower_of_a_batch_that_waits_once_more_can_be_withdrawn() -> None:
     talk.tell(g.Looked(first, theirs))
     talk.mismatch(first, expected=10, actual=11)
     talk.silent()
+
+
+def test_a_conditional_batch_is_not_told_what_kafka_says_of_anothers_sequence() -> None:
+    talk = warm(10, Check.ON)
+    own = talk.offer(batch(b"x", producer=(5, 0, 7)))
+    talk.granted(own)
+    behind = talk.offer(expecting(11, b"a", producer=(5, 0, 8)))
+    talk.kafka(own, OUT_OF_ORDER)
+    assert talk.answered(own).error_code == OUT_OF_ORDER  # Kafka's own word, and its own business
+    result = talk.answered(behind)
+    assert result.error_code == POLICY_VIOLATION
+    assert result.error_message == "SENT_BEHIND_A_FAILED_BATCH error 45"
 
 
 def test_what_is_in_doubt_behind_a_failed_batch_does_not_go_again() -> None:

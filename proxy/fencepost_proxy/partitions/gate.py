@@ -181,6 +181,7 @@ class Gate:
         self._landed: OrderedDict[int, _Landed] = OrderedDict()
         self._retries: OrderedDict[tuple[int, int], deque[tuple[int, _Landed]]] = OrderedDict()
         self._unresolved: OrderedDict[tuple[tuple[int, int], int], tuple[bytes, int, Stamp]] = OrderedDict()
+        self._sent_own: OrderedDict[tuple[int, int], deque[int]] = OrderedDict()  # base sequences, per producer
         self._transactions: dict[str, float] = {}  # that have joined: from when their coordinator's word counts
         self._violated: OrderedDict[tuple[object, ...], tuple[bytes, Refusal]] = OrderedDict()
         self._stamped_queued_until = float("-inf")
@@ -303,6 +304,8 @@ class Gate:
             return Kind.OWN_CONDITIONAL if conditional else Kind.OWN
         if conditional:
             return Kind.CONDITIONAL
+        if append.producer_id >= 0 and append.base_sequence in self._sent_own.get(ticket.producer, ()):
+            return Kind.OWN  # sent once under its own producer id: Kafka knows a duplicate of that by nothing else
         if append.producer_id < 0 or ticket.producer in self._retries:
             # The sequences of its conditional batches never reached the broker, appended or refused: behind them its
             # unconditional ones would meet a gap (45). So the gate goes on stamping them, and does Kafka's
@@ -385,6 +388,8 @@ class Gate:
         ticket.sent_as = self._sent_count  # several may be sent at one moment
         ticket.attempts += 1
         self._in_flight.append(ticket)
+        if ticket.kind is Kind.OWN and ticket.append.producer_id >= 0 and ticket.stamp is None:
+            self._remember_own(ticket)
         if ticket.append.transactional:
             # Its marker will take an offset without passing here: nothing known of the end outlives it.
             self._warm_until = float("-inf")
@@ -535,6 +540,7 @@ class Gate:
         self._retries.clear()
         self._unresolved.clear()
         self._violated.clear()
+        self._sent_own.clear()
         self._accounted = False
         self._read_is_stale = self.phase is Phase.READING
         for ticket in self._doubts:
@@ -1140,6 +1146,14 @@ class Gate:
             self._retries.popitem(last=False)
         return recent
 
+    def _remember_own(self, ticket: Ticket) -> None:
+        recent = self._sent_own.setdefault(ticket.producer, deque(maxlen=_REMEMBERED_PER_PRODUCER))
+        if ticket.append.base_sequence not in recent:
+            recent.append(ticket.append.base_sequence)
+        self._sent_own.move_to_end(ticket.producer)
+        while len(self._sent_own) > self._limits.remembered_producers_max:
+            self._sent_own.popitem(last=False)
+
     def _log_start(self) -> int:
         return -1 if self._tail is None else self._tail.log_start_offset
 
@@ -1201,7 +1215,7 @@ class Gate:
         ticket.followers.clear()
         if result.error_code != Error.NONE and ticket.attempts:
             for other in self._sent_behind(ticket):
-                other.behind = replace(result, error_message=sent_behind(result.error_message))
+                other.behind = sent_behind(other, result)
 
     def _sent_behind(self, ticket: Ticket) -> Iterator[Ticket]:
         """The rest of a chain: from the same producer on the same connection, before it could know of a failure.
@@ -1220,10 +1234,18 @@ class Gate:
                 yield other
 
 
-def sent_behind(message: str | None) -> str:
-    """What the successors of a failed batch are told; the same words for all of them."""
-    said = message or ""
-    return said if said.startswith(_SENT_BEHIND) else f"{_SENT_BEHIND} {said}"
+def sent_behind(ticket: Ticket, failed: PartitionResult) -> PartitionResult:
+    """What a batch is told that was sent behind a failed one: the same code, the same words.
+
+    Except that an error about sequences (Kafka's word on an unconditional batch) is none of a conditional one's.
+    """
+    said = failed.error_message or f"error {failed.error_code}"
+    code = failed.error_code
+    if ticket.append.expected_base_offset is not None and code in _ABOUT_THE_STAMP:
+        code = Error.POLICY_VIOLATION
+    return replace(
+        failed, error_code=code, error_message=said if said.startswith(_SENT_BEHIND) else f"{_SENT_BEHIND} {said}"
+    )
 
 
 def _chain(ticket: Ticket) -> tuple[int, int]:

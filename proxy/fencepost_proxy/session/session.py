@@ -645,8 +645,8 @@ class Session:
         failed = self._failed_chains.get((ticket.partition, ticket.append.producer_id))
         if failed is None or turn.starts_at >= failed.behind_bytes:
             return False
-        refusal = Refusal(failed.result.error_code, "behind_refused", sent_behind(failed.result.error_message))
-        self._refuse(turn, ticket.partition, refusal)
+        told = sent_behind(ticket, failed.result)
+        self._refuse(turn, ticket.partition, Refusal(told.error_code, "behind_refused", told.error_message or ""))
         return True
 
     def _refuse(self, turn: Turn, key: TopicPartition, refusal: Refusal) -> None:
