@@ -82,7 +82,7 @@ class Limits:
     metadata_refresh_seconds: float = _limit(5.0, "how often brokers and known topics are looked up again")
     settle_retry_seconds: float = _limit(0.05, "pause before an append in doubt is looked for again")
     takeover_seconds: float = _limit(
-        35.0,
+        30.0,
         "after a start beside another process, or after one that died: conditional appends on `true` topics get a "
         "retriable error, since a request of its may still be queued in Kafka; connection timeout + request timeout",
     )

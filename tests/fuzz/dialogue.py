@@ -203,6 +203,9 @@ class Around:
     def taken_over(self, now: float) -> bool:
         return self.is_taken_over
 
+    def leader_epoch(self, partition: TopicPartition) -> int:
+        return 0
+
     def fresh(self, now: float) -> bool:
         return self.is_fresh
 
@@ -583,7 +586,7 @@ class _Run:
         while len(self.wires) <= index:
             number = len(self.wires) + 1
             self.wires.append(Wires(number))
-            self.switch.open(number, "proxy.local")
+            self.switch.open(number, "proxy.local", self.now)
         return self.wires[index]
 
     def _log(self, topic: int, partition: int) -> Log:
@@ -776,7 +779,7 @@ class _Run:
                     min(len(gate._in_flight), 2),
                     min(len(gate._doubts), 2),
                     min(len(gate._looking), 2),
-                    gate._warm(self.now),
+                    self.now < gate._warm_until,
                 )
             )
 

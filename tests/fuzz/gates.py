@@ -242,7 +242,7 @@ class _Run:
         self.seen.add(
             (gate.phase, kinds, min(len(gate._in_flight), 3), min(len(gate._doubts), 2), len(gate._looking) > 0)
         )
-        self.seen.add((type(event), gate.phase, gate._warm(self.now), self.granted is not None))
+        self.seen.add((type(event), gate.phase, self.now < gate._warm_until, self.granted is not None))
 
     def _answered(self, ticket: g.Ticket, result: PartitionResult, reason: str | None) -> None:
         if ticket not in self.waiting:

@@ -300,6 +300,10 @@ class Proxy:
     def topic_id(self, topic: str) -> UUID | None:
         return next((known[2] for name, known in self._metadata.items() if name.topic == topic), None)
 
+    def leader_epoch(self, partition: TopicPartition) -> int:
+        known = self._metadata.get(partition)
+        return -1 if known is None else known[1]
+
     def produce_version_max(self) -> int:
         return 13 if self.world.scenario.by_topic_id else 12
 
@@ -336,7 +340,7 @@ class Proxy:
         link = Link(self, number, client, node)
         self.links[number] = link
         self.world.history.links[link.client] = link.answered
-        self.switch.open(number, "proxy")
+        self.switch.open(number, "proxy", self.sim.now)
         return link.client
 
     def tell(self, connection: int, event: sessions.Event) -> None:

@@ -35,6 +35,8 @@ class Talk:
     gate: Gate = field(default_factory=lambda: Gate(TP, LIMITS))
     now: float = 1000.0
     tag: int = 0
+    connected_at: float = 0.0
+    leader_epoch: int = 0
     alone: bool = True
     taken_over: bool = True
     may_write: bool = False  # what the session says of its client, once Kafka has said it
@@ -53,12 +55,14 @@ class Talk:
             now=self.now,
             deadline=self.now + wait,
             tag=self.tag,
+            connected_at=self.connected_at,
             alone=self.alone,
             taken_over=self.taken_over,
         )
         ticket = make_ticket(bid, TP, PartitionData(TP.partition, records, b""))
         assert isinstance(ticket, g.Ticket), ticket
         ticket.may_write = self.may_write
+        ticket.leader_epoch = self.leader_epoch
         self.tell(g.Offered(ticket))
         return ticket
 
@@ -911,6 +915,22 @@ def test_a_cold_grant_does_not_keep() -> None:
 def test_warmth_ends_before_kafka_can_forget() -> None:
     talk = warm(10)
     talk.now += 86_400 / 2 + 1
+    talk.offer(expecting(10, b"a"))
+    talk.next(g.ReadTail)
+
+
+def test_a_connection_that_is_younger_than_the_last_acknowledgement_is_cold() -> None:
+    talk = warm(10)
+    talk.now += 5
+    talk.connected_at = talk.now  # the broker may have started again meanwhile, and forgotten
+    talk.offer(expecting(10, b"a"))
+    talk.next(g.ReadTail)
+
+
+def test_under_another_leader_it_is_cold() -> None:
+    talk = warm(10)
+    talk.now += 5
+    talk.leader_epoch = 1
     talk.offer(expecting(10, b"a"))
     talk.next(g.ReadTail)
 

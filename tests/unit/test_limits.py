@@ -227,7 +227,7 @@ def test_gates_that_nobody_uses_are_dropped_before_there_are_too_many(monkeypatc
     around = Around()
     switch = Switch(around, Unchanged(), g.GateLimits(), HeaderNames())  # type: ignore[arg-type]
     for number in range(1, 12):
-        switch.open(number, "proxy.local")
+        switch.open(number, "proxy.local", 100.0)
         data = produce((f"guarded-{number}", 0, batch(b"x")))
         switch.session_event(number, m.ClientBytes(memoryview(data)), 100.0)
         if number != 3:  # who still waits keeps his gate

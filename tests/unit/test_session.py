@@ -73,6 +73,9 @@ class Around:
     def topic_id(self, topic: str) -> UUID | None:
         return None if topic in self.unknown_topics else T_ID
 
+    def leader_epoch(self, partition: TopicPartition) -> int:
+        return 0
+
     def produce_version_max(self) -> int:
         return self.newest_produce
 
@@ -110,7 +113,7 @@ class Talk:
 
     def __init__(self, **around: Any) -> None:
         self.around = Around(**around)
-        self.session = Session(1, "proxy.local", self.around, Unchanged())  # type: ignore[arg-type]
+        self.session = Session(1, "proxy.local", self.around, Unchanged(), 0.0)  # type: ignore[arg-type]
         self.commands: list[m.Command] = []
         self.now = 100.0
 
@@ -827,7 +830,7 @@ class Joining(Unchanged):
 @pytest.mark.parametrize("end", ["answered", "upstream lost", "client gone"])
 def test_gates_hear_of_a_transaction_before_kafka_does_and_when_it_has_answered(end: str) -> None:
     talk = Talk()
-    talk.session = Session(1, "proxy.local", talk.around, Joining())  # type: ignore[arg-type]
+    talk.session = Session(1, "proxy.local", talk.around, Joining(), 0.0)  # type: ignore[arg-type]
     talk.client(request(ADD_PARTITIONS_TO_TXN, 3, 1))
     where = TopicPartition("guarded-a", 0)
     assert talk.next(m.ToPartition) == m.ToPartition(where, g.TransactionJoins("app"))
@@ -991,7 +994,7 @@ class AnswersHere:
 def test_one_client_cannot_have_all_the_time_by_asking_what_is_answered_here() -> None:
     """256 KB of the smallest requests once held up all other connections, until the lease of the configs ran out."""
     talk = Talk()
-    talk.session = Session(1, "proxy.local", talk.around, AnswersHere())  # type: ignore[arg-type]
+    talk.session = Session(1, "proxy.local", talk.around, AnswersHere(), 0.0)  # type: ignore[arg-type]
     talk.client(b"".join(request(METADATA, 9, correlation) for correlation in range(50)))
     answers = []
     while talk.commands:
@@ -1019,7 +1022,7 @@ def test_a_broker_that_no_listener_can_be_opened_for_costs_the_connection_and_no
     known = Known(StateView("cluster-1"), lambda topic: {}, lambda topic: None, "__state")
     talk = Talk()
     exchanges = Exchanges(AddressBook(19092), lambda: known, lambda: None, lambda nodes: None)
-    talk.session = Session(1, "proxy.local", talk.around, exchanges)
+    talk.session = Session(1, "proxy.local", talk.around, exchanges, 0.0)
     talk.client(encode_request_frame(METADATA, 9, 1, "test", Message(topics=[])))
     talk.upstream()
     broker = Message(node_id=60_000, host="kafka", port=9092)

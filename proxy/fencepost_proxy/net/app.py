@@ -35,7 +35,7 @@ from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Re
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.state import StateRecord, TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
-from fencepost_proxy.types import Address, Monotonic, NodeId, ProducerId
+from fencepost_proxy.types import Address, Monotonic, NodeId, ProducerId, TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint
@@ -249,6 +249,10 @@ class Proxy:
         info = self._control.topic(topic)
         return None if info is None else info.topic_id
 
+    def leader_epoch(self, partition: TopicPartition) -> int:
+        leader = self._control.leader(partition)
+        return -1 if leader is None else leader.leader_epoch
+
     def produce_version_max(self) -> int:
         newest = []
         for node_id in self._control.brokers:
@@ -405,7 +409,7 @@ class Proxy:
         link.client.close()
 
     def link_opened(self, link: Link) -> None:
-        self.switch.open(link.connection, link.local_host)
+        self.switch.open(link.connection, link.local_host, time.monotonic())
 
     def link_closed(self, link: Link) -> None:
         if self.links.pop(link.connection, None) is not None:

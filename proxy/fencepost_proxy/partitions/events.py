@@ -68,13 +68,14 @@ NO_PRODUCER = Stamp(-1, -1, -1)
 class Ticket:
     """One append at one gate, from its offer to its answer. Times are monotonic seconds.
 
-    `tag` – this process's, for the stamp. `alone` – no other process is known to serve the cluster. `taken_over` –
-    what an earlier process had under way is over. The fields after it are the gate's. `at` – the offset that it
-    must land at, once that is decided. `stamp` – None for a batch that goes as its producer made it. `sent_as` –
-    its number among all that this gate saw sent, 0 for none. `acknowledged` – Kafka said 0, but the log has to
-    confirm it. `actual` – the log end that it was compared with. `appended_at` – where it landed, if that is not
-    `at`. `sent_before` – it is the retry of a try that ended unknown. `behind` – the answer of a failed batch ahead
-    of it in its chain. `followers` – retries of this very batch that wait for its outcome.
+    `tag` – this process's, for the stamp. `connected_at` – since when its upstream connection is open.
+    `leader_epoch` – of the partition, as last heard, -1 if not. `alone` – no other process is known to serve the
+    cluster. `taken_over` – what an earlier process had under way is over. The fields after it are the gate's. `at`
+    – the offset that it must land at, once that is decided. `stamp` – None for a batch that goes as its producer
+    made it. `sent_as` – its number among all that this gate saw sent, 0 for none. `acknowledged` – Kafka said 0,
+    but the log has to confirm it. `actual` – the log end that it was compared with. `appended_at` – where it
+    landed, if that is not `at`. `sent_before` – it is the retry of a try that ended unknown. `behind` – the answer
+    of a failed batch ahead of it in its chain. `followers` – retries of this very batch that wait for its outcome.
 
     Two are the session's: `may_write` – Kafka has said that its client may write the topic, so that the proxy may send
     the batch again by itself. `topic_id` – which topic it was sent to, None where Kafka took it by name.
@@ -89,6 +90,8 @@ class Ticket:
     offered_at: float
     deadline: float
     tag: int = 0
+    connected_at: float = float("-inf")
+    leader_epoch: int = -1
     alone: bool = False
     taken_over: bool = True
     transactional_id: str | None = None

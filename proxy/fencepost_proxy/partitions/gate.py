@@ -14,7 +14,8 @@ ones. Three things this file must get right, and each rule below exists because 
 wrong place or called a lost one safe:
 
 1. *Cold partitions.* A broker that does not know the producer id accepts any first sequence. So a stamp is trusted only
-   while **warm**: after an acknowledged stamped append of this process, for half of `producer.id.expiration.ms`. Cold:
+   while **warm**: after an acknowledged stamped append of this process, in that leader epoch, on connections from
+   before it, for half of `producer.id.expiration.ms`. Cold:
    read the log end and the producer's state first, and send one append, alone, soon after the read.
 2. *Doubt.* An error or an acknowledgement says something only about a batch that was sent once and answered on that
    connection. A lost connection, 7, 20, or any error beside a base offset leaves the batch **in doubt**: nothing but
@@ -177,6 +178,8 @@ class Gate:
         self._shift = 0
         self._epoch = 0
         self._warm_until = float("-inf")
+        self._warm_since = float("-inf")
+        self._warm_epoch = -1
         # Remembered whatever the phase.
         self._landed: OrderedDict[int, _Landed] = OrderedDict()
         self._retries: OrderedDict[tuple[int, int], deque[tuple[int, _Landed]]] = OrderedDict()
@@ -231,7 +234,7 @@ class Gate:
             return False
         if not ticket.kind.stamped and ticket.kind is not Kind.OWN_CONDITIONAL:
             return True
-        return self._warm(now) or self._tail_is_fresh(now)
+        return self._warm(ticket, now) or self._tail_is_fresh(now)
 
     # ---- the only way in
 
@@ -445,6 +448,7 @@ class Gate:
             self._log_end = max(self._log_end, ticket.at + ticket.append.record_count)
             self._end_as_of = ticket.sent_at if ticket.sent_at is not None else now
             self._warm_until = now + self._tail.expiration_seconds / 2
+            self._warm_since, self._warm_epoch = now, ticket.leader_epoch
         if ticket.at + ticket.append.record_count >= self._stamped_queued_to:
             self._stamped_queued_until = float("-inf")  # its sequence is taken now
         self._accept(ticket, landed, log_start_offset)
@@ -754,13 +758,13 @@ class Gate:
             ticket.kind.stamped
             and ticket.alone
             and self.phase is Phase.OPEN
-            and self._warm(now)
+            and self._warm(ticket, now)
             and all(other.kind.stamped and other.connection == ticket.connection for other in self._in_flight)
         )
 
     def _decide(self, ticket: Ticket, now: float) -> bool:
         """Grants or ends the head of the queue; False if it has to wait."""
-        if self.phase is Phase.COLD or not (self._in_flight or self._warm(now) or self._tail_is_fresh(now)):
+        if self.phase is Phase.COLD or not (self._in_flight or self._warm(ticket, now) or self._tail_is_fresh(now)):
             return self._read_tail(now)
         assert self._tail is not None
         if self._another_transaction_is_open(ticket, self._tail):
@@ -838,8 +842,20 @@ class Gate:
         self._granted = ticket
         self._effects.append(Grant(ticket))
 
-    def _warm(self, now: float) -> bool:
-        return self.phase is Phase.OPEN and now < self._warm_until and not self._transactions
+    def _warm(self, ticket: Ticket, now: float) -> bool:
+        """Whether the broker that the ticket goes to is sure to know the stamp.
+
+        It is the one that acknowledged a stamp, as that broker and as that leader: a connection from before the
+        acknowledgement does not outlive a restart, which may forget producers whose records are deleted; and a replica
+        that starts anew may not have what its leader forgot.
+        """
+        return (
+            self.phase is Phase.OPEN
+            and now < self._warm_until
+            and ticket.connected_at <= self._warm_since
+            and ticket.leader_epoch == self._warm_epoch
+            and not self._transactions
+        )
 
     def _tail_is_fresh(self, now: float) -> bool:
         return (

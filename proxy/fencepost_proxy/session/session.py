@@ -145,6 +145,9 @@ class Surroundings(Protocol):
         """The policy of a guarded topic, None for one that is not."""
 
     def topic_id(self, topic: str) -> UUID | None: ...
+    def leader_epoch(self, partition: TopicPartition) -> int:
+        """As last heard of, -1 if it was not."""
+
     def produce_version_max(self) -> int:
         """The newest Produce version that every broker understands."""
 
@@ -227,11 +230,14 @@ class Session:
     """See the module's docstring. `handle` is the only way in.
 
     `local_host` is the address by which this client reached us, which is what it is told for the brokers' listeners
-    where none is configured.
+    where none is configured. `opened_at` – since when its upstream connection is open, monotonic seconds.
     """
 
-    def __init__(self, connection: int, local_host: str, around: Surroundings, exchanges: Exchanges) -> None:
+    def __init__(
+        self, connection: int, local_host: str, around: Surroundings, exchanges: Exchanges, opened_at: float
+    ) -> None:
         self.connection = connection
+        self._opened_at = opened_at
         self.local_host = local_host
         self.client_id: str | None = None
         self._around = around
@@ -613,6 +619,7 @@ class Session:
                 now=now,
                 deadline=now + wait_seconds,
                 tag=around.tag,
+                connected_at=self._opened_at,
                 alone=around.alone(now),
                 taken_over=around.taken_over(now),
                 transactional_id=request.transactional_id,
@@ -635,6 +642,7 @@ class Session:
         if isinstance(ticket, Refusal):
             self._refuse(turn, key, ticket)
             return
+        ticket.leader_epoch = self._around.leader_epoch(key)
         if turn.silent and ticket.append.expected_base_offset is not None:
             raise ClientProtocolError(f"an expectation for {key} with acks=0, which nobody could answer")
         if not self._falls_with_its_chain(turn, ticket):

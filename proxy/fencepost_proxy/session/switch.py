@@ -65,8 +65,8 @@ class Switch:
 
     # ---- events in, actions out
 
-    def open(self, connection: int, local_host: str) -> Session:
-        session = self.sessions[connection] = Session(connection, local_host, self._around, self._exchanges)
+    def open(self, connection: int, local_host: str, now: float) -> Session:
+        session = self.sessions[connection] = Session(connection, local_host, self._around, self._exchanges, now)
         return session
 
     def session_event(self, connection: int, event: sessions.Event, now: float) -> list[Action]:

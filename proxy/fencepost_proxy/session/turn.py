@@ -159,6 +159,7 @@ class Bid:
     now: float
     deadline: float
     tag: int = 0
+    connected_at: float = float("-inf")
     alone: bool = False
     taken_over: bool = True
     transactional_id: str | None = None
@@ -199,6 +200,7 @@ def make_ticket(bid: Bid, partition: TopicPartition, data: PartitionData) -> Tic
         offered_at=bid.now,
         deadline=bid.deadline,
         tag=bid.tag,
+        connected_at=bid.connected_at,
         alone=bid.alone,
         taken_over=bid.taken_over,
         transactional_id=bid.transactional_id,
