@@ -56,7 +56,11 @@ class Story:
 
     def connect(self, proxy: int = 0, *, timeout_seconds: float = 40.0) -> Connection:
         client = Connection(leaders_listener(self.stage.proxies[proxy], self.topic), timeout_seconds=timeout_seconds)
-        client.api_versions()  # a connection that says nothing for long is closed
+        try:
+            client.api_versions()  # a connection that says nothing for long is closed
+        except BaseException:
+            client.close()
+            raise
         return client
 
     def warm(self, proxy: int = 0) -> int:
@@ -284,8 +288,8 @@ def test_a_request_that_is_queued_past_every_timeout_in_a_leader_that_is_none_an
     try:
         story.send(client, *queued, at=end, timeout_ms=2_000)
         codes = story.hear(client, *queued)
-        assert set(codes) <= {TIMED_OUT}
         client.reset()
+        assert codes[:1] in ([TIMED_OUT], []), codes  # those behind it may not have been sent at all
         stage3.await_leader(story.topic, other_than=1)
         # Through the other proxy: its gate knows nothing of what is queued.
         append_at_the_end(stage3.log, stage3.proxies[1], story.topic, "other", story.ledger)

@@ -24,9 +24,14 @@ from tests.support.raw import Connection, Log, until
 NODES = (1, 2, 3)
 #: For what a broker does after a session (4 s) has ended, on a busy machine.
 PATIENCE_SECONDS = 90.0
-LIMITS = (
-    "\n[limits]\ngate_wait_max_seconds = 1.0\nmetadata_refresh_seconds = 1.0\nreconnect_backoff_max_seconds = 0.2\n"
-)
+#: A process that comes after another waits before it is sure of `true` topics: not for long here.
+LIMITS = """
+[limits]
+gate_wait_max_seconds = 1.0
+metadata_refresh_seconds = 1.0
+reconnect_backoff_max_seconds = 0.2
+takeover_seconds = 3.0
+"""
 STAMPED = GUARDED_BY_NAME + LIMITS
 NAIVE = "unsafe_disable_stamping = true\n" + STAMPED
 _ELECT_LEADERS, _REASSIGN, _DESCRIBE_QUORUM, _METADATA = 43, 45, 55, 3

@@ -216,7 +216,11 @@ class Writer:
         address = leaders_listener(self._proxies[0], self.topic)
         connection = Connection(address, timeout_seconds=self._timeout_ms / 1000 + 2)
         if self._idempotent and self._producer is None:
-            self._producer = connection.init_producer_id()
+            try:
+                self._producer = connection.init_producer_id()
+            except BaseException:
+                connection.close()
+                raise
         return connection
 
     def _round(self, connection: Connection) -> bool:
