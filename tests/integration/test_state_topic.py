@@ -428,6 +428,28 @@ def test_who_cannot_say_that_it_lives_does_not_serve(
     asyncio.run(story())
 
 
+def test_a_kafka_that_wants_every_producer_to_begin_at_0_is_not_served(
+    kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is none yet. A producer id that the partition knows stands in for it: its next sequence would be 78."""
+
+    async def story() -> None:
+        async with process(kafka, name) as one:
+            await one.state.start()
+            await one.state.enter()
+            (known,) = (await one.control.read_partition(TopicPartition(name, 0))).producers
+
+            async def again(**_: object) -> tuple[ProducerId, int]:
+                return known, 0
+
+            monkeypatch.setattr(one.control, "init_producer_id", again)
+            monkeypatch.setattr(state_topic, "_ANY_SEQUENCE", 500)
+            with pytest.raises(StateError, match="begin at sequence 0"):
+                await one.state.enter()
+
+    asyncio.run(story())
+
+
 def test_a_tag_that_runs_out_is_renewed(kafka: KafkaCluster, name: str) -> None:
     async def story() -> None:
         async with process(kafka, name) as one:

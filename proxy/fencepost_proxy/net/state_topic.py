@@ -44,7 +44,7 @@ from fencepost_proxy.topics.state import (
     sign_of_life,
 )
 from fencepost_proxy.types import Monotonic, Offset, ProducerId, TopicPartition
-from fencepost_proxy.wire.batch import MalformedBatch, split_batches
+from fencepost_proxy.wire.batch import MalformedBatch, split_batches, stamp_batch
 from fencepost_proxy.wire.plain_batch import encode_plain_batch, read_plain_records
 
 _log = logs.get("net.state_topic")
@@ -64,6 +64,7 @@ _GONE_SECONDS: Final = 90.0
 #: A process that could not say so for that long does not serve guarded topics: soon the others think that it is gone.
 _SILENT_SECONDS_MAX: Final = 75.0
 _LEAVE_SECONDS: Final = 2.0
+_ANY_SEQUENCE: Final = 77
 _REPLICAS_MAX: Final = 3
 _IN_SYNC_REPLICAS_MAX: Final = 2
 _FETCH_WAIT_MAX_MS: Final = 250
@@ -172,10 +173,17 @@ class StateTopic:
             await self._link.close()
         self._release(None)
 
-    async def append(self, records: Sequence[StateRecord], *, timeout_seconds: float | None = None) -> list[Offset]:
+    async def append(
+        self,
+        records: Sequence[StateRecord],
+        *,
+        timeout_seconds: float | None = None,
+        producer_id: ProducerId | None = None,
+    ) -> list[Offset]:
         """Stores the records in one batch with acks=all; returns their offsets once `view` has them.
 
-        Sent again only where Kafka said that nothing was appended. Raises UpstreamUnavailable if nothing was stored,
+        `producer_id` – one that was never used: the batch goes under it, and does not begin at sequence 0 (`enter` says
+        why). Sent again only where Kafka said that nothing was appended. Raises UpstreamUnavailable if nothing was stored,
         OutcomeUnknown if it may have been or may yet be, or was stored but not read back in time: never send the
         same proposal again then. Raises StateError after a failure.
         """
@@ -183,6 +191,9 @@ class StateTopic:
             return []
         deadline = deadline_in(self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
         batch = encode_plain_batch(records, timestamp_ms=int(time.time() * 1000))
+        if producer_id is not None:
+            stamp = {"producer_id": producer_id, "producer_epoch": 0, "base_sequence": _ANY_SEQUENCE}
+            batch = bytes(stamp_batch(memoryview(batch), **stamp))
         pause = self._limits.reconnect_backoff_min_seconds
         while True:
             self._raise_failure()
@@ -195,6 +206,12 @@ class StateTopic:
                 result.base_offset >= 0
             ):
                 raise OutcomeUnknown(text)
+            if result.error_code == Error.OUT_OF_ORDER_SEQUENCE_NUMBER and producer_id is not None:
+                raise StateError(
+                    "this Kafka wants every producer to begin at sequence 0; conditional appends rely on its letting one "
+                    "that it does not know begin anywhere. Guarded topics cannot be served here: use a release that is "
+                    "tested"
+                )
             if result.error_code not in _NOT_APPENDED:
                 raise UpstreamUnavailable(text, error_code=result.error_code)
             if remaining(deadline) <= pause:
@@ -245,15 +262,20 @@ class StateTopic:
 
         Without a tag (it was not stored in time) this process works, and proves less: see `gate`. Also renews a tag.
         Raises UpstreamUnavailable, StateError.
+
+        On the way it finds out whether this Kafka still lets a producer that a partition does not know begin at any
+        sequence, as stamps do: its first record goes under a producer id of its own, and not at sequence 0. (Kafka has
+        withdrawn that leniency for transactions v2 already.)
         """
         process, now_ms = uuid4(), int(time.time() * 1000)
+        producer_id, _ = await self._control.init_producer_id(timeout_seconds=timeout_seconds)
         before = self._process
         records = [encode_process(process, now_ms), encode_alive(process, now_ms)]
         if before is not None:
             records.append(encode_alive_tombstone(before))
         sent_at = time.monotonic()
         try:
-            await self.append(records, timeout_seconds=timeout_seconds)
+            await self.append(records, timeout_seconds=timeout_seconds, producer_id=producer_id)
             self._heard_until = sent_at + _SILENT_SECONDS_MAX
         except OutcomeUnknown as error:
             _log.warning("this process has no tag", reason=error)
