@@ -183,9 +183,9 @@ class StateTopic:
         """Stores the records in one batch with acks=all; returns their offsets once `view` has them.
 
         `producer_id` – one that was never used: the batch goes under it, and does not begin at sequence 0 (`enter` says
-        why). Sent again only where Kafka said that nothing was appended. Raises UpstreamUnavailable if nothing was stored,
-        OutcomeUnknown if it may have been or may yet be, or was stored but not read back in time: never send the
-        same proposal again then. Raises StateError after a failure.
+        why). Sent again only where Kafka said that nothing was appended. Raises UpstreamUnavailable if nothing was
+        stored, OutcomeUnknown if it may have been or may yet be, or was stored but not read back in time: never send
+        the same proposal again then. Raises StateError after a failure.
         """
         if not records:
             return []
@@ -208,9 +208,9 @@ class StateTopic:
                 raise OutcomeUnknown(text)
             if result.error_code == Error.OUT_OF_ORDER_SEQUENCE_NUMBER and producer_id is not None:
                 raise StateError(
-                    "this Kafka wants every producer to begin at sequence 0; conditional appends rely on its letting one "
-                    "that it does not know begin anywhere. Guarded topics cannot be served here: use a release that is "
-                    "tested"
+                    "this Kafka wants every producer to begin at sequence 0; conditional appends rely on its letting "
+                    "one that it does not know begin anywhere. Guarded topics cannot be served here: use a release "
+                    "that is tested"
                 )
             if result.error_code not in _NOT_APPENDED:
                 raise UpstreamUnavailable(text, error_code=result.error_code)
