@@ -371,6 +371,8 @@ SCENARIOS = {
             clients=("stranding", "stranding", "honest", "bare"),
             faults_max=0,
             slow_requests=0.0,
+            # A marker may overtake what is on its way: detected.
+            slow_links=0.0,
         ),
         # ---- limits
         Scenario(

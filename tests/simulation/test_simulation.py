@@ -18,22 +18,13 @@ _SEEDS = int(os.environ.get("FENCEPOST_SEEDS", "45"))
 _BATCHES = 3
 
 
-#: Found and told, not mended yet: scenario -> how it shows. Empty is how this should be.
-_KNOWN: dict[str, tuple[str, ...]] = {
-    # A producer that mixes both kinds: what it sent without an expectation is not known again once it is stamped.
-    "mixed-chains": ("TWICE",),
-    "bulky": ("TWICE",),
-}
-
-
 @pytest.mark.parametrize("batch", range(_BATCHES))
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_seed_keeps_the_promises(name: str, batch: int) -> None:
     for seed in range(batch, _SEEDS, _BATCHES):
         outcome = run(SCENARIOS[name], seed)
         replay = f"python -m tests.simulation --scenario {name} --seed {seed} --trace"
-        found = [each for each in outcome.found if not each.startswith(_KNOWN.get(name, ("never",)))]
-        assert not found, f"seed {seed} of {name}: {'; '.join(found)}\nreplay: {replay}"
+        assert not outcome.found, f"seed {seed} of {name}: {'; '.join(outcome.found)}\nreplay: {replay}"
 
 
 def test_a_seed_gives_the_same_run_whatever_the_process() -> None:

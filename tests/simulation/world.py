@@ -81,6 +81,7 @@ class Scenario:
     unviolated: bool = False
     by_topic_id: bool = True
     slow_requests: float = 0.02
+    slow_links: float = 0.03
     lossy_reads: float = 0.02
     too_large: float = 0.0
     transactions_v2: bool = False
@@ -884,7 +885,7 @@ class World:
 
     def delay(self) -> float:
         """How long a piece of a stream is under way."""
-        if self.sim.chance(0.03) and not self.quiet:
+        if self.sim.chance(self.scenario.slow_links) and not self.quiet:
             return self.sim.between(0.02, 0.4)
         return self.sim.between(0.0002, 0.003)
 
