@@ -589,6 +589,7 @@ class ControlCall:
         self._brokers_incarnation = 0
         self._incarnation = proxy.incarnation
         self._ended: frozenset[str] = frozenset()
+        self._transactions_as_of = float("-inf")
 
     @property
     def partition(self) -> Partition:
@@ -666,6 +667,7 @@ class ControlCall:
     def _transactions(self, transactional_ids: tuple[str, ...]) -> None:
         """Their coordinators say whether they are still on the partition, their markers included."""
         world = self.proxy.world
+        self._ended, self._transactions_as_of = frozenset(), self.asked_at
         for transactional_id in transactional_ids:
             transaction = world.cluster.transactions.get(world.transactional_ids.get(transactional_id, -1))
             on = transaction is not None and self.wanted.partition in transaction.partitions
@@ -719,6 +721,7 @@ class ControlCall:
             stamp_base=(0, 0),
             open_transactions=open_transactions,
             ended_transactions=self._ended,
+            transactions_as_of=self._transactions_as_of,
             log_append_time=proxy.log_append_time,
             expiration_seconds=proxy.world.scenario.expiration_seconds,
             wall_minus_monotonic_seconds=WALL_MINUS_MONOTONIC,

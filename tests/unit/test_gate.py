@@ -90,6 +90,7 @@ class Talk:
             "log_append_time": False,
             "expiration_seconds": 86_400.0,
             "wall_minus_monotonic_seconds": time.time() - self.now,
+            "transactions_as_of": self.now,
         }
         self.tell(g.TailRead(g.Tail(**(facts | more))))
 
@@ -855,6 +856,21 @@ def test_the_retry_of_what_landed_elsewhere_hears_so_too(named: bool) -> None:
     assert talk.answered(talk.offer(records, connection=2)) == told
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_retry_that_comes_while_the_violation_is_looked_into_hears_of_it(named: bool) -> None:
+    talk = warm(10, Check.ON)
+    records = expecting(10, b"a", write_id=b"w") if named else expecting(10, b"a", producer=(5, 0, 0))
+    ticket = talk.offer(records)
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=11)
+    talk.next(g.Look)
+    retry = talk.offer(records, connection=2)
+    talk.tell(g.Looked(ticket, in_log(batch(b"theirs"), 10, g.Stamp(99, 0, 0))))
+    talk.next(g.Violation)
+    told = talk.answered(ticket)
+    assert talk.answered(retry) == told
+
+
 def test_on_a_required_topic_it_is_told_when_the_log_ends_where_nobody_appended() -> None:
     talk = warm(10)
     refused = talk.offer(expecting(10, b"a"))
@@ -1196,6 +1212,18 @@ def test_a_coordinator_that_may_not_know_yet_is_not_believed(fate: str) -> None:
         talk.tell(g.TransactionJoined("app", answered=False))
     ticket = talk.offer(expecting(10, b"a"))
     talk.tail(10, next_sequence=10, ended_transactions=frozenset({"app"}))
+    assert talk.answered(ticket).error_code == NOT_LEADER
+
+
+def test_a_coordinator_that_was_asked_before_it_added_the_partition_is_not_believed() -> None:
+    talk = warm(10, Check.ON)
+    talk.tell(g.TransactionJoins("app"))
+    ticket = talk.offer(expecting(10, b"a"))
+    asked_at = talk.now
+    talk.now += 0.1
+    talk.tell(g.TransactionJoined("app", answered=True))  # while the log end is still being read
+    talk.now += 0.1
+    talk.tail(10, next_sequence=10, ended_transactions=frozenset({"app"}), transactions_as_of=asked_at)
     assert talk.answered(ticket).error_code == NOT_LEADER
 
 

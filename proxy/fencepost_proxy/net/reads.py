@@ -92,6 +92,7 @@ class GateReads:
         try:
             facts = await self.facts(partition.topic)
             # Before the log end: where a transaction is over, its marker is in what is read behind.
+            asked_at = time.monotonic()
             ended = await self._ended(partition, transactional_ids)
             for _ in range(_CONSISTENT_READS_MAX):
                 reading = await self._control.read_partition(partition, timeout_seconds=_READ_SECONDS)
@@ -120,6 +121,7 @@ class GateReads:
                 expiration_seconds=self.producer_id_expiration_ms / 1000,
                 wall_minus_monotonic_seconds=time.time() - time.monotonic(),
                 ended_transactions=ended,
+                transactions_as_of=asked_at,
             )
         )
 

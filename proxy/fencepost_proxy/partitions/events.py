@@ -132,7 +132,7 @@ class Tail:
     `stamp_base` – the published (epoch, base), (0, 0) if none ever was. `expiration_seconds` – after that age, by its
     newest record's timestamp, Kafka forgets a producer. `wall_minus_monotonic_seconds` turns `now` into Unix time.
     `ended_transactions` – of the transactional ids that were asked for: their coordinators said, before the log end was
-    read, that they are not on this partition.
+    read, that they are not on this partition; asked from `transactions_as_of` on.
     """
 
     requested_at: float
@@ -146,6 +146,7 @@ class Tail:
     expiration_seconds: float
     wall_minus_monotonic_seconds: float
     ended_transactions: frozenset[str] = frozenset()
+    transactions_as_of: float = float("-inf")
 
 
 # --------------------------------------------------------------------------------------------------------------- events

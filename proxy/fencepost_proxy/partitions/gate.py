@@ -289,6 +289,10 @@ class Gate:
         if refusal is not None:
             self._refuse(ticket, refusal)
             return
+        for other in self._looking:
+            if other.appended_at is not None and other.digest == ticket.digest and _same_write(other, ticket):
+                other.followers.append(ticket)  # its first try landed elsewhere, and is about to be told so
+                return
         # A retry is known before anything is compared: its first try moved the log end itself.
         if ticket.kind.stamped and ticket.append.producer_id >= 0 and self._known_retry(ticket):
             return
@@ -565,7 +569,7 @@ class Gate:
             # Truncated: what is remembered above the end is gone with it.
             self._forget_from(tail.log_end_offset)
         for transactional_id in tail.ended_transactions:
-            if self._transactions.get(transactional_id, float("inf")) <= tail.requested_at:
+            if self._transactions.get(transactional_id, float("inf")) <= tail.transactions_as_of:
                 del self._transactions[transactional_id]
         accounted, self._accounted = self._accounted, False
         self._tail = tail
@@ -1275,6 +1279,10 @@ def _names_of(ticket: Ticket) -> Iterator[tuple[object, ...]]:
         yield append.producer_id, append.producer_epoch, append.base_sequence
     if append.write_id is not None:
         yield append.write_id, append.expected_base_offset
+
+
+def _same_write(one: Ticket, other: Ticket) -> bool:
+    return not set(_names_of(one)).isdisjoint(_names_of(other))
 
 
 def _producer_id(result: LookResult | None) -> int | None:
