@@ -284,9 +284,12 @@ def test_a_request_that_is_queued_past_every_timeout_in_a_leader_that_is_none_an
     end = story.warm()
     queued = [story.value("queued", end + i) for i in range(3)]
     client = story.connect()
-    stage3.kafka.pause(1)
-    try:
+    with HoldRequest(queued[0]) as fault:
+        stage3.pipes[1].expect(fault)
         story.send(client, *queued, at=end, timeout_ms=2_000)
+        fault.wait_happened()
+        stage3.kafka.pause(1)
+    try:
         codes = story.hear(client, *queued)
         client.reset()
         assert codes[:1] in ([TIMED_OUT], []), codes  # those behind it may not have been sent at all
@@ -363,9 +366,12 @@ def test_a_leader_that_stands_still_blocks_nobody_once_there_is_another(stage3: 
     end = story.warm()
     value = story.value("in-flight", end)
     with story.connect() as client:
-        stage3.kafka.pause(1)
-        try:
+        with HoldRequest(value) as fault:
+            stage3.pipes[1].expect(fault)
             story.send(client, value, at=end, timeout_ms=3_000)
+            fault.wait_happened()
+            stage3.kafka.pause(1)
+        try:
             assert story.hear(client, value) == [TIMED_OUT]
             stage3.await_leader(story.topic, other_than=1)
             append_at_the_end(stage3.log, stage3.proxies[0], story.topic, "same-proxy", story.ledger, within_seconds=20)

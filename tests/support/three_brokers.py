@@ -33,7 +33,10 @@ reconnect_backoff_max_seconds = 0.2
 takeover_seconds = 3.0
 """
 STAMPED = GUARDED_BY_NAME + LIMITS
-NAIVE = "unsafe_disable_stamping = true\n" + STAMPED
+#: With a long lease: what is wrong with them should show also where a slow machine lets them pause for long.
+NAIVE = "unsafe_disable_stamping = true\n" + STAMPED.replace(
+    "config_lease_seconds = 1.0", "config_lease_seconds = 30.0"
+)
 _ELECT_LEADERS, _REASSIGN, _DESCRIBE_QUORUM, _METADATA = 43, 45, 55, 3
 _OFFSET_FOR_LEADER_EPOCH = 23
 _PREFERRED = 0
