@@ -766,10 +766,10 @@ class _Run:
             if gate.waiting > LIMITS.queue_max + LIMITS.in_flight_max + LIMITS.queue_max:
                 raise Failure("a gate's queue is beyond its bound", gate.waiting)
             if (
-                len(gate._landed) > LIMITS.remembered_batches_max
-                or len(gate._retries) > LIMITS.remembered_producers_max
+                len(gate.memory.landed) > LIMITS.remembered_batches_max
+                or len(gate.memory.stamped) > LIMITS.remembered_producers_max
             ):
-                raise Failure("a gate remembers too much", (len(gate._landed), len(gate._retries)))
+                raise Failure("a gate remembers too much", (len(gate.memory.landed), len(gate.memory.stamped)))
             seen.add(
                 (
                     "gate",

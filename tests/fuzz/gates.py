@@ -232,7 +232,10 @@ class _Run:
                         raise Failure("a second read of a kind that is under way", type(effect).__name__)
                     self.control.append((effect, self.now))
         gate = self.gate
-        if len(gate._landed) > LIMITS.remembered_batches_max or len(gate._retries) > LIMITS.remembered_producers_max:
+        if (
+            len(gate.memory.landed) > LIMITS.remembered_batches_max
+            or len(gate.memory.stamped) > LIMITS.remembered_producers_max
+        ):
             raise Failure("it remembers too much")
         if len(gate._in_flight) > LIMITS.in_flight_max:
             raise Failure("more in flight than allowed")

@@ -289,8 +289,8 @@ def check_bounds(world: World) -> list[str]:
             if gate.waiting > limits.queue_max + limits.in_flight_max:
                 found.append(f"UNBOUNDED: {gate.waiting} wait at {gate.partition}")
             if (
-                len(gate._landed) > limits.remembered_batches_max
-                or len(gate._retries) > limits.remembered_producers_max
+                len(gate.memory.landed) > limits.remembered_batches_max
+                or len(gate.memory.stamped) > limits.remembered_producers_max
             ):
                 found.append(f"UNBOUNDED: {gate.partition} remembers too much")
     return found

@@ -318,7 +318,7 @@ def retry_not_known(patch: Patch) -> None:
 )
 def retry_without_digest(patch: Patch) -> None:
     def known(self: Gate, ticket: g.Ticket) -> bool:
-        for first, landed in self._retries.get(ticket.producer, ()):
+        for first, landed in self.memory.stamped.get(ticket.producer, ()):
             if first == ticket.append.base_sequence:
                 self._accept(ticket, landed)
                 return True
@@ -628,7 +628,7 @@ def takeover_not_detected(patch: Patch) -> None:
     patch.set(
         Gate,
         "_landed_elsewhere",
-        lambda self, ticket, result, now: self._accept(ticket, self._remember(ticket, result.log_append_time_ms)),
+        lambda self, ticket, result, now: self._accept(ticket, self.memory.add(ticket, result.log_append_time_ms)),
     )
 
 

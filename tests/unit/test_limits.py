@@ -212,8 +212,8 @@ def test_a_gate_remembers_so_many_batches_and_producers_and_no_more() -> None:
         talk.kafka(ticket, base_offset=at)
         talk.accepted(ticket, at)
     talk.silent()
-    assert len(talk.gate._landed) == 3
-    assert len(talk.gate._retries) == 2
+    assert len(talk.gate.memory.landed) == 3
+    assert len(talk.gate.memory.stamped) == 2
     # The newest are known at once; an older one has to be looked for in the log.
     talk.accepted(talk.offer(sent[-1], connection=2), 15)
     talk.offer(sent[0], connection=2)

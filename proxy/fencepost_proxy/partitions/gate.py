@@ -53,9 +53,9 @@ acknowledged, and conditional ones wait for what is not.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum, auto
 
 from fencepost_policies.append import Check, Facts, Refusal
@@ -97,6 +97,7 @@ from fencepost_proxy.partitions.events import (
     Violation,
     Withdrawn,
 )
+from fencepost_proxy.partitions.memory import Landed, Memory, same_write
 from fencepost_proxy.types import SEQUENCE_MODULUS, TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames, digest_batch, parse_batch_header, scan_batch
 from fencepost_proxy.wire.produce import PartitionResult
@@ -138,21 +139,9 @@ _FOR_NOW = frozenset(
         Error.NOT_ENOUGH_REPLICAS,
     }
 )
-_REMEMBERED_PER_PRODUCER = 5
 _SENT_BEHIND = "SENT_BEHIND_A_FAILED_BATCH"
 _POLICY = ConditionalPublish()
 _NAMES = HeaderNames()
-
-
-@dataclass(frozen=True, slots=True)
-class _Landed:
-    """An acknowledged batch that this process remembers."""
-
-    base_offset: int
-    record_count: int
-    digest: bytes
-    write_id: bytes | None
-    log_append_time_ms: int
 
 
 class Gate:
@@ -181,12 +170,8 @@ class Gate:
         self._warm_since = float("-inf")
         self._warm_epoch = -1
         # Remembered whatever the phase.
-        self._landed: OrderedDict[int, _Landed] = OrderedDict()
-        self._retries: OrderedDict[tuple[int, int], deque[tuple[int, _Landed]]] = OrderedDict()
-        self._unresolved: OrderedDict[tuple[tuple[int, int], int], tuple[bytes, int, Stamp]] = OrderedDict()
-        self._sent_own: OrderedDict[tuple[int, int], deque[int]] = OrderedDict()  # base sequences, per producer
+        self.memory = Memory(limits)
         self._transactions: dict[str, float] = {}  # that have joined: from when their coordinator's word counts
-        self._violated: OrderedDict[tuple[object, ...], tuple[bytes, Refusal]] = OrderedDict()
         self._stamped_queued_until = float("-inf")
         self._stamped_queued_to = -1  # the log end that the last of them would make
         self._own_queued_until = float("-inf")
@@ -278,19 +263,19 @@ class Gate:
         ticket.kind = self._kind_of(ticket)
         self._check = ticket.check
         if ticket.kind.stamped and ticket.append.producer_id >= 0:
-            self._retries_of(ticket)
+            self.memory.note_stamped(ticket)
         refusal = None
         if ticket.append.transactional and ticket.check is Check.REQUIRED:
             refusal = self._no_transactions(ticket)
         if refusal is None:
             refusal = _POLICY.check(ticket.append, Facts(check_expected_offsets=ticket.check))
         if refusal is None:
-            refusal = self._known_violation(ticket)
+            refusal = self.memory.violation_of(ticket)
         if refusal is not None:
             self._refuse(ticket, refusal)
             return
         for other in self._looking:
-            if other.appended_at is not None and other.digest == ticket.digest and _same_write(other, ticket):
+            if other.appended_at is not None and same_write(other, ticket):
                 other.followers.append(ticket)  # its first try landed elsewhere, and is about to be told so
                 return
         # A retry is known before anything is compared: its first try moved the log end itself.
@@ -311,9 +296,9 @@ class Gate:
             return Kind.OWN_CONDITIONAL if conditional else Kind.OWN
         if conditional:
             return Kind.CONDITIONAL
-        if append.producer_id >= 0 and append.base_sequence in self._sent_own.get(ticket.producer, ()):
-            return Kind.OWN  # sent once under its own producer id: Kafka knows a duplicate of that by nothing else
-        if append.producer_id < 0 or ticket.producer in self._retries:
+        if self.memory.went_as_own(ticket):
+            return Kind.OWN
+        if append.producer_id < 0 or self.memory.is_stamped(ticket):
             # The sequences of its conditional batches never reached the broker, appended or refused: behind them its
             # unconditional ones would meet a gap (45). So the gate goes on stamping them, and does Kafka's
             # deduplication itself.
@@ -333,15 +318,14 @@ class Gate:
 
     def _known_retry(self, ticket: Ticket) -> bool:
         """Answers a batch that this process already has an answer, or a pending send, for."""
-        sequence = ticket.append.base_sequence
-        for first, landed in self._retries.get(ticket.producer, ()):
-            if first == sequence and landed.digest == ticket.digest:
-                self._accept(ticket, landed)
-                return True
+        landed = self.memory.retry_of(ticket)
+        if landed is not None:
+            self._accept(ticket, landed)
+            return True
         for pending in (*self._in_flight, *self._doubts):
             if (
                 pending.producer == ticket.producer
-                and pending.append.base_sequence == sequence
+                and pending.append.base_sequence == ticket.append.base_sequence
                 and pending.digest == ticket.digest
             ):
                 pending.followers.append(ticket)
@@ -350,23 +334,16 @@ class Gate:
 
     def _is_unresolved(self, ticket: Ticket) -> bool:
         """A batch whose last try ended unknown: look where that should be before it goes again."""
-        known = self._unresolved.get((ticket.producer, ticket.append.base_sequence))
-        if not ticket.kind.stamped or known is None or known[0] != ticket.digest:
+        known = self.memory.unresolved(ticket)
+        if known is None:
             return False
-        _, ticket.at, ticket.stamp = known
+        ticket.at, ticket.stamp = known
         ticket.sent_before = True
         return True
 
     def _pending(self) -> tuple[Ticket, ...]:
         """All that others may follow."""
         return (*self._in_flight, *self._doubts, *self._queue, *self._looking)
-
-    def _remember_unresolved(self, ticket: Ticket) -> None:
-        if ticket.kind.stamped and ticket.append.producer_id >= 0 and ticket.at is not None and ticket.stamp:
-            key = (ticket.producer, ticket.append.base_sequence)
-            self._unresolved[key] = (ticket.digest, ticket.at, ticket.stamp)
-            while len(self._unresolved) > self._limits.remembered_batches_max:
-                self._unresolved.popitem(last=False)
 
     def _withdrawn(self, ticket: Ticket) -> None:
         if ticket is self._granted:
@@ -396,7 +373,7 @@ class Gate:
         ticket.attempts += 1
         self._in_flight.append(ticket)
         if ticket.kind is Kind.OWN and ticket.append.producer_id >= 0 and ticket.stamp is None:
-            self._remember_own(ticket)
+            self.memory.add_own(ticket)
         if ticket.append.transactional:
             # Its marker will take an offset without passing here: nothing known of the end outlives it.
             self._warm_until = float("-inf")
@@ -447,7 +424,7 @@ class Gate:
 
     def _landed_at(self, ticket: Ticket, log_append_time_ms: int, log_start_offset: int, now: float) -> None:
         assert ticket.at is not None
-        landed = self._remember(ticket, log_append_time_ms)
+        landed = self.memory.add(ticket, log_append_time_ms)
         if self._tail is not None and self.phase in (Phase.OPEN, Phase.SETTLING):
             self._log_end = max(self._log_end, ticket.at + ticket.append.record_count)
             self._end_as_of = ticket.sent_at if ticket.sent_at is not None else now
@@ -462,7 +439,7 @@ class Gate:
         self._go_cold()
         if ticket.kind is Kind.PLAIN:
             ticket.at = result.base_offset
-            self._accept(ticket, self._remember(ticket, result.log_append_time_ms), result.log_start_offset)
+            self._accept(ticket, self.memory.add(ticket, result.log_append_time_ms), result.log_start_offset)
             return
         self._accounted = False  # what the next look at the log would find is reported by this
         # The report names who lies where it should be.
@@ -483,19 +460,8 @@ class Gate:
             "somebody writes to this partition around the proxy"
         )
         refusal = Refusal(Error.POLICY_VIOLATION, "offset_violation", message, ticket.appended_at)
-        for name in _names_of(ticket):
-            self._violated[name] = (ticket.digest, refusal)
-        while len(self._violated) > self._limits.remembered_batches_max:
-            self._violated.popitem(last=False)
+        self.memory.add_violation(ticket, refusal)
         self._refuse(ticket, refusal)
-
-    def _known_violation(self, ticket: Ticket) -> Refusal | None:
-        """It was appended, elsewhere: its retry must not hear that it was refused."""
-        for name in _names_of(ticket):
-            digest, refusal = self._violated.get(name, (b"", None))
-            if refusal is not None and digest == ticket.digest:
-                return refusal
-        return None
 
     def _own_success(self, ticket: Ticket, result: PartitionResult, now: float) -> None:
         if ticket.kind is Kind.OWN_CONDITIONAL and result.base_offset != ticket.at:
@@ -544,11 +510,7 @@ class Gate:
         self._doubts.append(ticket)
 
     def _forget(self) -> None:
-        self._landed.clear()
-        self._retries.clear()
-        self._unresolved.clear()
-        self._violated.clear()
-        self._sent_own.clear()
+        self.memory.clear()
         self._accounted = False
         self._read_is_stale = self.phase is Phase.READING
         for ticket in self._doubts:
@@ -567,7 +529,7 @@ class Gate:
             return
         if tail.log_end_offset < self._log_end:
             # Truncated: what is remembered above the end is gone with it.
-            self._forget_from(tail.log_end_offset)
+            self.memory.forget_from(tail.log_end_offset)
         for transactional_id in tail.ended_transactions:
             if self._transactions.get(transactional_id, float("inf")) <= tail.transactions_as_of:
                 del self._transactions[transactional_id]
@@ -596,14 +558,6 @@ class Gate:
             self._epoch = state.producer_epoch
             self._shift = (tail.log_end_offset - state.next_sequence) % SEQUENCE_MODULUS
         self.phase = Phase.OPEN
-
-    def _forget_from(self, offset: int) -> None:
-        gone = [base for base, landed in self._landed.items() if base + landed.record_count > offset]
-        for base in gone:
-            del self._landed[base]
-        for producer, batches in list(self._retries.items()):
-            kept = [b for b in batches if b[1].base_offset + b[1].record_count <= offset]
-            self._retries[producer] = deque(kept, maxlen=batches.maxlen)
 
     @staticmethod
     def _stamp_left_behind(tail: Tail) -> str | None:
@@ -891,14 +845,14 @@ class Gate:
             self._refuse(ticket, offset_mismatch(ticket.append, end, self._log_start()))
             return
         ticket.actual = end
-        remembered = self._landed.get(expected)
+        remembered = self.memory.landed.get(expected)
         if remembered is not None and remembered.digest != ticket.digest and not self._names_itself(ticket, remembered):
             self._end_mismatch(ticket, None)
             return
         self._looking.append(ticket)
         self._effects.append(Look(ticket, expected))
 
-    def _end_mismatch(self, ticket: Ticket, there: _Landed | None, *, deleted: bool = False) -> None:
+    def _end_mismatch(self, ticket: Ticket, there: Landed | None, *, deleted: bool = False) -> None:
         equal = deleted or (there is not None and there.digest == ticket.digest)
         if there is not None and equal and self._names_itself(ticket, there):
             self._accept(ticket, there)
@@ -922,10 +876,10 @@ class Gate:
             there = self._read_landed(result, expected, ticket) if isinstance(result, Found) else None
             if isinstance(result, OutOfRange):
                 # Deleted: by now nobody can say what lay there, unless this process remembers.
-                there = self._landed.get(expected)
+                there = self.memory.landed.get(expected)
             self._end_mismatch(ticket, there, deleted=there is None and isinstance(result, OutOfRange))
 
-    def _read_landed(self, found: Found, offset: int, ticket: Ticket) -> _Landed | None:
+    def _read_landed(self, found: Found, offset: int, ticket: Ticket) -> Landed | None:
         """What the log has at `offset`, None if no batch begins there (or it cannot be decoded)."""
         try:
             header = parse_batch_header(found.batch)
@@ -944,7 +898,7 @@ class Gate:
         except ProtocolError:
             return None
         time_ms = header.max_timestamp_ms if header.is_log_append_time else -1
-        return _Landed(offset, header.record_count, digest, scan.write_id, time_ms)
+        return Landed(offset, header.record_count, digest, scan.write_id, time_ms)
 
     # ---- doubts: the log decides
 
@@ -1033,7 +987,7 @@ class Gate:
         one that is told success first has it.
         """
         assert ticket.at is not None
-        if ticket.at in self._landed:
+        if ticket.at in self.memory.landed:
             return False
         tag = parse_batch_header(found.batch).tag
         if not tag or ticket.stamp is None or not ticket.stamp.tag:
@@ -1132,7 +1086,7 @@ class Gate:
             self._go_cold()
 
     @staticmethod
-    def _names_itself(ticket: Ticket, there: _Landed) -> bool:
+    def _names_itself(ticket: Ticket, there: Landed) -> bool:
         return there.write_id is not None and there.write_id == ticket.append.write_id
 
     @staticmethod
@@ -1147,37 +1101,10 @@ class Gate:
 
     # ---- answers
 
-    def _remember(self, ticket: Ticket, log_append_time_ms: int) -> _Landed:
-        assert ticket.at is not None
-        append = ticket.append
-        landed = _Landed(ticket.at, append.record_count, ticket.digest, append.write_id, log_append_time_ms)
-        self._landed[ticket.at] = landed
-        while len(self._landed) > self._limits.remembered_batches_max:
-            self._landed.popitem(last=False)
-        if append.producer_id >= 0:
-            self._retries_of(ticket).append((append.base_sequence, landed))
-        return landed
-
-    def _retries_of(self, ticket: Ticket) -> deque[tuple[int, _Landed]]:
-        """The last batches of the ticket's producer, as many as Kafka would remember."""
-        recent = self._retries.setdefault(ticket.producer, deque(maxlen=_REMEMBERED_PER_PRODUCER))
-        self._retries.move_to_end(ticket.producer)
-        while len(self._retries) > self._limits.remembered_producers_max:
-            self._retries.popitem(last=False)
-        return recent
-
-    def _remember_own(self, ticket: Ticket) -> None:
-        recent = self._sent_own.setdefault(ticket.producer, deque(maxlen=_REMEMBERED_PER_PRODUCER))
-        if ticket.append.base_sequence not in recent:
-            recent.append(ticket.append.base_sequence)
-        self._sent_own.move_to_end(ticket.producer)
-        while len(self._sent_own) > self._limits.remembered_producers_max:
-            self._sent_own.popitem(last=False)
-
     def _log_start(self) -> int:
         return -1 if self._tail is None else self._tail.log_start_offset
 
-    def _accept(self, ticket: Ticket, landed: _Landed, log_start_offset: int | None = None) -> None:
+    def _accept(self, ticket: Ticket, landed: Landed, log_start_offset: int | None = None) -> None:
         self._answer(
             ticket,
             PartitionResult(
@@ -1206,7 +1133,7 @@ class Gate:
 
     def _answer_unknown(self, ticket: Ticket, why: str, now: float, *, queued: bool = True) -> None:
         """7: it may be in the log or not, or, if it may still be `queued` in a broker, come to be there."""
-        self._remember_unresolved(ticket)
+        self.memory.add_unresolved(ticket)
         self._holes.add(_chain(ticket))
         if not queued or not ticket.attempts:
             pass
@@ -1229,7 +1156,7 @@ class Gate:
     def _answer(self, ticket: Ticket, result: PartitionResult, reason: str | None = None) -> None:
         self._effects.append(Answer(ticket, result, reason))
         if result.error_code not in (Error.NOT_LEADER_OR_FOLLOWER, Error.REQUEST_TIMED_OUT):
-            self._unresolved.pop((ticket.producer, ticket.append.base_sequence), None)
+            self.memory.resolved(ticket)
         for follower in ticket.followers:
             self._effects.append(Answer(follower, result, reason))
         ticket.followers.clear()
@@ -1270,19 +1197,6 @@ def sent_behind(ticket: Ticket, failed: PartitionResult) -> PartitionResult:
 
 def _chain(ticket: Ticket) -> tuple[int, int]:
     return ticket.connection, ticket.append.producer_id
-
-
-def _names_of(ticket: Ticket) -> Iterator[tuple[object, ...]]:
-    """By what a retry of it can be known: its producer's sequence, its write-id."""
-    append = ticket.append
-    if append.producer_id >= 0:
-        yield append.producer_id, append.producer_epoch, append.base_sequence
-    if append.write_id is not None:
-        yield append.write_id, append.expected_base_offset
-
-
-def _same_write(one: Ticket, other: Ticket) -> bool:
-    return not set(_names_of(one)).isdisjoint(_names_of(other))
 
 
 def _producer_id(result: LookResult | None) -> int | None:
