@@ -337,7 +337,13 @@ class StateTopic:
                 configs={**TOPIC_CONFIGS, "min.insync.replicas": str(in_sync)},
             )
             if created:
-                _log.info("state topic created", topic=name, replicas=replicas, min_insync_replicas=in_sync)
+                _log.warning(
+                    "state topic created, so nothing is guarded but what the configuration file's patterns guard. If this "
+                    "cluster had one before, what admins had switched on is lost with it: switch it on again",
+                    topic=name,
+                    replicas=replicas,
+                    min_insync_replicas=in_sync,
+                )
             # `log_start` asks until there is a leader, and refreshes metadata on the way.
             await self._control.log_start(self._tp)
             info = self._control.topic(name)
