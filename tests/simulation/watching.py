@@ -61,6 +61,8 @@ class WatchedSwitch(Switch):
                 self._check_place(gate, ticket)
                 if ticket.connection not in self.sessions and ticket.followers:
                     self._places[ticket.followers[0]] = self._places[ticket]  # its client is gone
+            case g.Resend(ticket) if ticket.kind.stamped:
+                self._check_chain(gate, ticket)
             case g.Answer(ticket, result):
                 place = self._places.pop(ticket, 0)
                 if result.error_code and ticket.attempts:
