@@ -25,7 +25,7 @@ from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from tests.support.batches import now_ms
 from tests.support.kafka import running_kafka, unique_topic
-from tests.support.messages import RawConnection
+from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, Log, Record, batch, read_batches, until
 
@@ -34,7 +34,8 @@ pytestmark = pytest.mark.kafka
 OK, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER, TIMED_OUT, MESSAGE_TOO_LARGE = 0, 3, 6, 7, 10
 INVALID_TIMESTAMP, POLICY_VIOLATION = 32, 44
 COME_AGAIN = frozenset({UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER, TIMED_OUT})
-DESCRIBE_PRODUCERS = 61
+LIST_OFFSETS, DESCRIBE_PRODUCERS = 2, 61
+EARLIEST = -2
 DAY_MS = 86_400_000
 WRAP = 1 << 31
 EXPIRATION_MS = 10_000
@@ -240,21 +241,29 @@ def create(address: str, log: Log, topic: str, configs: dict[str, str] | None = 
     assert log.end(topic) == 0
 
 
+def asked_of_the_leader(log: Log, topic: str, api_key: int, version: int, body: Fields) -> Fields:
+    """The answer's one partition, once its leader has accepted the role: after a restart that takes a moment."""
+
+    def answered() -> Fields | None:
+        with RawConnection(Address.parse(log.leader(topic))) as connection:
+            answer: Fields = connection.ask(api_key, version, body)["Topics"][0]["Partitions"][0]
+        return None if answer["ErrorCode"] in (UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER) else answer
+
+    found: Fields = until(answered, f"the leader of {topic}", within_seconds=PATIENCE_SECONDS)
+    assert found["ErrorCode"] == OK, found
+    return found
+
+
 def producers(log: Log, topic: str) -> dict[int, tuple[int, int]]:
     """What the leader knows: producer id → (epoch, last sequence)."""
-    with RawConnection(Address.parse(log.leader(topic))) as connection:
-        topics = [{"Name": topic, "PartitionIndexes": [0]}]
-        answer = connection.ask(DESCRIBE_PRODUCERS, 0, {"Topics": topics})["Topics"][0]["Partitions"][0]
-    assert answer["ErrorCode"] == OK, answer
+    topics = [{"Name": topic, "PartitionIndexes": [0]}]
+    answer = asked_of_the_leader(log, topic, DESCRIBE_PRODUCERS, 0, {"Topics": topics})
     return {each["ProducerId"]: (each["ProducerEpoch"], each["LastSequence"]) for each in answer["ActiveProducers"]}
 
 
 def log_start(log: Log, topic: str) -> int:
-    with RawConnection(Address.parse(log.leader(topic))) as connection:
-        topics = [{"Name": topic, "Partitions": [{"PartitionIndex": 0, "Timestamp": -2}]}]
-        answer = connection.ask(2, 5, {"ReplicaId": -1, "Topics": topics})["Topics"][0]["Partitions"][0]
-    assert answer["ErrorCode"] == OK, answer
-    return int(answer["Offset"])
+    topics = [{"Name": topic, "Partitions": [{"PartitionIndex": 0, "Timestamp": EARLIEST}]}]
+    return int(asked_of_the_leader(log, topic, LIST_OFFSETS, 5, {"ReplicaId": -1, "Topics": topics})["Offset"])
 
 
 def delete_records(log: Log, topic: str) -> None:
