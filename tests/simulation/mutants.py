@@ -156,7 +156,7 @@ def end_moves_by_one(patch: Patch) -> None:
 
 @mutant("once warm, always warm", "warm for half of producer.id.expiration.ms", "idle-chains")
 def warm_for_ever(patch: Patch) -> None:
-    patch.set(Gate, "_warm", lambda self, now: self.phase is gate_module.Phase.OPEN and self._warm_until > 0)
+    patch.set(Gate, "_warm", lambda self, ticket, now: self.phase is gate_module.Phase.OPEN and self._warm_until > 0)
 
 
 @mutant("chains go out while cold", "pipeline only while warm: rule 13", "refused-chains")

@@ -7,7 +7,7 @@ import pytest
 from .mutants import MUTANTS, RULES, alive, hunt, rules_of
 from .scenarios import SCENARIOS, run
 
-_QUICK_SEEDS = 8
+_QUICK_SEEDS = 40
 #: Defects that need a rare coincidence: `make mutants` has the seeds for them.
 _RARE = frozenset(
     {
