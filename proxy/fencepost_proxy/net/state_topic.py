@@ -338,8 +338,8 @@ class StateTopic:
             )
             if created:
                 _log.warning(
-                    "state topic created, so only patterns in the configuration file guard anything. If this cluster had "
-                    "one before, what admins had switched on is lost with it: switch it on again",
+                    "state topic created, so only patterns in the configuration file guard anything. If this cluster "
+                    "had one before, what admins had switched on is lost with it: switch it on again",
                     topic=name,
                     replicas=replicas,
                     min_insync_replicas=in_sync,
