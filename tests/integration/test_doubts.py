@@ -67,6 +67,11 @@ class Story:
         """Appends, so that this proxy's gate is sure of the log end; gives that back."""
         return append_at_the_end(self.stage.log, self.stage.proxies[proxy], self.topic, "warm", self.ledger) + 1
 
+    def warm_client(self) -> tuple[Connection, int]:
+        """A connection from before an acknowledged append, which may therefore pipeline; and the log end."""
+        client = self.connect()
+        return client, self.warm()
+
     def value(self, who: str, expected: int) -> bytes:
         self.number += 1
         return value_of(who, self.number, expected)
@@ -148,11 +153,11 @@ def test_the_connection_is_lost_at_any_byte(rounds: int, stage3: Stage3, say: Sa
         for part in parts:
             for fault_class in (CutRequest, CutResponse):
                 for kind in ("one", "named", "idempotent", "chain", "cold"):
-                    end = story.warm(1 if kind == "cold" else 0)
                     count = 5 if kind == "chain" else 1
-                    values = [story.value(kind, end + i) for i in range(count)]
-                    fault = stage3.pipes[1].expect(fault_class(values[count // 2], part))
                     with story.connect() as client:
+                        end = story.warm(1 if kind == "cold" else 0)
+                        values = [story.value(kind, end + i) for i in range(count)]
+                        fault = stage3.pipes[1].expect(fault_class(values[count // 2], part))
                         producer = client.init_producer_id() if kind == "idempotent" else None
                         story.send(client, *values, at=end, named=kind in ("named", "cold"), producer=producer)
                         codes = story.hear(client, *values)
@@ -209,9 +214,9 @@ def test_an_error_after_the_append_is_no_refusal(tells_offset: bool, stage3: Sta
 def test_min_isr_is_lost_in_the_middle(stage3: Stage3, say: Say) -> None:
     """Three replicas have to have it; one stands still after the leader has appended it, and comes back."""
     story = Story(stage3, configs={"min.insync.replicas": "3"})
-    end = story.warm()
+    client, end = story.warm_client()
     chain = [story.value("chain", end + i) for i in range(3)]
-    with story.connect() as client, story.connect() as another:
+    with client, story.connect() as another:
         stage3.kafka.pause(3)
         story.send(client, *chain, at=end, timeout_ms=7_000)
         stage3.until(lambda: stage3.isr(story.topic) == {1, 2}, "broker 3 to be out of sync")
@@ -230,10 +235,10 @@ def test_min_isr_is_lost_in_the_middle(stage3: Stage3, say: Say) -> None:
 
 def test_followers_stand_still_until_the_request_times_out(stage3: Stage3, say: Say) -> None:
     story = Story(stage3)
-    end = story.warm()
-    values = [story.value("timeout", end), story.value("named", end + 1)]
     stage3.lead("__fencepost_state", 1)  # or the proxies stop serving when they cannot read it
-    with story.connect() as client:
+    client, end = story.warm_client()
+    values = [story.value("timeout", end), story.value("named", end + 1)]
+    with client:
         for follower in (2, 3):
             stage3.kafka.pause(follower)
         try:
@@ -281,9 +286,8 @@ def test_a_request_that_is_queued_past_every_timeout_in_a_leader_that_is_none_an
     stage3: Stage3, say: Say
 ) -> None:
     story = Story(stage3)
-    end = story.warm()
+    client, end = story.warm_client()
     queued = [story.value("queued", end + i) for i in range(3)]
-    client = story.connect()
     with HoldRequest(queued[0]) as fault:
         stage3.pipes[1].expect(fault)
         story.send(client, *queued, at=end, timeout_ms=2_000)
@@ -308,9 +312,9 @@ def test_a_request_that_is_queued_past_every_timeout_in_the_only_replica(
 ) -> None:
     """Nobody else can lead: the broker wakes up, and what sat in its sockets is appended, compared by Kafka."""
     stories = [Story(stage3, on=[1], configs={"min.insync.replicas": "1"}) for _ in range(3)]
-    ends = [story.warm() for story in stories]
-    clients = [story.connect() for story in stories]
     others = [story.connect(1) for story in stories]
+    clients = [story.connect() for story in stories]
+    ends = [story.warm() for story in stories]
     rivals: list[bytes] = []
     stage3.kafka.pause(1)
     try:
@@ -342,9 +346,9 @@ def test_the_broker_is_replaced_while_something_is_on_its_way(
 ) -> None:
     """kill -9 of the leader; the wire to it is cut, or brings the dead broker's answer when another has written."""
     story = Story(stage3)
-    end = story.warm()
+    client, end = story.warm_client()
     values = [story.value("on-its-way", end + i) for i in range(3)]
-    with held(values[0]) as fault, story.connect() as client:
+    with held(values[0]) as fault, client:
         stage3.pipes[1].expect(fault)
         story.send(client, *values, at=end, named=True)
         fault.wait_happened()

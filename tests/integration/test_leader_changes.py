@@ -231,11 +231,12 @@ def test_a_tail_that_was_never_replicated_is_truncated(rounds: int, stage3: Stag
     truncated = 0
     for run in range(rounds):
         leader = stage3.leader(topic)
-        end = append_at_the_end(stage3.log, stage3.proxies[0], topic, f"warm{run}", ledger) + 1
-        tail = [value_of("tail", run * 10 + i, end + i) for i in range(5)]
         followers = [each for each in NODES if each != leader]
         stage3.lead(STATE_TOPIC, leader)  # or the proxies stop serving when they cannot read it
         with Connection(leaders_listener(stage3.proxies[0], topic), timeout_seconds=40) as client:
+            client.api_versions()  # connected before the acknowledgement that makes the gate sure: it may pipeline
+            end = append_at_the_end(stage3.log, stage3.proxies[0], topic, f"warm{run}", ledger) + 1
+            tail = [value_of("tail", run * 10 + i, end + i) for i in range(5)]
             for follower in followers:
                 stage3.kafka.pause(follower)
             time.sleep(1)  # their fetches wait in the leader for replica.fetch.wait.max.ms, and would be answered

@@ -182,17 +182,16 @@ def test_a_zombie_with_requests_in_its_sockets(where: str, stamped: bool, stage3
     runs = 6
     codes: list[int] = []
     for run in range(runs):
-        end = append_at_the_end(stage3.log, zombie, topic, f"warm{run}", ledger) + 1
-        late = [value_of(f"late{i}", run, end + i) for i in range(3)]
-        # Their listeners and connections are there before anything stands still.
+        # Their connections are there before the acknowledgement that makes the gate sure, and before all stands still.
         with (
-            HoldRequest(late[0]) as held,
             Connection(leaders_listener(zombie, topic)) as client,
             Connection(leaders_listener(other, topic)) as rival,
         ):
             client.api_versions()
             rival.api_versions()
-            stage3.pipes[1].expect(held)
+            end = append_at_the_end(stage3.log, zombie, topic, f"warm{run}", ledger) + 1
+            late = [value_of(f"late{i}", run, end + i) for i in range(3)]
+            held = stage3.pipes[1].expect(HoldRequest(late[0]))
             if where == "unread by it":
                 zombie.pause()
             for i, value in enumerate(late):
@@ -210,7 +209,7 @@ def test_a_zombie_with_requests_in_its_sockets(where: str, stamped: bool, stage3
                     held.release()
             finally:
                 zombie.resume()
-            held.release()
+                held.release()
             for value in late:
                 answer = client.receive_produce()[1][topic, 0]
                 codes.append(answer.error_code)
