@@ -727,6 +727,23 @@ def test_a_log_append_time_topic_is_free_of_timestamps_and_confirms_every_succes
     talk.next(g.Grant)  # still warm: the doubt was only a confirmation
 
 
+def test_an_append_that_was_found_in_the_log_does_not_tell_where_that_ends_now() -> None:
+    talk = Talk()
+    first = talk.offer(expecting(10, b"a"))
+    talk.tail(10, log_append_time=True)
+    late = talk.offer(expecting(5, b"b"), connection=2)
+    talk.now += 1
+    talk.granted(first)
+    talk.kafka(first, base_offset=10, log_append_time_ms=5)  # perhaps a duplicate: the log may have grown since
+    talk.next(g.Look)
+    talk.tell(g.Looked(first, in_log(first.records, 10, log_append_time=True)))
+    talk.accepted(first, 10)
+    talk.tail(13, next_sequence=13, log_append_time=True)
+    talk.next(g.Look)
+    talk.tell(g.Looked(late, in_log(expecting(5, b"theirs"), 5)))
+    talk.mismatch(late, expected=5, actual=13)
+
+
 def test_a_success_that_the_log_does_not_confirm_was_anothers() -> None:
     talk = Talk()
     ticket = talk.offer(expecting(10, b"a"))

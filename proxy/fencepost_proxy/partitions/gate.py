@@ -427,7 +427,9 @@ class Gate:
         landed = self.memory.add(ticket, log_append_time_ms)
         if self._tail is not None and self.phase in (Phase.OPEN, Phase.SETTLING):
             self._log_end = max(self._log_end, ticket.at + ticket.append.record_count)
-            self._end_as_of = ticket.sent_at if ticket.sent_at is not None else now
+            # The log ended behind it when it was appended: by this send, if Kafka says so. If it was found in the log,
+            # that may have been long ago.
+            self._end_as_of = float("-inf") if ticket in self._doubts or ticket.sent_at is None else ticket.sent_at
             self._warm_until = now + self._tail.expiration_seconds / 2
             self._warm_since, self._warm_epoch = now, ticket.leader_epoch
         if ticket.at + ticket.append.record_count >= self._stamped_queued_to:
