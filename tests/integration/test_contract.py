@@ -794,6 +794,19 @@ def test_a_writer_around_the_proxy_is_never_mistaken_for_success(
 # --- transactions -----------------------------------------------------------------------------------------------------
 
 
+def test_a_topic_that_is_guarded_by_a_pattern_brings_the_same_warnings(
+    proxy: ProxyProcess, client: Connection, new_topic: NewTopic
+) -> None:
+    """One broker: it has one replica. As soon as the topic is used; the file may name what there is not yet."""
+    topic = new_topic("checked")
+    assert client.append(topic, batch(b"a", expected=0)).error_code == OK
+    until(
+        lambda: [line for line in proxy.log.splitlines() if topic in line and "has 1 replica(s)" in line],
+        "a warning",
+        within_seconds=30,
+    )
+
+
 def _begin(client: Connection, topic: str, name: str, producer: Producer, expected: int = OK) -> None:
     added = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic(name=topic, partitions=[0])
     request = AddPartitionsToTxnRequest(

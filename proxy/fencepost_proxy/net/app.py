@@ -12,7 +12,7 @@ import itertools
 import re
 import socket
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any
 from uuid import UUID
@@ -112,6 +112,7 @@ class Proxy:
         self._started_at = time.monotonic()
         self._bootstrap: Address | None = None
         self._violations = 0
+        self._warned: set[str] = set()  # of guarded topics that there are
         self._takeover_until = float("-inf")
         self._metrics = Metrics(lambda: self._state.fresh_until if self._state else Monotonic(float("-inf")))
         self._status = StatusServer(self._snapshot, self._metrics)
@@ -319,7 +320,8 @@ class Proxy:
                 for change in changes:
                     if change.topic is not None and not change.deleted:
                         _log.info("topic configs changed", topic=change.topic, set=dict(change.assign) or None)
-                        self._spawn(self._warn_about(change.topic), "durability check")
+                        self._warned.discard(change.topic)
+                        self._warn_about([change.topic])
         except (FencepostError, TimeoutError, ValueError) as failure:
             error = str(failure) or "it took too long"
             _log.error("virtual configs could not be stored", reason=error)
@@ -345,7 +347,13 @@ class Proxy:
                 return TopicConfigChange(change.topic, known, change.assign, change.unset, change.replace)
             await asyncio.sleep(0.05)
 
-    async def _warn_about(self, topic: str) -> None:
+    def _warn_about(self, topics: Iterable[str]) -> None:
+        """Of what Kafka itself may lose there: once for each topic, whoever switched its check on."""
+        for topic in set(topics) - self._warned:
+            self._warned.add(topic)
+            self._spawn(self._warn_of_loss(topic), "durability check")
+
+    async def _warn_of_loss(self, topic: str) -> None:
         assert self._reads is not None
         info = self._control.topic(topic)
         policy = self.policy(topic)
@@ -595,8 +603,10 @@ class Proxy:
         if not topics:
             return
         before = {topic: self.topic_id(topic) for topic in topics}
+        self._warned.intersection_update(topics)
         try:
             await self._control.refresh_metadata(topics)
+            self._warn_about(topic for topic in topics if self.topic_id(topic) is not None)
             for topic in topics:
                 if self.topic_id(topic) != before[topic]:
                     self._topic_replaced(topic)
