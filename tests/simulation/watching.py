@@ -78,7 +78,13 @@ class WatchedSwitch(Switch):
         if ticket.attempts or ticket.settle_until:
             return
         mine = self._places[ticket]
-        before = [t for t in gate._queue if self._places.get(t, mine) < mine and t.connection != ticket.connection]
+        # Whoever waits for what may still be in a broker's queue holds up nobody but its own chain.
+        held = {_chain(t) for t in gate._queue if gate._waits_for_what_may_be_queued(t, self._sim.now)}
+        before = [
+            t
+            for t in gate._queue
+            if self._places.get(t, mine) < mine and t.connection != ticket.connection and _chain(t) not in held
+        ]
         if before:
             self._note(f"UNFAIR: a turn at {gate.partition} goes past {len(before)} that came before")
 

@@ -1011,11 +1011,17 @@ def test_after_a_takeover_conditional_appends_wait_where_something_unstamped_may
         talk.granted(ticket)
     else:
         talk.silent()
+        behind = talk.offer(batch(b"behind"))
         plain = talk.offer(batch(b"x"), connection=2)
+        talk.tail(10)
+        talk.granted(plain)  # it expects nothing, and waits for nobody
+        talk.kafka(plain, base_offset=10)
+        talk.accepted(plain, 10)
+        talk.silent()
         talk.now += 6
         talk.tell(g.Tick())
         assert talk.answered(ticket).error_code == NOT_LEADER
-        assert talk.answered(plain).error_code == NOT_LEADER
+        assert talk.answered(behind).error_code == NOT_LEADER
 
 
 def test_another_connection_waits_for_the_chain() -> None:

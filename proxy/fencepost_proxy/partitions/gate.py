@@ -666,6 +666,8 @@ class Gate:
             self._holes.clear()
             self._settle_first()
         while self._queue and self._granted is None and self.phase in (Phase.COLD, Phase.OPEN):
+            if self._waits_for_what_may_be_queued(self._queue[0], now) and not self._let_others_pass(now):
+                return
             if self._doubts or not self._fits_beside_in_flight(self._queue[0], now):
                 return
             ticket = self._queue[0]
@@ -677,8 +679,6 @@ class Gate:
             elif ticket.kind.stamped and ticket.append.producer_id >= 0 and self._known_retry(ticket):
                 # Its first try was still waiting here when it came, and has been answered since.
                 self._queue.popleft()
-            elif self._waits_for_what_may_be_queued(ticket, now):
-                return
             elif ticket.kind is Kind.OWN:
                 self._grant(ticket)
             elif not self._decide(ticket, now):
@@ -693,6 +693,18 @@ class Gate:
         for_own = now < self._own_queued_until and ticket.append.expected_base_offset is not None
         for_stamped = now < self._stamped_queued_until and not ticket.kind.stamped
         return for_own or for_stamped
+
+    def _let_others_pass(self, now: float) -> bool:
+        """Who waits for what may be queued holds up nobody but its own chain. False if nobody else is there."""
+        held: set[tuple[int, int]] = set()
+        for ticket in self._queue:
+            if _chain(ticket) in held or self._waits_for_what_may_be_queued(ticket, now):
+                held.add(_chain(ticket))
+            else:
+                self._queue.remove(ticket)
+                self._queue.appendleft(ticket)
+                return True
+        return False
 
     def _predecessor_is_looked_at(self, ticket: Ticket) -> bool:
         """The batch ahead of it in its chain failed, and only the log can tell how; until then it must not land."""
