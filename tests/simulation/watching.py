@@ -36,6 +36,7 @@ class WatchedSwitch(Switch):
         self._cold_send_seconds = limits.cold_send_seconds
         self._offers = 0
         self._places: dict[g.Ticket, int] = {}
+        self._held: set[g.Ticket] = set()  # that waited for what may be queued: others may have passed them
         #: Of each chain the last that failed: its place, and when.
         self._failed: dict[tuple[TopicPartition, int, int], tuple[int, float]] = {}
 
@@ -56,6 +57,7 @@ class WatchedSwitch(Switch):
         super()._route(session, command)
 
     def _carry_out(self, gate: Gate, effect: g.Effect) -> None:
+        self._held.update(t for t in gate._queue if gate._waits_for_what_may_be_queued(t, self._sim.now))
         match effect:
             case g.Grant(ticket):
                 self._check_place(gate, ticket)
@@ -64,6 +66,7 @@ class WatchedSwitch(Switch):
             case g.Resend(ticket) if ticket.kind.stamped:
                 self._check_chain(gate, ticket)
             case g.Answer(ticket, result):
+                self._held.discard(ticket)
                 place = self._places.pop(ticket, 0)
                 if result.error_code and ticket.attempts:
                     self._failed[_chain(ticket)] = place, self._sim.now
@@ -79,7 +82,7 @@ class WatchedSwitch(Switch):
             return
         mine = self._places[ticket]
         # Whoever waits for what may still be in a broker's queue holds up nobody but its own chain.
-        held = {_chain(t) for t in gate._queue if gate._waits_for_what_may_be_queued(t, self._sim.now)}
+        held = {_chain(t) for t in gate._queue if t in self._held}
         before = [
             t
             for t in gate._queue
