@@ -36,10 +36,18 @@ _READY_SECONDS = 30.0
 _STOP_SECONDS = 20.0
 
 
+def _with_short_takeover(config: str) -> str:
+    if "takeover_seconds" in config:
+        return config
+    head, _, rest = config.partition("[limits]\n")
+    return f"{head}\n[limits]\ntakeover_seconds = 0.5\n{rest}"
+
+
 class ProxyProcess:
     """Starts on construction; `bootstrap` is there once clients can connect.
 
-    `config` is TOML text. `port` 0 takes a free one; `restart` keeps the port that was given or found. `log` has all
+    `config` is TOML text. Where it does not say otherwise, a takeover is waited for briefly: many proxies share a Kafka
+    here, and are killed. `port` 0 takes a free one; `restart` keeps the port that was given or found. `log` has all
     that it wrote to stderr.
     """
 
@@ -58,7 +66,7 @@ class ProxyProcess:
 
     def start(self) -> None:
         file = self.directory / f"{self._log_path.stem}.toml"
-        file.write_text(self.config)
+        file.write_text(_with_short_takeover(self.config))
         with self._log_path.open("a") as log:
             process = self._process = subprocess.Popen(
                 [
