@@ -33,17 +33,6 @@ Say = Callable[[str], None]
 NOT_LEADER, NOT_ENOUGH_REPLICAS, NOT_ENOUGH_REPLICAS_AFTER_APPEND, UNKNOWN_SERVER_ERROR = 6, 19, 20, -1
 
 
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Prints although the test passes."""
-
-    def print_it(text: str) -> None:
-        with capsys.disabled():
-            print(f"\n    {text}", end="")
-
-    return print_it
-
-
 class Story:
     """One topic, led by broker 1; the appends to it and what was told."""
 

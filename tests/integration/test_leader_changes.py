@@ -39,17 +39,6 @@ NOT_LEADER = 6
 ONE_ROUND_AND_MANY = [1, pytest.param(8, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 
 
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Prints although the test passes."""
-
-    def print_it(text: str) -> None:
-        with capsys.disabled():
-            print(f"\n    {text}", end="")
-
-    return print_it
-
-
 def all_kinds(proxies: Sequence[ProxyProcess], topic: str) -> list[Writer]:
     """Pipelined and one at a time, idempotent, named and bare, beginning with one proxy and with the other."""
     there, back = list(proxies), list(reversed(proxies))

@@ -87,17 +87,6 @@ def offsets(log: Log, topic: str) -> dict[bytes, int]:
     return found
 
 
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Prints although the test passes."""
-
-    def print_it(text: str) -> None:
-        with capsys.disabled():
-            print(f"\n    {text}", end="")
-
-    return print_it
-
-
 @pytest.fixture(scope="module")
 def second_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     """Another process in front of the same cluster as `proxy`."""

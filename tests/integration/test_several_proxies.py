@@ -36,17 +36,6 @@ Say = Callable[[str], None]
 ONE_ROUND_AND_MANY = [1, pytest.param(10, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
 
 
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Say:
-    """Prints although the test passes."""
-
-    def print_it(text: str) -> None:
-        with capsys.disabled():
-            print(f"\n    {text}", end="")
-
-    return print_it
-
-
 def conditional(proxies: Sequence[ProxyProcess], topic: str) -> list[Writer]:
     there, back = list(proxies), list(reversed(proxies))
     return [

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from fencepost_policies.append import Check
 from fencepost_proxy.errors import Error
+from fencepost_proxy.topics.closed import DENIED
 from fencepost_proxy.topics.planning import Joins, Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.types import TopicPartition
@@ -27,7 +28,7 @@ def plan_add_partitions(request: Message, known: Known) -> Plan:
     for topic in request.v3_and_below_topics:
         check = known.check(topic.name)
         if known.is_state_topic(topic.name):
-            refused.append((topic, Error.TOPIC_AUTHORIZATION_FAILED))
+            refused.append((topic, DENIED))
         elif check is None:
             # The virtual configs were not read recently enough: retriable for every client.
             refused.append((topic, _CONCURRENT_TRANSACTIONS))
