@@ -776,7 +776,9 @@ def test_a_writer_around_the_proxy_is_never_mistaken_for_success(
         answer = client.append(topic, batch(b"mine", expected=3))
         message = f"OFFSET_VIOLATION topic={topic} partition=0 expected=3 appended_at=4"
         assert_refused(answer, POLICY_VIOLATION, message, base_offset=4)
-        assert "OFFSET_VIOLATION" in proxy.log
+        until(
+            lambda: "OFFSET_VIOLATION" in proxy.log, "the log line: it names the other writer, who is looked up first"
+        )
         for end in (5, 6):
             refused = client.append(topic, batch(b"x", expected=4))
             assert_refused(refused, POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=end)

@@ -33,7 +33,8 @@ from tests.support.proxy import ProxyProcess
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
 
 WAIT_SECONDS = 30.0
-AT_MS = 1_700_000_000_000
+#: An hour ago: what is older than the retention may be deleted by the broker while a script runs.
+AT_MS = int(time.time()) * 1000 - 3_600_000
 LARGE, TOO_LARGE = 900_000, 1_500_000
 HEADERS = [("a", b"1"), ("a", b"2"), ("empty", b""), ("null", None)]
 NOT_NULL = [header for header in HEADERS if header[1] is not None]
@@ -260,7 +261,7 @@ def kp_admin(stage: Stage) -> Any:
         with kafka_python_consumer(stage.bootstrap, group_id=group) as consumer:
             consumer.assign(list(offsets))
             consumer.commit(offsets)
-        change = kafka_admin.ConfigResource(kafka_admin.ConfigResourceType.TOPIC, topic, {"retention.ms": "123456"})
+        change = kafka_admin.ConfigResource(kafka_admin.ConfigResourceType.TOPIC, topic, {"retention.ms": "9876543210"})
         return [
             outcome(lambda: admin.create_topics([kafka_admin.NewTopic(topic, 1, 1)])),
             outcome(lambda: admin.create_topics([kafka_admin.NewTopic(stage.name("wide"), 1, 77)])),
@@ -268,7 +269,7 @@ def kp_admin(stage: Stage) -> Any:
             outcome(lambda: admin.create_partitions({topic: 4})),
             outcome(lambda: admin.create_partitions({topic: 1})),
             outcome(lambda: admin.alter_configs([change])),
-            until_shown("123456", lambda: admin.describe_configs([resource])),
+            until_shown("9876543210", lambda: admin.describe_configs([resource])),
             outcome(lambda: admin.delete_records({kafka_python.TopicPartition(topic, 0): 2})),
             outcome(lambda: admin.describe_groups([group])),
             outcome(lambda: [g for g in admin.list_groups() if group in str(g)]),
@@ -407,7 +408,7 @@ async def aio_admin(stage: Stage) -> Any:
     await admin.start()
     new = aiokafka.admin.NewTopic
     resource = aiokafka.admin.config_resource.ConfigResource(
-        aiokafka.admin.config_resource.ConfigResourceType.TOPIC, topic, {"retention.ms": "123456"}
+        aiokafka.admin.config_resource.ConfigResourceType.TOPIC, topic, {"retention.ms": "9876543210"}
     )
     try:
         seen = [
@@ -415,7 +416,7 @@ async def aio_admin(stage: Stage) -> Any:
             await _outcome(admin.create_topics([new(stage.name("wide"), 1, 77)])),
             await _outcome(admin.create_partitions({topic: aiokafka.admin.NewPartitions(4)})),
             await _outcome(admin.alter_configs([resource])),
-            await until_shown_async("123456", lambda: admin.describe_configs([resource])),
+            await until_shown_async("9876543210", lambda: admin.describe_configs([resource])),
             await _outcome(admin.describe_consumer_groups([stage.name("nobody")])),
             await _outcome(admin.delete_topics([topic])),
         ]
@@ -555,7 +556,7 @@ def ck_admin(stage: Stage) -> Any:
 
     resource = confluent_admin.ConfigResource("topic", topic)
     entry = confluent_admin.ConfigEntry(
-        "retention.ms", "123456", incremental_operation=confluent_admin.AlterConfigOpType.SET
+        "retention.ms", "9876543210", incremental_operation=confluent_admin.AlterConfigOpType.SET
     )
     change = confluent_admin.ConfigResource("topic", topic, incremental_configs=[entry])
     any_acl = confluent_admin.AclBindingFilter(
@@ -572,7 +573,7 @@ def ck_admin(stage: Stage) -> Any:
         of(admin.create_partitions([confluent_admin.NewPartitions(topic, 4)])),
         of(admin.create_partitions([confluent_admin.NewPartitions(topic, 1)])),
         of(admin.incremental_alter_configs([change])),
-        until_shown("123456", lambda: [shown(each) for each in of(admin.describe_configs([resource]))]),
+        until_shown("9876543210", lambda: [shown(each) for each in of(admin.describe_configs([resource]))]),
         [each.offset for each in of(admin.list_offsets(latest))],
         [each.low_watermark for each in of(admin.delete_records([partition]))],
         of(admin.describe_acls(any_acl)),
