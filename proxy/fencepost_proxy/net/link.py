@@ -191,6 +191,9 @@ class Link:
             self.upstream.passing_bytes = 0
             self.upstream.resume(Paused.FULL)
             self.driver.session_event(self.connection, messages.ClientLost())
+            if self.upstream.ended:
+                self.upstream_lost("nothing was under way")
+                return
         self._closed_if_both()
 
     def upstream_lost(self, reason: str) -> None:

@@ -347,6 +347,10 @@ class Side:
     # ---- the end
 
     @property
+    def ended(self) -> bool:
+        return self._ended
+
+    @property
     def closing(self) -> bool:
         return self.closing_since is not None or self._ended
 
@@ -378,6 +382,10 @@ class Side:
                 each.close()
         self._unsent = None
         self._unsent_bytes = 0
+        # Whoever wrote is in the middle of something; it hears of it when it is done. And the peer after that: who
+        # connects anew the moment it sees the end must find that this connection does not count any more.
+        self._loop.call_soon(self._finish, error)
+
+    def _finish(self, error: OSError | None) -> None:
+        self._lost(error)
         self._sock.close()
-        # Whoever wrote is in the middle of something; it hears of it when it is done.
-        self._loop.call_soon(self._lost, error)
