@@ -1,0 +1,5 @@
+from benchmarks.results import Report
+
+
+def svg(report: Report) -> str:
+    return ""
