@@ -26,6 +26,8 @@ HAPROXY = "HAProxy (TCP)"
 KNOWN_PEERS = ("Kroxylicious", "kafka-proxy")
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
+#: Words by which the interpreter is known that `GuardedProcess` starts first.
+_IS_GUARD = {"-I", "-S", "-c"}
 #: Ports in a row that each route may use: the address that clients are given, and what it needs behind that.
 PORTS = 8
 
@@ -207,6 +209,10 @@ class Route:
     def log(self) -> Path:
         return self._directory / "log"
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.running
+
     def pids(self) -> list[int]:
         return machine.family(self._process.pid) if self._process is not None else []
 
@@ -219,7 +225,8 @@ class Route:
         environment = {**os.environ, **{key: filled(text, self._values) for key, text in self.peer.environment.items()}}
         process = self._process = GuardedProcess(command, output=self.log, environment=environment)
         # A guarded process is an interpreter at first, and only then the program.
-        while process.running and command[0] not in machine.command_line(process.pid)[:2]:
+        first = machine.command_line(process.pid)
+        while process.running and set(first) >= _IS_GUARD and machine.command_line(process.pid) == first:
             time.sleep(0.0005)
         began = time.perf_counter()
         self._until_it_listens()

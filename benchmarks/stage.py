@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -155,7 +156,10 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Impatience while all of it ends would leave some of it.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._open.close()
+        signal.signal(signal.SIGINT, before)
 
     def _build(self, opened: contextlib.ExitStack) -> Run:
         directory = Path(tempfile.mkdtemp(prefix="fencepost-bench-"))
@@ -167,6 +171,8 @@ class Stage:
         for number, peer in enumerate(self._peers):
             upstream = cluster.bootstrap if peer.rewrites else cluster.bootstrap_of(f"ROUTE{number}")
             route = Route(peer, port=self._ports[number], upstream=upstream, directory=directory)
+            if not route.is_ours:
+                say(f"{route.name}, waited for at {route.address}, is to lead to {upstream}")
             try:
                 if route.is_ours:
                     route.start()
@@ -223,7 +229,7 @@ def await_kafka_behind(route: Route) -> None:
             return
         except (OSError, RefusedError) as error:
             problem = str(error)
-        if route.is_ours and not route.pids():
+        if route.is_ours and not route.running:
             break
         time.sleep(0.05)
     raise StartError(f"Kafka does not answer through {route.name} at {route.address}: {problem}; {route.last_words()}")
