@@ -12,13 +12,13 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.results import DIRECT, PRODUCT
-from fencepost_proxy.dev.cluster import HOST
+from fencepost_proxy.dev.cluster import FREE_PORTS, HOST
 from fencepost_proxy.dev.process import GuardedProcess
 
 HAPROXY = "HAProxy (TCP)"
@@ -30,6 +30,8 @@ _STOP_SECONDS = 10.0
 _IS_GUARD = {"-I", "-S", "-c"}
 #: Ports in a row that each route may use: the address that clients are given, and what it needs behind that.
 PORTS = 8
+#: Below those that a Kafka of ours chooses from, which come to be used a moment later.
+_FREE_PORTS = range(10_000, FREE_PORTS.start)
 
 #: HAProxy hands bytes on and looks at none of them. Its defaults: one thread for each core.
 _HAPROXY_CONFIG = """
@@ -274,17 +276,17 @@ class Route:
         return ((done.stdout or done.stderr).strip().splitlines() or ["unknown"])[0]
 
 
-def free_ports(count: int) -> Sequence[int]:
-    """The first of each of `count` rows of PORTS free ports."""
+def free_ports(count: int, *, but: Collection[int] = ()) -> Sequence[int]:
+    """The first of each of `count` rows of PORTS free ports, none of them in `but`."""
     found: list[int] = []
-    candidate = 21_000 + os.getpid() % 5000
-    while len(found) < count:
-        if candidate > 32_000:
-            raise StartError("no free ports between 21000 and 32000")
-        if all(_is_free(candidate + each) for each in range(PORTS)):
-            found.append(candidate)
-        candidate += PORTS
-    return found
+    rows = range(_FREE_PORTS.start + os.getpid() % 100 * PORTS, _FREE_PORTS.stop - PORTS, PORTS)
+    for first in rows:
+        row = range(first, first + PORTS)
+        if not set(row) & set(but) and all(_is_free(port) for port in row):
+            found.append(first)
+        if len(found) == count:
+            return found
+    raise StartError(f"no free ports between {rows.start} and {rows.stop}")
 
 
 def _is_free(port: int) -> bool:

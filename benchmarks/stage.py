@@ -176,7 +176,11 @@ class Stage:
             try:
                 if route.is_ours:
                     route.start()
-                await_kafka_behind(route)
+                if await_kafka_behind(route) in _own_addresses(cluster):
+                    raise StartError(
+                        f"{route.name} sends clients on to Kafka itself, and would not be measured: give it as one "
+                        "that rewrites nothing (`rewrites = false`, or --tcp-route)"
+                    )
             except (StartError, OSError, RefusedError) as error:
                 route.stop()
                 run.missing[peer.name] = str(error)
@@ -188,7 +192,9 @@ class Stage:
         return run
 
     def _kafka(self, opened: contextlib.ExitStack, directory: Path) -> KafkaCluster:
-        self._ports = free_ports(len(self._peers))
+        self._ports = free_ports(
+            len(self._peers), but=range(self._kafka_port or 0, (self._kafka_port or 0) + 1 + len(self._peers))
+        )
         plain = {number: peer for number, peer in enumerate(self._peers) if not peer.rewrites}
         advertised = {
             f"ROUTE{number}": Address.parse(peer.address or f"{HOST}:{self._ports[number]}")
@@ -215,8 +221,15 @@ class Stage:
         )
 
 
-def await_kafka_behind(route: Route) -> None:
-    """Until Kafka answers through it, and it tells clients to come to itself. Raises StartError where it never does."""
+def _own_addresses(cluster: KafkaCluster) -> set[str]:
+    return {str(address) for address in cluster.addresses}
+
+
+def await_kafka_behind(route: Route) -> str:
+    """Until Kafka answers through it, and at the address that it tells clients to use, which is given back.
+
+    Raises StartError where it never does.
+    """
     deadline = time.monotonic() + _ROUTE_SECONDS
     problem = "nothing"
     while time.monotonic() < deadline:
@@ -226,7 +239,7 @@ def await_kafka_behind(route: Route) -> None:
                 told = connection.broker()
                 with contextlib.closing(Connection(told)) as behind:
                     behind.greet()
-            return
+            return told
         except (OSError, RefusedError) as error:
             problem = str(error)
         if route.is_ours and not route.running:
