@@ -6,9 +6,10 @@ for, so it can be read, tested and argued about without a socket in sight.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
+
+from fencepost_policies.values import value
 
 
 class Check(Enum):
@@ -19,7 +20,7 @@ class Check(Enum):
     REQUIRED = "required"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Contradiction:
     """A record whose own expectation cannot hold if those before it do.
 
@@ -32,7 +33,7 @@ class Contradiction:
     offset_delta: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Unreadable:
     """A record header of ours that cannot be read: which record, which header, what is wrong with it."""
 
@@ -41,7 +42,7 @@ class Unreadable:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Append:
     """One record batch on its way to one partition: what its producer said about it.
 
@@ -74,7 +75,7 @@ class Fact(Enum):
     OLDEST_TIMESTAMP_MS = auto()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Facts:
     """What is known about the partition at the moment of the check; None where it is not known.
 
@@ -89,7 +90,7 @@ class Facts:
     oldest_timestamp_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Refusal:
     """An answer of our own: nothing of the batch was appended by the send it answers.
 

@@ -10,6 +10,7 @@ from enum import Enum, auto
 from uuid import UUID
 
 from fencepost_policies.append import Append, Check
+from fencepost_policies.values import value
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 
@@ -27,7 +28,7 @@ class Kind(Enum):
         return self in (Kind.CONDITIONAL, Kind.PLAIN)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GateLimits:
     """Bounds of one gate. Times in seconds.
 
@@ -50,7 +51,7 @@ class GateLimits:
     stamping: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stamp:
     """What replaces a batch's own producer fields. `tag` says which process stamped it, 1 to 255; 0: none."""
 
@@ -116,7 +117,7 @@ class Ticket:
         return self.append.producer_id, self.append.producer_epoch
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ProducerState:
     """What the leader remembers of the stamping producer id. `next_sequence` is 0 .. 2^31-1."""
 
@@ -124,7 +125,7 @@ class ProducerState:
     next_sequence: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tail:
     """The end of a log as its leader sees it, with the producers' states of the same moment.
 
@@ -152,44 +153,44 @@ class Tail:
 # --------------------------------------------------------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Offered:
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Withdrawn:
     """The ticket will not be sent: its client is gone, or its request was refused at another gate."""
 
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Sent:
     """A granted ticket was handed to its connection."""
 
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answered:
     ticket: Ticket
     result: PartitionResult
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Lost:
     """The connection died between `Sent` and the answer."""
 
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TailRead:
     tail: Tail
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TailUnknown:
     """`error_code`: Kafka's, where waiting would not help (3: there is no such partition), else None."""
 
@@ -197,14 +198,14 @@ class TailUnknown:
     error_code: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Found:
     """The batch at (or around) the offset that was asked for, as the log has it."""
 
     batch: memoryview
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NotYet:
     """Nothing can be read there now: the offset is at or beyond the high watermark.
 
@@ -214,12 +215,12 @@ class NotYet:
     log_end_offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class OutOfRange:
     """The offset is below the log start."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Unreadable:
     reason: str
 
@@ -227,13 +228,13 @@ class Unreadable:
 LookResult = Found | NotYet | OutOfRange | Unreadable
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Looked:
     ticket: Ticket
     result: LookResult
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Resent:
     """The control connection sent the ticket's batch again. None: it could not, or does not know what became of it."""
 
@@ -241,14 +242,14 @@ class Resent:
     result: PartitionResult | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TransactionJoins:
     """A transaction asks its coordinator to add this partition: a marker will come, written to or not."""
 
     transactional_id: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TransactionJoined:
     """The coordinator has `answered`; or the connection broke, and the request may still come to it."""
 
@@ -256,7 +257,7 @@ class TransactionJoined:
     answered: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BasePublished:
     """A new stamp base is agreed on (`ok`), or could not be stored. `ours` – it is what this process proposed."""
 
@@ -264,12 +265,12 @@ class BasePublished:
     ours: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tick:
     """Time passed: deadlines and delayed reads."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Forget:
     """What the gate believes may no longer hold: a config changed, the topic was recreated."""
 
@@ -294,14 +295,14 @@ Event = (
 # -------------------------------------------------------------------------------------------------------------- effects
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Grant:
     """The ticket's turn: send it, stamped with `ticket.stamp` if there is one; then `Sent` or `Withdrawn`."""
 
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answer:
     """The ticket's end. `reason` names a refusal for the metrics, None for anything else."""
 
@@ -310,7 +311,7 @@ class Answer:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadTail:
     """`transactional_ids` – ask their coordinators first whether they are still on the partition."""
 
@@ -318,7 +319,7 @@ class ReadTail:
     transactional_ids: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Look:
     """Read the batch at `offset` from the log; answer with `Looked`."""
 
@@ -326,14 +327,14 @@ class Look:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Resend:
     """Send the ticket's batch again as it was sent: by its producer id and sequence Kafka knows a duplicate."""
 
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PublishBase:
     """Agree with the other processes on a new stamp: epoch and the offset that its sequence 0 stands for."""
 
@@ -343,7 +344,7 @@ class PublishBase:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Violation:
     """Somebody writes around the proxy.
 

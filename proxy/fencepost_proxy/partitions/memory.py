@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TypeVar
 
 from fencepost_policies.append import Refusal
+from fencepost_policies.values import value
 from fencepost_proxy.partitions.events import GateLimits, Stamp, Ticket
 
 #: As many batches of a producer as Kafka would know again.
@@ -22,7 +22,7 @@ _Value = TypeVar("_Value")
 _Producer = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Landed:
     """An acknowledged batch, or one that was found in the log."""
 

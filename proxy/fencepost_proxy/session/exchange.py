@@ -7,8 +7,8 @@ together for one request of one connection.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from fencepost_policies.values import value
 from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
 from fencepost_proxy.errors import ConfigError, Error, UpstreamProtocolError
 from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions, plan_closed
@@ -43,7 +43,7 @@ _NAMES_BROKERS = (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER)
 _LISTS_TOPICS = (METADATA, DESCRIBE_TOPIC_PARTITIONS)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finished:
     """`answer` is the response frame with its length; `changes` have to be stored before it is sent."""
 
@@ -52,7 +52,7 @@ class Finished:
     answer_not_stored: Callable[[str], bytes] = lambda error: b""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Exchange:
     """What to do with one request.
 

@@ -6,8 +6,7 @@ often. Whoever cannot write them at once makes a copy.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from fencepost_policies.values import value
 from fencepost_proxy.partitions.events import Event as GateEvent
 from fencepost_proxy.partitions.events import Ticket
 from fencepost_proxy.topics.state import TopicConfigChange
@@ -17,46 +16,46 @@ from fencepost_proxy.wire.produce import PartitionResult
 # --------------------------------------------------------------------------------------------------------------- events
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClientBytes:
     data: memoryview
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class UpstreamBytes:
     data: memoryview
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClientPassed:
     """So many of `Session.passing_up_bytes` went to the broker without being read here."""
 
     byte_count: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class UpstreamPassed:
     """So many of `Session.passing_down_bytes` went to the client without being read here."""
 
     byte_count: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClientLost:
     """The client closed its connection, or it broke."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class UpstreamLost:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TurnGranted:
     ticket: Ticket
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TurnEnded:
     """The gate's last word on a ticket, sent or not."""
 
@@ -65,7 +64,7 @@ class TurnEnded:
     reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Stored:
     """What `Store` asked for is in the state topic and every proxy process knows it; or why not."""
 
@@ -73,7 +72,7 @@ class Stored:
     error: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Tick:
     """Time passed, memory was freed: look again at what waits."""
 
@@ -94,29 +93,29 @@ Event = (
 # ------------------------------------------------------------------------------------------------------------- commands
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ToClient:
     chunks: list[bytes | memoryview]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ToUpstream:
     chunks: list[bytes | memoryview]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadClient:
     """Go on reading from the client, or pause (`on=False`)."""
 
     on: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadUpstream:
     on: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CloseClient:
     """Close once what was written has gone out. `reason` is for the log; `fault` is whose it was, None for nobody's."""
 
@@ -124,18 +123,18 @@ class CloseClient:
     fault: type[Exception] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class CloseUpstream:
     pass
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ToGate:
     ticket: Ticket
     event: GateEvent
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ToPartition:
     """For the gate of a partition, without a ticket."""
 
@@ -143,7 +142,7 @@ class ToPartition:
     event: GateEvent
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Store:
     """Put changes of virtual topic configs into the state topic; answer with `Stored(token)`."""
 
@@ -151,14 +150,14 @@ class Store:
     changes: tuple[TopicConfigChange, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TopicStale:
     """Kafka's answer shows that what we know of a guarded topic is out of date: look it up again."""
 
     topic: str
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Count:
     """For the metrics: a refusal by reason, a request by API."""
 

@@ -8,9 +8,9 @@ session for its connection, and reads that a gate wants done.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import TypeVar
 
+from fencepost_policies.values import value
 from fencepost_proxy.partitions import events as gates
 from fencepost_proxy.partitions.events import GateLimits
 from fencepost_proxy.partitions.gate import Gate
@@ -26,13 +26,13 @@ _T = TypeVar("_T")
 _IDLE_GATES_MAX = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ForConnection:
     connection: int
     command: sessions.Command
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ForControl:
     """A read (or a resend) that a gate waits for; its result comes back by `gate_event`."""
 
@@ -40,7 +40,7 @@ class ForControl:
     effect: gates.ReadTail | gates.Look | gates.Resend | gates.PublishBase
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Report:
     violation: gates.Violation
 

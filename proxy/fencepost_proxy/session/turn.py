@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from fencepost_policies.append import Append, Refusal
+from fencepost_policies.values import value
 from fencepost_proxy.errors import Error, LimitError, ProtocolError
 from fencepost_proxy.partitions.events import Ticket
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -147,7 +148,7 @@ def batch_to_send(ticket: Ticket) -> bytearray:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Bid:
     """What a turn needs to know of one guarded topic and of its own connection to make tickets."""
 

@@ -21,13 +21,13 @@ An expectation, in either carrier:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
 
 import crc32c
 
 from fencepost_policies.append import Contradiction, Unreadable
+from fencepost_policies.values import value
 from fencepost_proxy.errors import UpstreamProtocolError
 from fencepost_proxy.wire.compression import CODEC_NAMES, MalformedBatch, decompress
 from fencepost_proxy.wire.primitives import (
@@ -84,7 +84,7 @@ _DIGITS_MAX = 19
 _SHOWN_BYTES_MAX = 20
 
 
-@dataclass(slots=True, frozen=True)
+@value
 class BatchHeader:
     """The first 61 bytes of a batch. Timestamps are Unix milliseconds, -1 for none."""
 
@@ -172,7 +172,7 @@ def verify_crc(records: memoryview) -> bool:
 # --- what a batch says ------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, frozen=True)
+@value
 class HeaderNames:
     """Names of the record headers that we read, as UTF-8."""
 
@@ -181,7 +181,7 @@ class HeaderNames:
     write_id: bytes = b"write-id"
 
 
-@dataclass(slots=True, frozen=True)
+@value
 class BatchScan:
     """What one batch says, and over which records.
 

@@ -15,10 +15,11 @@ b"" where it is empty (see `primitives`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from struct import Struct
 from uuid import UUID
 
+from fencepost_policies.values import value
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
 from fencepost_proxy.wire.primitives import (
     INT32,
@@ -64,7 +65,7 @@ _CURRENT_LEADER_TAG = 0
 _NODE_ENDPOINTS_TAG = 0
 
 
-@dataclass(slots=True, frozen=True)
+@value
 class ProducePeek:
     """What a request says before its first record: enough to decide whether it has to be parsed at all.
 
@@ -79,7 +80,7 @@ class ProducePeek:
     end: int = field(default=0, compare=False)
 
 
-@dataclass(slots=True, frozen=True)
+@value
 class PartitionData:
     """`records` is a view into the frame: it lives as long as the frame's buffer keeps its contents."""
 
@@ -88,7 +89,7 @@ class PartitionData:
     tags: bytes = b""
 
 
-@dataclass(slots=True, frozen=True)
+@value
 class TopicData:
     """`name` is "" from v13 on, `topic_id` None before."""
 
@@ -98,7 +99,7 @@ class TopicData:
     tags: bytes = b""
 
 
-@dataclass(slots=True, frozen=True)
+@value
 class ProduceRequest:
     """`acks` is -1, 0 or 1 (not checked here); `timeout_ms` is how long the broker may wait for replicas."""
 
@@ -113,7 +114,7 @@ class ProduceRequest:
     tags: bytes = b""
 
 
-@dataclass(slots=True, frozen=True)
+@value
 class RecordError:
     """`batch_index` is the index of a record in its batch (the name is Kafka's)."""
 
@@ -122,7 +123,7 @@ class RecordError:
     tags: bytes = b""
 
 
-@dataclass(slots=True, frozen=True)
+@value
 class PartitionResult:
     """`tags` contains `current_leader` (tag 0, v10+) as it came, beside fields that we do not know."""
 
@@ -136,7 +137,7 @@ class PartitionResult:
     tags: bytes = b""
 
 
-@dataclass(slots=True, frozen=True)
+@value
 class TopicResult:
     """`name` is "" from v13 on, `topic_id` None before."""
 
@@ -146,7 +147,7 @@ class TopicResult:
     tags: bytes = b""
 
 
-@dataclass(slots=True, frozen=True)
+@value
 class NodeEndpoint:
     """Where a broker listens: an address to rewrite before a client sees it."""
 
@@ -157,7 +158,7 @@ class NodeEndpoint:
     tags: bytes = b""
 
 
-@dataclass(slots=True, frozen=True)
+@value
 class ProduceResponse:
     """`tags` contains the tagged fields other than `node_endpoints`, which has its own field (v10+)."""
 
