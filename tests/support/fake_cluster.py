@@ -128,10 +128,10 @@ class Partition:
         except MalformedBatch:
             return PartitionResult(index, INVALID_RECORD)
         if header.base_offset != 0:
-            return PartitionResult(index, INVALID_RECORD)
+            return PartitionResult(index, INVALID_RECORD, log_start_offset=self.log_start)
         base, error, duplicate_at = self._sequence(header)
         if error:
-            return PartitionResult(index, error)
+            return PartitionResult(index, error, log_start_offset=self.log_start)
         if duplicate_at is not None:
             return PartitionResult(index, NONE, base, duplicate_at, self.log_start)
         stored = bytearray(records)
@@ -225,9 +225,11 @@ class FakeCluster:
     `kept_max`: batches kept per partition, None for all; so that a long load does not fill the memory.
     """
 
-    def __init__(self, brokers: int = 1, topics: Mapping[str, int] | None = None, *, kept_max: int | None = None) -> None:
+    def __init__(
+        self, brokers: int = 1, topics: Mapping[str, int] | None = None, *, kept_max: int | None = None
+    ) -> None:
         self.cluster_id = "fake-" + uuid4().hex[:17]
-        self._node_ids = range(1, brokers + 1)
+        self._node_ids = list(range(1, brokers + 1))
         self._kept_max = kept_max
         self._next_producer_id = 1000
         self._ports: dict[int, int] = {}
@@ -250,9 +252,20 @@ class FakeCluster:
         self._told.clear()
         return topic
 
+    def changed(self) -> None:
+        """Somebody has changed what metadata tells."""
+        self._told.clear()
+
+    def add_broker(self) -> None:
+        """One more, without partitions; `start` opens its listener."""
+        self._node_ids.append(len(self._node_ids) + 1)
+        self._told.clear()
+
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         for node_id in self._node_ids:
+            if node_id in self._ports:
+                continue
             server = await loop.create_server(lambda node=node_id: _Connection(self, node), HOST, 0, backlog=1024)  # type: ignore[misc]
             self._servers.append(server)
             self._ports[node_id] = server.sockets[0].getsockname()[1]
@@ -367,9 +380,7 @@ class FakeCluster:
             if partition is None:
                 return Message(partition_index=wanted.partition_index, error_code=error, timestamp=-1, offset=-1)
             at = {-1: partition.log_end, -2: partition.log_start}[wanted.timestamp]
-            return Message(
-                partition_index=wanted.partition_index, timestamp=-1, offset=at, leader_epoch=_LEADER_EPOCH
-            )
+            return Message(partition_index=wanted.partition_index, timestamp=-1, offset=at, leader_epoch=_LEADER_EPOCH)
 
         return Message(
             topics=[
@@ -416,7 +427,9 @@ class FakeCluster:
     def _answer_find_coordinator(self, node_id: int, version: int, request: Message) -> Message:
         node = self._node_ids[0]
         there = {"node_id": node, "host": HOST, "port": self._ports[node]}
-        return Message(**there, coordinators=[Message(key=key, **there) for key in getattr(request, "coordinator_keys", [])])
+        return Message(
+            **there, coordinators=[Message(key=key, **there) for key in getattr(request, "coordinator_keys", [])]
+        )
 
     def _answer_describe_transactions(self, node_id: int, version: int, request: Message) -> Message:
         return Message(
@@ -434,7 +447,9 @@ class FakeCluster:
         results = []
         for wanted in request.topics:
             if wanted.name in self.topics:
-                results.append(Message(name=wanted.name, error_code=TOPIC_EXISTS, num_partitions=-1, replication_factor=-1))
+                results.append(
+                    Message(name=wanted.name, error_code=TOPIC_EXISTS, num_partitions=-1, replication_factor=-1)
+                )
                 continue
             configs = {each.name: each.value for each in wanted.configs}
             made = self.create(wanted.name, max(1, wanted.num_partitions), max(1, wanted.replication_factor), configs)
@@ -500,7 +515,7 @@ class _Waiting:
             return
 
         def again() -> None:
-            response, size, failed = self._look()
+            _, size, failed = self._look()
             if failed or size >= self._request.min_bytes:
                 finish()
 
@@ -526,17 +541,20 @@ class _Waiting:
         topics: dict[int, Message] = {}
         size = 0
         failed = False
-        for topic, partition, error, wanted in self._partitions():
-            entry = topics.setdefault(
-                id(topic), Message(topic=topic.topic, topic_id=topic.topic_id, partitions=[])
-            )
+        for topic, partition, problem, wanted in self._partitions():
+            error = problem
+            entry = topics.setdefault(id(topic), Message(topic=topic.topic, topic_id=topic.topic_id, partitions=[]))
             if partition is not None and not partition.log_start <= wanted.fetch_offset <= partition.log_end:
                 error = OFFSET_OUT_OF_RANGE
             if partition is None or error:
                 failed = True
                 told = Message(partition_index=wanted.partition, error_code=error, high_watermark=-1, records=b"")
             else:
-                room = min(wanted.partition_max_bytes, self._request.max_bytes - size) if size else wanted.partition_max_bytes
+                room = (
+                    min(wanted.partition_max_bytes, self._request.max_bytes - size)
+                    if size
+                    else wanted.partition_max_bytes
+                )
                 records = partition.read(wanted.fetch_offset, room)
                 size += len(records)
                 told = Message(
@@ -605,7 +623,9 @@ class _Connection(asyncio.Protocol):
 class FakeClusterProcess:
     """The cluster as a process of its own: what it costs is not in anybody's figures. Ready once constructed."""
 
-    def __init__(self, *, brokers: int = 1, topics: Mapping[str, int] | None = None, kept_max: int | None = None) -> None:
+    def __init__(
+        self, *, brokers: int = 1, topics: Mapping[str, int] | None = None, kept_max: int | None = None
+    ) -> None:
         arguments = [f"--brokers={brokers}", *(f"--topic={name}:{count}" for name, count in (topics or {}).items())]
         if kept_max is not None:
             arguments.append(f"--kept-max={kept_max}")

@@ -291,10 +291,13 @@ class BrokerConnection:
 class BrokerLink:
     """A connection to one address: opened when it is wanted, and again when it was lost, after a growing pause."""
 
-    def __init__(self, address: Address, *, limits: Limits, client_id: str) -> None:
+    def __init__(
+        self, address: Address, *, limits: Limits, client_id: str, on_opened: Callable[[], None] = lambda: None
+    ) -> None:
         self.address = address
         self._limits = limits
         self._client_id = client_id
+        self._on_opened = on_opened
         self._connection: BrokerConnection | None = None
         self._opening: asyncio.Task[BrokerConnection] | None = None
         self._pause_seconds = 0.0
@@ -349,5 +352,6 @@ class BrokerLink:
             raise
         self._pause_seconds = 0.0
         self.api_versions = self._connection.api_versions
+        self._on_opened()
         _log.debug("connected", broker=self.address)
         return self._connection

@@ -111,5 +111,4 @@ def _newer(known: TopicInfo | None, news: TopicInfo) -> TopicInfo:
         # Partitions are never taken away: an answer without one lags.
         if index not in partitions or before.leader.leader_epoch > partitions[index].leader.leader_epoch:
             partitions[index] = before
-    info = replace(news, partitions=partitions)
-    return known if info == known else info
+    return replace(news, partitions=partitions)

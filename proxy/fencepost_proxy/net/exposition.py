@@ -63,9 +63,7 @@ class _Everything(Collector):
             "Client connections that the proxy ended, by reason.",
             metrics.connections_closed,
         )
-        yield _by_reason(
-            "fencepost_refusals", "Batches that the proxy refused itself, by reason.", metrics.refusals
-        )
+        yield _by_reason("fencepost_refusals", "Batches that the proxy refused itself, by reason.", metrics.refusals)
         yield CounterMetricFamily(
             "fencepost_offset_violations",
             "Conditional batches that landed elsewhere than expected: somebody writes around the proxy.",
