@@ -119,10 +119,12 @@ def _produce_cases() -> Iterator[Case]:
         for partitions in (1, 10):
             name: Any = ("", topic_id) if version == 13 else ("orders", None)
             data = tuple(p.PartitionData(i, records) for i in range(partitions))
-            request = p.ProduceRequest(version, 77, "producer-1", b"", None, -1, 30_000, (p.TopicData(*name, data),))
+            request = p.ProduceRequest(
+                version, 77, "producer-1", b"", None, -1, 30_000, (p.TopicData(name[0], name[1], data),)
+            )
             frame = memoryview(b"".join(p.encode_produce_request(request))[4:])
             results = tuple(p.PartitionResult(i, 0, 1_234_567, -1, 0) for i in range(partitions))
-            response = p.ProduceResponse(77, (p.TopicResult(*name, results),), 0)
+            response = p.ProduceResponse(77, (p.TopicResult(name[0], name[1], results),), 0)
             answer = memoryview(p.encode_produce_response(response, version))[4:]
             of = f"v{version}, {partitions} partition{'s' if partitions > 1 else ''}"
             if partitions == 1:
