@@ -30,6 +30,7 @@ from fencepost_policies.append import Check
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.errors import ConfigError, ProtocolError
 from fencepost_proxy.partitions import events as g
+from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Switch
@@ -212,6 +213,9 @@ class Around:
 
     def policy(self, topic: str) -> TopicPolicy | None:
         return POLICIES.get(topic)
+
+    def gate(self, partition: TopicPartition) -> Gate | None:
+        return self.switch.gates.get(partition)
 
     def topic_id(self, topic: str) -> UUID | None:
         return TOPIC_IDS.get(topic)
@@ -665,15 +669,19 @@ class _Run:
             self.buffer[: len(data)] = data
             view = memoryview(self.buffer)[: len(data)]
             session = self.switch.sessions.get(wires.number)
-            if session is None or not self.call(session.passes_up, view, self.now):
-                passed = 0 if session is None or len(data) % 2 else min(session.passing_up_bytes, len(data))
-                if passed:
-                    self._command(wires, m.ToUpstream([view[:passed]]))
-                    self._perform(self._event(wires.number, m.ClientPassed(passed)))
-                if view[passed:]:
-                    self._perform(self._event(wires.number, m.ClientBytes(view[passed:])))
-            else:
-                self._command(wires, m.ToUpstream([view]))
+            taken = passed = 0
+            if session is not None:
+                taken, out = self.call(session.take_up, view, self.now)
+                if taken:
+                    self._command(wires, m.ToUpstream(out))
+                    if session.needs_ticks:
+                        self.switch.keep_time(session)
+                passed = 0 if len(data) % 2 else min(session.passing_up_bytes, len(data) - taken)
+            if passed:
+                self._command(wires, m.ToUpstream([view[taken : taken + passed]]))
+                self._perform(self._event(wires.number, m.ClientPassed(passed)))
+            if view[taken + passed :]:
+                self._perform(self._event(wires.number, m.ClientBytes(view[taken + passed :])))
             self.buffer[: len(data)] = b"\xee" * len(data)
 
     def _deliver_upstream(self, wires: Wires, cut: int) -> None:
@@ -686,15 +694,17 @@ class _Run:
             self.buffer[: len(data)] = data
             view = memoryview(self.buffer)[: len(data)]
             session = self.switch.sessions.get(wires.number)
-            if session is None or not self.call(session.passes_down, view):
-                passed = 0 if session is None or len(data) % 2 else min(session.passing_down_bytes, len(data))
-                if passed:
-                    self._command(wires, m.ToClient([view[:passed]]))
-                    self._perform(self._event(wires.number, m.UpstreamPassed(passed)))
-                if view[passed:]:
-                    self._perform(self._event(wires.number, m.UpstreamBytes(view[passed:])))
-            else:
-                self._command(wires, m.ToClient([view]))
+            taken = passed = 0
+            if session is not None:
+                taken, out = self.call(session.take_down, view, self.now)
+                if taken:
+                    self._command(wires, m.ToClient(out))
+                passed = 0 if len(data) % 2 else min(session.passing_down_bytes, len(data) - taken)
+            if passed:
+                self._command(wires, m.ToClient([view[taken : taken + passed]]))
+                self._perform(self._event(wires.number, m.UpstreamPassed(passed)))
+            if view[taken + passed :]:
+                self._perform(self._event(wires.number, m.UpstreamBytes(view[taken + passed :])))
             self.buffer[: len(data)] = b"\xee" * len(data)
 
     def _lose_client(self, wires: Wires) -> None:

@@ -55,6 +55,8 @@ class Driver:
             if not isinstance(command, messages.Count):
                 link.perform(command)
 
+    def keep_time(self, session: Session) -> None: ...
+
     def link_opened(self, link: Link) -> Session:
         self.opened.append(link)
         return Session(link.connection, link.local_host, self.around, Unchanged(), 0.0)  # type: ignore[arg-type]

@@ -17,8 +17,10 @@ import crc32c
 
 from fencepost_policies.append import Check
 from fencepost_proxy.partitions import events as gates
+from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchange, Finished
+from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report
 from fencepost_proxy.session.turn import batch_to_send
 from fencepost_proxy.topics.planning import Joins
@@ -299,6 +301,9 @@ class Proxy:
         found = self._policies[topic] = policy if policy.guarded else None
         return found
 
+    def gate(self, partition: TopicPartition) -> Gate | None:
+        return self.switch.gates.get(partition)
+
     def topic_id(self, topic: str) -> UUID | None:
         return next((known[2] for name, known in self._metadata.items() if name.topic == topic), None)
 
@@ -347,6 +352,10 @@ class Proxy:
 
     def tell(self, connection: int, event: sessions.Event) -> None:
         self.perform(self.switch.session_event(connection, event, self.sim.now))
+
+    def keep_time(self, session: Session) -> None:
+        self.switch.keep_time(session)
+        self.perform([])
 
     def perform(self, actions: list[Action]) -> None:
         for action in actions:
@@ -543,10 +552,14 @@ class Link:
         session = self.proxy.switch.sessions.get(self.number)
         if session is None:
             return
+        now = self.proxy.sim.now
         if client:
-            if session.passes_up(memoryview(data), self.proxy.sim.now):
-                self.upstream.to_b.write(data)
-                return
+            taken, out = session.take_up(memoryview(data), now)
+            if taken:
+                self.upstream.to_b.write(b"".join(out))
+                if session.needs_ticks:
+                    self.proxy.keep_time(session)
+                data = data[taken:]
             spliced = _spliced(data, session.passing_up_bytes)
             if spliced:
                 self.upstream.to_b.write(data[:spliced])
@@ -554,9 +567,10 @@ class Link:
             if data[spliced:]:
                 self.proxy.tell(self.number, sessions.ClientBytes(memoryview(data[spliced:])))
         else:
-            if session.passes_down(memoryview(data)):
-                self._answer(data)
-                return
+            taken, out = session.take_down(memoryview(data), now)
+            if taken:
+                self._answer(b"".join(out))
+                data = data[taken:]
             spliced = _spliced(data, session.passing_down_bytes)
             if spliced:
                 self._answer(data[:spliced])

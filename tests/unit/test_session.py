@@ -14,6 +14,7 @@ from fencepost_policies.append import Check
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
 from fencepost_proxy.partitions import events as g
+from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.exchange import Exchange, Exchanges, Finished
 from fencepost_proxy.session.session import Session
@@ -70,6 +71,9 @@ class Around:
 
     def policy(self, topic: str) -> TopicPolicy | None:
         return TopicPolicy(Check.ON) if topic.startswith("guarded") else None
+
+    def gate(self, partition: TopicPartition) -> Gate | None:
+        return None
 
     def topic_id(self, topic: str) -> UUID | None:
         return None if topic in self.unknown_topics else T_ID

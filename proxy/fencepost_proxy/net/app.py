@@ -30,6 +30,7 @@ from fencepost_proxy.net.reads import FACTS_SECONDS, GateReads
 from fencepost_proxy.net.side import Buffers, Paused
 from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.partitions.events import GateLimits, Ticket, Violation
+from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.session import Session
@@ -257,6 +258,9 @@ class Proxy:
         found = self._policies[topic] = policy if policy.guarded else None
         return found
 
+    def gate(self, partition: TopicPartition) -> Gate | None:
+        return self.switch.gates.get(partition)
+
     def topic_id(self, topic: str) -> UUID | None:
         info = self._control.topic(topic)
         return None if info is None else info.topic_id
@@ -266,13 +270,7 @@ class Proxy:
         return -1 if leader is None else leader.leader_epoch
 
     def produce_version_max(self) -> int:
-        newest = []
-        for node_id in self._control.brokers:
-            versions = self._control.api_versions(node_id)
-            if versions is None:
-                return 0
-            newest.append(versions[PRODUCE][1])
-        return min(newest, default=0)
+        return self._control.version_max(PRODUCE)
 
     def may_send(self, ticket: Ticket, now: float) -> bool:
         return self.switch.may_send(ticket, now)
@@ -433,6 +431,12 @@ class Proxy:
     def link_closed(self, link: Link) -> None:
         if self.links.pop(link.connection, None) is not None:
             self._metrics.connections.dec()
+
+    def keep_time(self, session: Session) -> None:
+        """It waits for something that has a time limit."""
+        self.switch.keep_time(session)
+        if self._ticker is None:
+            self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
 
     def session_event(self, connection: int, event: sessions.Event) -> None:
         self._perform(self.switch.session_event(connection, event, time.monotonic()))
@@ -615,10 +619,9 @@ class Proxy:
             for topic in topics:
                 if self.topic_id(topic) != before[topic]:
                     self._topic_replaced(topic)
-            for topic in gated:
-                known = self._reads.known_facts(topic)
-                if self.topic_id(topic) is not None and await self._reads.facts(topic, fresh=True) != known:
-                    self._perform(self.switch.forget_topic(topic, time.monotonic()))
+            there = sorted(topic for topic in gated if self.topic_id(topic) is not None)
+            for topic in await self._reads.changed_facts(there):
+                self._perform(self.switch.forget_topic(topic, time.monotonic()))
         except UpstreamUnavailable as error:
             _limited_log.warning("topics", "guarded topics could not be looked up", reason=error)
 

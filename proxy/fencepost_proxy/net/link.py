@@ -1,7 +1,7 @@
 """The two sockets of a client connection, and nothing else: bytes to the session, its commands to the sockets.
 
-The common case is one call: a request that only passes is seen by `Session.passes_up` and sent on from the receive
-buffer, its answer by `Session.passes_down`. All else goes by the switch as an event.
+The common case is one call: `Session.take_up` for whole requests, `Session.take_down` for whole answers; they say what
+to write at once, from the receive buffer where it only passes. All else goes by the switch as an event.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ class Driver(Protocol):
     def traffic(self) -> Traffic: ...
 
     def session_event(self, connection: int, event: messages.Event) -> None: ...
+    def keep_time(self, session: Session) -> None: ...
     def link_opened(self, link: Link) -> Session: ...
     def link_closed(self, link: Link) -> None: ...
 
@@ -38,14 +39,18 @@ class UpstreamSide(Side):
 
     def _received(self, data: memoryview) -> None:
         link = self._link
-        self.received_at = monotonic()
+        self.received_at = now = monotonic()
         session = link.session
-        if session is not None and session.passes_down(data):
-            link.driver.traffic.bytes_to_clients += len(data)
-            link.client.send(data)
-            return
+        assert session is not None
+        taken, out = session.take_down(data, now)
+        if taken:
+            link.driver.traffic.bytes_to_clients += taken
+            link.client.write(out)
+            if taken == len(data):
+                return
+            data = data[taken:]
         link.driver.session_event(link.connection, messages.UpstreamBytes(data))
-        self.passing_bytes = 0 if session is None else session.passing_down_bytes
+        self.passing_bytes = session.passing_down_bytes
 
     def _passed(self, byte_count: int) -> None:
         link = self._link
@@ -72,10 +77,16 @@ class ClientSide(Side):
         self.received_at = now = monotonic()
         session, upstream = link.session, link.upstream
         assert session is not None
-        if upstream is not None and session.passes_up(data, now):
-            link.driver.traffic.bytes_to_kafka += len(data)
-            upstream.send(data)
-            return
+        assert upstream is not None
+        taken, out = session.take_up(data, now)
+        if taken:
+            link.driver.traffic.bytes_to_kafka += taken
+            upstream.write(out)
+            if session.needs_ticks:
+                link.driver.keep_time(session)
+            if taken == len(data):
+                return
+            data = data[taken:]
         link.driver.session_event(link.connection, messages.ClientBytes(data))
         self.passing_bytes = session.passing_up_bytes
 

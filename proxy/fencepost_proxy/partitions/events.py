@@ -18,14 +18,18 @@ from fencepost_proxy.wire.produce import PartitionResult
 
 
 class Kind(Enum):
+    """See `gate.py`. `stamped` – goes under the shared producer id."""
+
+    stamped: bool
+
     CONDITIONAL = auto()
     PLAIN = auto()
     OWN = auto()
     OWN_CONDITIONAL = auto()
 
-    @property
-    def stamped(self) -> bool:
-        return self in (Kind.CONDITIONAL, Kind.PLAIN)
+
+for _kind in Kind:
+    _kind.stamped = _kind in (Kind.CONDITIONAL, Kind.PLAIN)
 
 
 @value

@@ -29,6 +29,7 @@ from typing import Protocol
 from uuid import UUID
 
 from fencepost_policies.append import Refusal
+from fencepost_policies.values import value
 from fencepost_proxy.errors import ClientProtocolError, Error, ProtocolError, UpstreamProtocolError
 from fencepost_proxy.partitions.events import (
     Answered,
@@ -40,7 +41,7 @@ from fencepost_proxy.partitions.events import (
     TransactionJoins,
     Withdrawn,
 )
-from fencepost_proxy.partitions.gate import sent_behind
+from fencepost_proxy.partitions.gate import Gate, sent_behind
 from fencepost_proxy.session.cutter import CutterState, FrameCutter
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.messages import (
@@ -68,16 +69,18 @@ from fencepost_proxy.session.messages import (
     UpstreamLost,
     UpstreamPassed,
 )
-from fencepost_proxy.session.turn import Bid, Turn, make_ticket, refused
+from fencepost_proxy.session.turn import Bid, Turn, make_ticket, refused, sent_batch
 from fencepost_proxy.topics.planning import Joins
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE, Treatment, api_name
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import (
+    FLEXIBLE,
     NodeEndpoint,
     PartitionData,
     PartitionResult,
+    ProducePeek,
     ProduceRequest,
     ProduceResponse,
     TopicData,
@@ -88,10 +91,13 @@ from fencepost_proxy.wire.produce import (
     peek_produce,
 )
 from fencepost_proxy.wire.shortcuts import names_no_broker
+from fencepost_proxy.wire.single import encode_single, encode_single_answer, read_single, read_single_answer
 
 _REQUEST_PREFIX = struct.Struct(">hhi")
 _FRAME_PREFIX = struct.Struct(">ihhi")
+_RESPONSE_PREFIX = struct.Struct(">ii")
 _INT32 = struct.Struct(">i")
+_ACKS_TIMEOUT = struct.Struct(">hi")
 _LENGTH_BYTES = 4
 #: API key, version, correlation id; and the shortest response is its correlation id.
 _REQUEST_BYTES_MIN = 8
@@ -160,6 +166,9 @@ class Surroundings(Protocol):
     def policy(self, topic: str) -> TopicPolicy | None:
         """The policy of a guarded topic, None for one that is not."""
 
+    def gate(self, partition: TopicPartition) -> Gate | None:
+        """The partition's gate, None if it has not been needed lately."""
+
     def topic_id(self, topic: str) -> UUID | None: ...
     def leader_epoch(self, partition: TopicPartition) -> int:
         """As last heard of, -1 if it was not."""
@@ -214,6 +223,36 @@ class _Answer(Enum):
     MADE_FROM_RESPONSE = auto()
     #: Not from upstream at all.
     MADE_HERE = auto()
+    #: One guarded append that took the short way (`Slot.single`); its answer does, too, if it is the one that is due.
+    SINGLE = auto()
+
+
+@dataclass(slots=True)
+class _Single:
+    """What is kept of a guarded append that took the short way: enough to make a `Turn` of it after all."""
+
+    ticket: Ticket
+    frame: memoryview
+    starts_at: int
+    answer_by: float
+    topic: bytes
+
+
+@value
+class _Known:
+    """Of a Produce request: what the next one of the same client is likely to begin with, and what that says.
+
+    `prefix` – from the client id to the end of the only topic's name. `before_acks`, `topic` – parts of it, the name
+    with its length. `guarded` – it went to a gate; else it could be streamed.
+    """
+
+    version: int
+    prefix: bytes
+    before_acks: bytes
+    timeout_ms: int
+    topic_name: str
+    topic: bytes
+    guarded: bool
 
 
 class Slot:
@@ -229,6 +268,7 @@ class Slot:
         "inner",
         "on_response",
         "reserved_bytes",
+        "single",
         "version",
     )
 
@@ -242,9 +282,13 @@ class Slot:
         self.done = False
         #: Asked by us on behalf of another slot: no client's request of its own.
         self.inner = False
+        self.single: _Single | None = None
         self.reserved_bytes = 0
         #: Failed appends that its answer tells of: until it is read, what follows them follows a hole.
         self.chains: list[_Chain] = []
+
+
+_NOTHING_KNOWN = _Known(-1, b"", b"", 0, "", b"", False)
 
 
 class Session:
@@ -269,6 +313,7 @@ class Session:
         "_failed_chains",
         "_from_upstream",
         "_joins",
+        "_known",
         "_made_here",
         "_may_write",
         "_next_token",
@@ -276,9 +321,6 @@ class Session:
         "_probes",
         "_received_bytes",
         "_stores",
-        "_streamed_prefix",
-        "_streamed_topic",
-        "_streamed_version",
         "_to_client",
         "_turn",
         "_turn_slot",
@@ -319,10 +361,7 @@ class Session:
         self._next_token = 0
         self._collecting_bytes = 0
         self._collecting_since = 0.0
-        #: From the client id to the first topic's name, of a Produce request that could be streamed; and that topic.
-        self._streamed_prefix = b""
-        self._streamed_topic = ""
-        self._streamed_version = -1
+        self._known = _NOTHING_KNOWN
         self._made_here = 0  # answers, since the connection or the clock was heard last
         self._drain_until = float("inf")
         self._client_paused = False
@@ -373,97 +412,208 @@ class Session:
         """How many of the broker's next bytes just go to the client; see `UpstreamPassed`."""
         return self._upstream.passing_bytes
 
-    # ---- the short way: whole frames that only pass, while nothing else is going on
+    # ---- the short way: whole frames of the usual kind, while nothing else is going on
 
-    def passes_up(self, data: memoryview, now: float) -> bool:
-        """True: `data` is requests that nobody has to read. They are noted; the caller sends them on as they are.
+    def take_up(self, data: memoryview, now: float) -> tuple[int, list[bytes | memoryview]]:
+        """How many of the client's bytes need nothing else, and what goes to the broker for them, to be written now.
 
-        False: nothing has happened; `handle(ClientBytes(data))` knows what to do.
+        They are whole requests that nobody has to read, and guarded appends whose gate has nothing against them. What
+        is left is for `handle(ClientBytes(rest))`. Chunks may be views into `data`.
         """
+        out: list[bytes | memoryview] = []
         if self._turn is not None or self._client_paused or self._closing or self.client_gone or self.upstream_gone:
-            return False
+            return 0, out
         if not self._client.between_frames:
-            return False
-        size = len(data)
-        at = 0
-        slots: list[Slot] = []
-        while at < size:
-            if size - at < _LENGTH_BYTES + _REQUEST_BYTES_MIN:
-                return False
+            return 0, out
+        around, size, to_client = self._around, len(data), self._to_client
+        at = passing_from = 0
+        while size - at >= _LENGTH_BYTES + _REQUEST_BYTES_MIN:
             length, api_key, version, correlation_id = _FRAME_PREFIX.unpack_from(data, at)
             end = at + _LENGTH_BYTES + length
-            if length < _REQUEST_BYTES_MIN or end > size or length > self._around.frame_bytes_max:
-                return False
-            if api_key == PRODUCE:
-                if version != self._streamed_version or not self._streams_again(data[at:end], now):
-                    return False
-                slots.append(self._produce_slot(version, correlation_id))
-            else:
-                passes = _PASSES.get(api_key)
-                if passes is None or not passes[0] <= version <= passes[1]:
-                    return False
+            if length < _REQUEST_BYTES_MIN or end > size or length > around.frame_bytes_max:
+                break
+            if len(to_client) >= around.in_flight_requests_max:
+                break
+            passes = _PASSES.get(api_key)
+            if passes is not None:
+                if not passes[0] <= version <= passes[1]:
+                    break
                 if passes[2] and self._concerns_state_topic(data[at:end]):
-                    return False
-                slots.append(Slot(api_key, version, correlation_id, _Answer.RELAYED))
+                    break
+                slot = Slot(api_key, version, correlation_id, _Answer.RELAYED)
+            elif api_key != PRODUCE or not self._is_known(data, at, version) or not around.fresh(now):
+                break
+            elif not self._known.guarded:
+                if around.policy(self._known.topic_name) is not None:
+                    break
+                slot = self._produce_slot(version, correlation_id)
+            else:
+                frame = memoryview(bytes(data[at + _LENGTH_BYTES : end]))
+                chunks = self._take_single(frame, correlation_id, self._received_bytes + at + _LENGTH_BYTES, now)
+                if chunks is None:
+                    break
+                if passing_from < at:
+                    out.append(data[passing_from:at])
+                out += chunks
+                passing_from = at = end
+                around.count_request(api_key)
+                continue
+            to_client.append(slot)
+            self._from_upstream.append(slot)
+            around.count_request(api_key)
             at = end
-        if len(self._to_client) + len(slots) > self._around.in_flight_requests_max:
-            return False
-        self._made_here = 0
-        self._received_bytes += size
-        self._to_client.extend(slots)
-        self._from_upstream.extend(slots)
-        for slot in slots:
-            self._around.count_request(slot.api_key)
-        return True
+        if passing_from < at:
+            out.append(data[passing_from:at])
+        if at:
+            self._made_here = 0
+            self._received_bytes += at
+        return at, out
 
-    def passes_down(self, data: memoryview) -> bool:
-        """True: `data` is answers for the client's next slots. They are noted; the caller sends them on as they are.
+    def take_down(self, data: memoryview, now: float) -> tuple[int, list[bytes | memoryview]]:
+        """How many of the broker's bytes need nothing else, and what goes to the client for them, to be written now.
 
-        False: nothing has happened; `handle(UpstreamBytes(data))` knows what to do.
+        What is left is for `handle(UpstreamBytes(rest))`. Chunks may be views into `data`.
         """
+        out: list[bytes | memoryview] = []
         if self._client_paused or self._upstream_paused or self._closing or self.client_gone:
-            return False
+            return 0, out
         if not self._upstream.between_frames:
-            return False
-        size = len(data)
-        to_client, from_upstream = self._to_client, self._from_upstream
-        slots_max = min(len(to_client), len(from_upstream))
-        at = count = 0
-        while at < size:
-            if size - at < _LENGTH_BYTES + _RESPONSE_BYTES_MIN or count >= slots_max:
-                return False
-            slot = from_upstream[count]
-            end = at + _LENGTH_BYTES + _INT32.unpack_from(data, at)[0]
-            if end > size or end < at + _LENGTH_BYTES + _RESPONSE_BYTES_MIN:
-                return False
-            if slot is not to_client[count] or slot.reserved_bytes:
-                return False
-            if _INT32.unpack_from(data, at + _LENGTH_BYTES)[0] != slot.correlation_id:
-                return False
-            if slot.answer is not _Answer.RELAYED and not (
-                slot.answer is _Answer.RELAYED_UNLESS_BROKERS and names_no_broker(data[at:end], slot.version)
+            return 0, out
+        size, to_client, from_upstream = len(data), self._to_client, self._from_upstream
+        at = passing_from = 0
+        while size - at >= _LENGTH_BYTES + _RESPONSE_BYTES_MIN and to_client and from_upstream:
+            slot = from_upstream[0]
+            length, correlation_id = _RESPONSE_PREFIX.unpack_from(data, at)
+            end = at + _LENGTH_BYTES + length
+            if end > size or length < _RESPONSE_BYTES_MIN or correlation_id != slot.correlation_id:
+                break
+            if slot is not to_client[0] or (len(to_client) > 1 and to_client[1].done):
+                break
+            if slot.answer is _Answer.SINGLE:
+                answer = self._end_single(slot, data[at + _LENGTH_BYTES : end], now)
+                if answer is None:
+                    break
+                if passing_from < at:
+                    out.append(data[passing_from:at])
+                out.append(answer)
+                passing_from = end
+            elif slot.reserved_bytes or not (
+                slot.answer is _Answer.RELAYED
+                or (slot.answer is _Answer.RELAYED_UNLESS_BROKERS and names_no_broker(data[at:end], slot.version))
             ):
-                return False
+                break
+            del to_client[0], from_upstream[0]
             at = end
-            count += 1
-        if count < len(to_client) and to_client[count].done:
-            return False
-        del to_client[:count]
-        del from_upstream[:count]
-        return True
+        if passing_from < at:
+            out.append(data[passing_from:at])
+        return at, out
 
-    def _streams_again(self, frame: memoryview, now: float) -> bool:
-        """Whether it begins as the last Produce request that could be streamed, and still can be."""
-        end = 12 + len(self._streamed_prefix)
-        return (
-            frame[12:end] == self._streamed_prefix
-            and self._around.fresh(now)
-            and self._around.policy(self._streamed_topic) is None
-        )
+    def _is_known(self, data: memoryview, at: int, version: int) -> bool:
+        """Whether the Produce request at `at` begins as the last one that was read."""
+        known = self._known
+        start = at + _LENGTH_BYTES + _REQUEST_BYTES_MIN
+        return version == known.version and data[start : start + len(known.prefix)] == known.prefix
 
     def _concerns_state_topic(self, frame: memoryview) -> bool:
         data = bytes(frame)
         return any(mark in data for mark in self._around.state_topic_marks)
+
+    def _take_single(
+        self, frame: memoryview, correlation_id: int, starts_at: int, now: float
+    ) -> list[bytes | memoryview] | None:
+        """A guarded append that is the whole of its request, if its gate takes it as it is; what to send, then.
+
+        None: nothing has happened. `frame` is the request without its length, and nobody else's memory.
+        """
+        around, known = self._around, self._known
+        single = read_single(frame, _REQUEST_BYTES_MIN + len(known.prefix))
+        if single is None or self._failed_chains:
+            return None
+        partition, start, end = single
+        policy, topic_id = around.policy(known.topic_name), around.topic_id(known.topic_name)
+        key = TopicPartition(known.topic_name, partition)
+        gate = around.gate(key)
+        if policy is None or topic_id is None or gate is None or around.produce_version_max() < _PRODUCE_BY_ID:
+            return None
+        if not around.reserve(len(frame)):
+            return None
+        wait_seconds = min(around.gate_wait_max_seconds, max(known.timeout_ms, 0) / 3000)
+        bid = self._bid(policy, None, now, now + wait_seconds)
+        ticket = make_ticket(bid, key, PartitionData(partition, frame[start:end], b""))
+        if isinstance(ticket, Refusal):
+            around.release(len(frame))
+            return None
+        ticket.leader_epoch = around.leader_epoch(key)
+        ticket.may_write = known.topic_name in self._may_write
+        if not gate.take(ticket, now):
+            around.release(len(frame))
+            return None
+        ticket.topic_id = topic_id
+        around.gate_waited(0.0)
+        slot = Slot(PRODUCE, known.version, correlation_id, _Answer.SINGLE)
+        slot.reserved_bytes = len(frame)
+        answer_by = self._answer_by[slot] = _answer_by(now, known.timeout_ms)
+        slot.single = _Single(ticket, frame, starts_at, answer_by, known.topic)
+        self._to_client.append(slot)
+        self._from_upstream.append(slot)
+        header, rest = sent_batch(ticket)
+        return encode_single(
+            correlation_id=correlation_id,
+            before_acks=known.before_acks,
+            timeout_ms=known.timeout_ms,
+            topic_id=topic_id.bytes,
+            partition=partition,
+            header=header,
+            rest=rest,
+        )
+
+    def _end_single(self, slot: Slot, frame: memoryview, now: float) -> bytes | None:
+        """The answer of such an append, if it is the success that was due. None: nothing has happened.
+
+        The caller takes the slot out of the queues.
+        """
+        fields = read_single_answer(frame)
+        single = slot.single
+        assert single is not None
+        gate = self._around.gate(single.ticket.partition)
+        if fields is None or gate is None:
+            return None
+        partition, error, base_offset, append_time, log_start, throttle = fields
+        if error or partition != single.ticket.partition.partition:
+            return None
+        result = PartitionResult(partition, error, base_offset, append_time, log_start)
+        if gate.landed(single.ticket, result, now) is None:
+            return None
+        self._may_write[single.ticket.partition.topic] = None
+        del self._answer_by[slot]
+        self._around.release(slot.reserved_bytes)
+        slot.reserved_bytes = 0
+        return encode_single_answer(
+            correlation_id=slot.correlation_id,
+            topic=single.topic,
+            partition=partition,
+            base_offset=base_offset,
+            append_time=append_time,
+            start=log_start,
+            throttle=throttle,
+        )
+
+    def _no_short_ways(self) -> None:
+        """Something is not as usual: appends that took the short way become turns like all others."""
+        for index, slot in enumerate(self._from_upstream):
+            single = slot.single
+            if single is None:
+                continue
+            ticket = single.ticket
+            turn = Turn(parse_produce_request(single.frame), starts_at=single.starts_at, answer_by=single.answer_by)
+            turn.tickets[ticket.partition] = ticket
+            turn.granted.append(ticket)
+            turn.sent = True
+            slot.answer, slot.single = _Answer.MADE_HERE, None
+            self._turns[slot] = turn
+            names: dict[UUID | None, str] = {ticket.topic_id: ticket.partition.topic}
+            asked = {ticket.partition}
+            self._from_upstream[index] = self._upstream_slot(slot, turn, _PRODUCE_BY_ID, names=names, asked=asked)
 
     # ---- the only way in else
 
@@ -638,14 +788,41 @@ class Session:
             and around.policy(peek.first_topic) is None
         )
         if not streamed:
+            if (
+                peek.topic_count == 1
+                and peek.acks != 0
+                and peek.transactional_id is None
+                and version >= FLEXIBLE
+                and peek.first_topic != around.state_topic
+            ):
+                self._note_known(version, bytes(head[:_PEEK_BYTES_MAX]), peek, guarded=True)
             return self._collect(length, now)
         if peek.acks == 0:
             self._client.pass_frame(length)
         else:
             self._relay(self._produce_slot(version, correlation_id), length)
-            self._streamed_prefix = bytes(head[_REQUEST_BYTES_MIN : peek.end])
-            self._streamed_topic, self._streamed_version = peek.first_topic, version
+            self._note_known(version, bytes(head[:_PEEK_BYTES_MAX]), peek, guarded=False)
         return True
+
+    def _note_known(self, version: int, head: bytes, peek: ProducePeek, *, guarded: bool) -> None:
+        name = peek.first_topic.encode()
+        before_topic = peek.end - len(name) - 1  # its length takes one byte, or it is not noted
+        if version < FLEXIBLE:
+            self._known = _Known(version, head[_REQUEST_BYTES_MIN : peek.end], b"", 0, peek.first_topic, b"", False)
+            return
+        if len(name) >= 0x7F:
+            return
+        before_acks_end = before_topic - 1 - _ACKS_TIMEOUT.size  # the number of topics takes one byte: it is one topic
+        _, timeout_ms = _ACKS_TIMEOUT.unpack_from(head, before_acks_end)
+        self._known = _Known(
+            version,
+            head[_REQUEST_BYTES_MIN : peek.end],
+            head[_REQUEST_BYTES_MIN:before_acks_end],
+            timeout_ms,
+            peek.first_topic,
+            head[before_topic : peek.end],
+            guarded,
+        )
 
     def _produce_slot(self, version: int, correlation_id: int) -> Slot:
         """For a request that goes up as it is: only the addresses in its answer concern us."""
@@ -729,11 +906,13 @@ class Session:
 
     def _produce(self, frame: memoryview, now: float) -> None:
         around = self._around
+        if self._single(frame, now):
+            return
         request = parse_produce_request(frame)
         self.client_id = request.client_id
         slot = Slot(PRODUCE, request.api_version, request.correlation_id, _Answer.MADE_HERE)
         starts_at = self._received_bytes - self._client.unread_bytes - len(frame)
-        turn = Turn(request, starts_at=starts_at, answer_by=now + _ANSWER_BY * max(request.timeout_ms, 100) / 1000)
+        turn = Turn(request, starts_at=starts_at, answer_by=_answer_by(now, request.timeout_ms))
         if not around.fresh(now):
             self._fail_closed(turn)
         else:
@@ -748,6 +927,27 @@ class Session:
         self._turn, self._turn_slot = turn, slot
         turn.to_offer = [turn.tickets[key] for key in sorted(turn.tickets, reverse=True)]
         self._next_turn(now)
+
+    def _single(self, frame: memoryview, now: float) -> bool:
+        """The short way, for a request that did not come in one piece."""
+        _, version, correlation_id = _REQUEST_PREFIX.unpack_from(frame)
+        known = self._known
+        end = _REQUEST_BYTES_MIN + len(known.prefix)
+        if not known.guarded or version != known.version or frame[_REQUEST_BYTES_MIN:end] != known.prefix:
+            return False
+        if self._client_is_blocked() or not self._around.fresh(now):
+            return False
+        starts_at = self._received_bytes - self._client.unread_bytes - len(frame)
+        reserved, self._collecting_bytes = self._collecting_bytes, 0
+        self._around.release(reserved)
+        chunks = self._take_single(frame, correlation_id, starts_at, now)
+        if chunks is None:
+            taken_back = self._around.reserve(reserved)
+            assert taken_back, "it was given back a moment ago"
+            self._collecting_bytes = reserved
+            return False
+        self._upstream_out += chunks
+        return True
 
     def _forward_unread(self, slot: Slot, request: ProduceRequest, frame: memoryview) -> None:
         """It was collected because it might have named a guarded topic; it does not."""
@@ -782,22 +982,26 @@ class Session:
             policy = around.policy(topic.name)
             if policy is None:
                 continue
-            bid = Bid(
-                connection=self.connection,
-                policy=policy,
-                names=around.header_names,
-                decompressed_bytes_max=around.decompressed_bytes_max,
-                shared_producer_id=around.shared_producer_id,
-                now=now,
-                deadline=now + wait_seconds,
-                tag=around.tag,
-                connected_at=self._opened_at,
-                alone=around.alone(now),
-                taken_over=around.taken_over(now),
-                transactional_id=request.transactional_id,
-            )
+            bid = self._bid(policy, request.transactional_id, now, now + wait_seconds)
             for data in topic.partitions:
                 self._take_bid(turn, bid, topic, data)
+
+    def _bid(self, policy: TopicPolicy, transactional_id: str | None, now: float, deadline: float) -> Bid:
+        around = self._around
+        return Bid(
+            self.connection,
+            policy,
+            around.header_names,
+            around.decompressed_bytes_max,
+            around.shared_producer_id,
+            now,
+            deadline,
+            around.tag,
+            self._opened_at,
+            around.alone(now),
+            around.taken_over(now),
+            transactional_id,
+        )
 
     def _deny(self, turn: Turn, topic: TopicData) -> None:
         """The proxy's own topic: what a client wrote there could unguard others."""
@@ -872,6 +1076,7 @@ class Session:
         self._commands.append(ToGate(ticket, Sent(ticket)))
 
     def _sent_turn_of(self, ticket: Ticket) -> tuple[Slot, Turn] | tuple[None, None]:
+        self._no_short_ways()
         for slot, turn in self._turns.items():
             if turn.tickets.get(ticket.partition) is ticket:
                 return slot, turn
@@ -941,17 +1146,31 @@ class Session:
                 ticket = turn.tickets.get(TopicPartition(topic.name, data.partition))
                 if ticket is not None:
                     ticket.topic_id = topic.topic_id
-        version, names = request.api_version, {topic.topic_id: topic.name for topic in request.topics}
+        version = request.api_version
+        names: dict[UUID | None, str] = {topic.topic_id: topic.name for topic in request.topics}
         asked = {TopicPartition(topic.name, data.partition) for topic in request.topics for data in topic.partitions}
-        upstream = Slot(PRODUCE, version, request.correlation_id, _Answer.MADE_FROM_RESPONSE)
+        upstream = self._upstream_slot(slot, turn, version, names=names, asked=asked)
+        self._from_upstream.append(upstream)
+        self._upstream_out += encode_produce_request(request)
+
+    def _upstream_slot(
+        self,
+        slot: Slot,
+        turn: Turn,
+        version: int,
+        *,
+        names: dict[UUID | None, str],
+        asked: set[TopicPartition],
+    ) -> Slot:
+        """For what is sent upstream of a turn; its client waits at `slot`."""
+        upstream = Slot(PRODUCE, version, slot.correlation_id, _Answer.MADE_FROM_RESPONSE)
         upstream.inner = True
 
         def on_response(frame: memoryview) -> None:
             self._turn_answered(slot, turn, parse_produce_response(frame, version), names, asked)
 
         upstream.on_response = on_response
-        self._from_upstream.append(upstream)
-        self._upstream_out += encode_produce_request(request)
+        return upstream
 
     def _refuse_the_rest(self, turn: Turn) -> None:
         """`refusal_scope = "request"`, KIP-27's literal reading: one mismatch refuses the whole request."""
@@ -1158,7 +1377,7 @@ class Session:
                 frame = cutter.collected()
                 if frame is None:
                     break
-                self._collected(self._from_upstream.pop(0), frame)
+                self._collected(frame, now)
             else:
                 head = cutter.head()
                 if head is None:
@@ -1177,7 +1396,11 @@ class Session:
                     break
         cutter.save()
 
-    def _collected(self, slot: Slot, frame: memoryview) -> None:
+    def _collected(self, frame: memoryview, now: float) -> None:
+        if self._from_upstream[0].answer is _Answer.SINGLE:
+            self._collected_single(frame, now)
+            return
+        slot = self._from_upstream.pop(0)
         if slot.answer is _Answer.MADE_FROM_RESPONSE:
             assert slot.on_response is not None
             slot.on_response(frame)
@@ -1186,6 +1409,16 @@ class Session:
             self._end(slot, self._with_own_addresses(slot, frame))
         else:
             self._end(slot, [_INT32.pack(len(frame)), frame])
+
+    def _collected_single(self, frame: memoryview, now: float) -> None:
+        slot = self._from_upstream[0]
+        answer = self._end_single(slot, frame, now)
+        if answer is None:
+            self._no_short_ways()
+            self._collected(frame, now)
+        else:
+            del self._from_upstream[0]
+            self._end(slot, [answer])
 
     def _expected_slot(self, head: memoryview) -> Slot:
         (correlation_id,) = _INT32.unpack_from(head)
@@ -1237,6 +1470,7 @@ class Session:
         for slot, deadline in list(self._answer_by.items()):
             if deadline > now:
                 continue
+            self._no_short_ways()
             del self._answer_by[slot]
             turn = self._turns[slot]
             self._give_up_waiting(turn)
@@ -1279,6 +1513,7 @@ class Session:
             self._commands.append(CloseUpstream())
 
     def _client_lost(self, now: float) -> None:
+        self._no_short_ways()
         self.client_gone = True
         self._drain_until = now + self._around.request_timeout_seconds
         self._give_turns_back()
@@ -1306,6 +1541,7 @@ class Session:
         """Everything that was sent and not answered is in doubt from here on; the gates look into the log."""
         if self.upstream_gone:
             return
+        self._no_short_ways()
         self.upstream_gone = True
         # Its client's connection may take long to close. A grant that comes before would be taken for sent, and its
         # gate wait for ever.
@@ -1322,6 +1558,10 @@ class Session:
         self._probes.clear()
         if not self._closing and not self.client_gone:
             self._close(reason, None)
+
+
+def _answer_by(now: float, timeout_ms: int) -> float:
+    return now + _ANSWER_BY * max(timeout_ms, 100) / 1000
 
 
 def _for_names(result: PartitionResult) -> PartitionResult:

@@ -76,6 +76,10 @@ class Switch:
         self._work.append((session, event))
         return self._run(now)
 
+    def keep_time(self, session: Session) -> None:
+        """Ticks it from now on, until it needs none: after `Session.take_up`, which sets time limits."""
+        self._busy_sessions[session] = None
+
     def gate_event(self, partition: TopicPartition, event: gates.Event, now: float) -> list[Action]:
         gate = self.gates.get(partition)
         if gate is None:

@@ -17,11 +17,13 @@ from fencepost_proxy.partitions.events import Ticket
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import (
+    HEADER_BYTES,
     BatchScan,
     HeaderNames,
     require_single_batch,
     scan_batch,
     stamp_batch,
+    stamped_header,
     verify_crc,
     zero_base_offset,
 )
@@ -131,6 +133,21 @@ class Turn:
         return ProduceResponse(
             correlation_id=self.request.correlation_id, topics=topics, throttle_time_ms=self.throttle_time_ms
         )
+
+
+def sent_batch(ticket: Ticket) -> tuple[bytes, memoryview]:
+    """The same in two parts: its header, and the records as they came."""
+    stamp, records = ticket.stamp, ticket.records
+    if stamp is None:
+        return bytes(zero_base_offset(records[:HEADER_BYTES])), records[HEADER_BYTES:]
+    header = stamped_header(
+        records,
+        producer_id=stamp.producer_id,
+        producer_epoch=stamp.producer_epoch,
+        base_sequence=stamp.base_sequence,
+        tag=stamp.tag,
+    )
+    return bytes(header), records[HEADER_BYTES:]
 
 
 def batch_to_send(ticket: Ticket) -> bytearray:

@@ -1,0 +1,112 @@
+"""One record batch for one partition: what almost every guarded Produce request is, read and written without a detour.
+
+Three forms of it are needed: the client's request, read behind a prefix that is known from the request before; ours
+upstream, by topic id; and both answers. Whatever has another form is for `produce.py`.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from struct import error as StructError
+from typing import Final
+
+_INT32: Final = Struct(">i")
+_ACKS_TIMEOUT: Final = Struct(">hi")
+_REQUEST_HEAD: Final = Struct(">ihhi")
+#: One topic by id, one partition, all but the record batch's length.
+_ONE_BY_ID: Final = Struct(">B16sBi")
+#: Of a request: tags of partition, topic and request.
+_NO_TAGS: Final = b"\0\0\0"
+#: Correlation id, tags, topics, id, partitions; index, error, base offset, append time, log start; record errors,
+#: message, tags of partition and topic, throttle time, tags.
+_ANSWER_BY_ID: Final = Struct(">iBB16sBihqqqBBBBiB")
+#: Of an answer by name: what stands before the name, and behind it.
+_ANSWER_HEAD: Final = Struct(">iiBB")
+_ANSWER_REST: Final = Struct(">BihqqqBBBBiB")
+_BY_ID_VERSION: Final = 13
+ACKS_ALL: Final = -1
+
+
+def read_single(frame: memoryview, at: int) -> tuple[int, int, int] | None:
+    """Partition, start and end of the only record batch of a flexible Produce request by name; None for any other form.
+
+    `frame` is without its length, `at` is where the only topic's name ends.
+    """
+    try:
+        if frame[at] != 2:  # one partition
+            return None
+        (partition,) = _INT32.unpack_from(frame, at + 1)
+        at += 5
+        shift = length = 0
+        while True:
+            byte = frame[at]
+            at += 1
+            length |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                break
+            shift += 7
+            if shift > 28:
+                return None
+    except (IndexError, StructError):
+        return None
+    end = at + length - 1
+    if length < 2 or len(frame) != end + len(_NO_TAGS) or frame[end] or frame[end + 1] or frame[end + 2]:
+        return None
+    return partition, at, end
+
+
+def encode_single(
+    *,
+    correlation_id: int,
+    before_acks: bytes,
+    timeout_ms: int,
+    topic_id: bytes,
+    partition: int,
+    header: bytes,
+    rest: memoryview,
+) -> list[bytes | memoryview]:
+    """A Produce v13 request for one batch, acks=all: `header` and `rest` of it. `before_acks` – client id, tags and
+    transactional id, as a flexible request has them."""
+    length = len(header) + len(rest) + 1
+    varint = bytearray()
+    left = length
+    while left >= 0x80:
+        varint.append(left & 0x7F | 0x80)
+        left >>= 7
+    varint.append(left)
+    body = b"".join(
+        (
+            before_acks,
+            _ACKS_TIMEOUT.pack(ACKS_ALL, timeout_ms),
+            _ONE_BY_ID.pack(2, topic_id, 2, partition),
+            varint,
+            header,
+        )
+    )
+    frame_bytes = 8 + len(body) + len(rest) + len(_NO_TAGS)
+    return [_REQUEST_HEAD.pack(frame_bytes, 0, _BY_ID_VERSION, correlation_id) + body, rest, _NO_TAGS]
+
+
+def read_single_answer(frame: memoryview) -> tuple[int, int, int, int, int, int] | None:
+    """Partition, error code, base offset, append time, log start and throttle time of a v13 answer for one partition.
+
+    None where it has another form, or says more than that.
+    """
+    if len(frame) != _ANSWER_BY_ID.size:
+        return None
+    fields = _ANSWER_BY_ID.unpack(frame)
+    _, tags, topics, _, partitions, partition, error, base, time, start, errors, message, tag1, tag2, throttle, tag3 = (
+        fields
+    )
+    if topics != 2 or partitions != 2 or errors > 1 or tags or message or tag1 or tag2 or tag3:
+        return None
+    return partition, error, base, time, start, throttle
+
+
+def encode_single_answer(
+    *, correlation_id: int, topic: bytes, partition: int, base_offset: int, append_time: int, start: int, throttle: int
+) -> bytes:
+    """A success, as an answer of Produce v9 to v12. `topic` is the name as the request had it, its length in front."""
+    rest = _ANSWER_REST.pack(2, partition, 0, base_offset, append_time, start, 1, 0, 0, 0, throttle, 0)
+    head = _ANSWER_HEAD.pack(6 + len(topic) + len(rest), correlation_id, 0, 2)
+    return head + topic + rest
