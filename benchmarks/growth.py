@@ -325,8 +325,8 @@ _PARTS: Final[dict[str, Callable[[ExitStack, float], list[Row]]]] = {
 }
 
 
-def rows(run: Any = None, *, quick: bool = False, only: str | None = None) -> list[Row]:
-    """Every row of the table. `run` is not needed: this brings its own Kafka."""
+def rows(run: Any = None, *, quick: bool = False, only: str | None = None, scale: float | None = None) -> list[Row]:
+    """Every row of the table. Of `run` only its plan is looked at: this brings its own Kafka."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     quick = quick or bool(run is not None and run.plan.quick)
@@ -334,7 +334,7 @@ def rows(run: Any = None, *, quick: bool = False, only: str | None = None) -> li
     for name, part in _PARTS.items():
         if only in (None, name):
             with ExitStack() as stack:
-                found += part(stack, 0.1 if quick else 1.0)
+                found += part(stack, scale or (0.1 if quick else 1.0))
     return found
 
 
