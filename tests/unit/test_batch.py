@@ -561,6 +561,12 @@ SOME: Built = [
 ]
 
 
+@pytest.fixture(params=[True, False], ids=["siphash", "blake2"])
+def hashing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Python's own hash is not SipHash under a secret, another takes its place."""
+    monkeypatch.setattr(product, "_HASH_IS_KEYED", request.param)
+
+
 def _digest(batch: memoryview, *, ignore_timestamps: bool = False) -> bytes:
     return digest_batch(batch, decompressed_bytes_max=LIMIT, ignore_timestamps=ignore_timestamps)
 
@@ -572,6 +578,7 @@ def _rewritten(batch: memoryview, **changes: int) -> memoryview:
     return memoryview(packed + bytes(batch[61:]))
 
 
+@pytest.mark.usefixtures("hashing")
 @each_codec
 def test_equal_records_have_equal_digests_however_they_are_packed(codec: str) -> None:
     plain = _by_kafka_python(0, SOME)
@@ -593,6 +600,7 @@ def _with(index: int, row: tuple[int, bytes | None, bytes | None, Headers]) -> B
     return [*SOME[:index], row, *SOME[index + 1 :]]
 
 
+@pytest.mark.usefixtures("hashing")
 @pytest.mark.parametrize(
     "other",
     [
@@ -626,6 +634,7 @@ def test_timestamps_count_unless_they_are_ignored(other: Built) -> None:
     assert _digest(one) != _digest(one, ignore_timestamps=True)
 
 
+@pytest.mark.usefixtures("hashing")
 def test_record_attributes_count() -> None:
     """Kafka assigns them no meaning yet; what it assigns later must not be ignored."""
     body = _record(0)[1:]
@@ -634,6 +643,7 @@ def test_record_attributes_count() -> None:
     assert _digest(one, ignore_timestamps=True) != _digest(two, ignore_timestamps=True)
 
 
+@pytest.mark.usefixtures("hashing")
 def test_a_base_timestamp_of_the_producers_choice_makes_no_difference() -> None:
     """A broker that repacks a batch measures from its first record; the absolute timestamps stay."""
     deltas = [0, 64, -3, 9000]
@@ -649,6 +659,7 @@ def test_a_base_timestamp_of_the_producers_choice_makes_no_difference() -> None:
     )
 
 
+@pytest.mark.usefixtures("hashing")
 def test_a_log_append_time_batch_is_compared_without_timestamps() -> None:
     """What a broker makes of it when it repacks: another base, all deltas zero, the attribute set."""
     sent = _batch([_record(i, timestamp_delta=7 * i) for i in range(3)])
