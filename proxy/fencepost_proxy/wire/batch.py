@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from struct import Struct
+from typing import NamedTuple
 
 import crc32c
 
@@ -84,8 +85,7 @@ _DIGITS_MAX = 19
 _SHOWN_BYTES_MAX = 20
 
 
-@dataclass(slots=True, frozen=True)
-class BatchHeader:
+class BatchHeader(NamedTuple):
     """The first 61 bytes of a batch. Timestamps are Unix milliseconds, -1 for none."""
 
     base_offset: int
@@ -134,7 +134,7 @@ def parse_batch_header(records: memoryview) -> BatchHeader:
         raise MalformedBatch(f"a record batch has the magic {records[_MAGIC_AT]}; only magic {MAGIC} is supported")
     if len(records) < HEADER_BYTES:
         raise MalformedBatch(f"a record batch of {len(records)} bytes is shorter than its header")
-    header = BatchHeader(*_HEADER.unpack_from(records))
+    header = BatchHeader._make(_HEADER.unpack_from(records))
     if header.batch_length < HEADER_BYTES - _LENGTH_ENDS:
         raise MalformedBatch(f"a record batch claims a length of {header.batch_length} bytes")
     return header
@@ -181,8 +181,7 @@ class HeaderNames:
     write_id: bytes = b"write-id"
 
 
-@dataclass(slots=True, frozen=True)
-class BatchScan:
+class BatchScan(NamedTuple):
     """What one batch says, and over which records.
 
     `expected_base_offset` – None where nothing is said; negative where a record asks for less than its own delta.
@@ -331,13 +330,14 @@ def _walk_timestamps(data: bytes, count: int) -> tuple[int, int]:
     return low, high
 
 
-#: Records of more bytes than this, on average, are faster walked over than searched.
+#: Larger records than this, on average, are faster walked over than searched; and so are so few of any size.
 _SEARCHED_RECORD_BYTES_MAX = 1500
+_WALKED_RECORDS_MAX = 2
 
 
 def _read_headers(payload: bytes, count: int, names: HeaderNames) -> _Said:
     said = _Said(names)
-    if len(payload) > count * _SEARCHED_RECORD_BYTES_MAX:
+    if count <= _WALKED_RECORDS_MAX or len(payload) > count * _SEARCHED_RECORD_BYTES_MAX:
         _walk_headers(payload, count, said)
     else:
         _search_headers(payload, count, said)
@@ -470,6 +470,9 @@ _NO_BASE = -1 << 80
 _SHORT_LENGTHS = frozenset(bytes([2 * length]) for length in range(1, 64))
 
 
+_KEY_AND_VALUE = (0, 1)
+
+
 class _Said:
     """Collects what the headers of one batch say, record by record."""
 
@@ -497,17 +500,26 @@ class _Said:
 
     def read_record(self, data: bytes, at: int, end: int, index: int) -> None:
         """Takes one record apart, from its offset delta on: that must be its index, and the record fill its length."""
-        offset_delta, at = read_varint(data, at)
-        if offset_delta != index:
-            raise Malformed(f"its offset delta is {offset_delta}, not its place in the batch")
-        length, at = read_varint(data, at)  # the key's
-        if length > 0:
-            at += length
-        length, at = read_varint(data, at)  # the value's
-        if length > 0:
-            at += length
-        if at == end - 1 and data[at] == 0:
-            return  # no headers
+        # Integers of one byte, which most are, are read right here.
+        delta = data[at]
+        if delta < 0x80:
+            delta = (delta >> 1) ^ -(delta & 1)
+            at += 1
+        else:
+            delta, at = read_varint(data, at)
+        if delta != index:
+            raise Malformed(f"its offset delta is {delta}, not its place in the batch")
+        for _ in _KEY_AND_VALUE:
+            length = data[at]
+            if length < 0x80:
+                at += 1 + (0 if length & 1 else length >> 1)
+            else:
+                length, at = read_varint(data, at)
+                if length > 0:
+                    at += length
+        header_count = data[at]
+        if header_count == 0 and at == end - 1:
+            return
         header_count, at = read_varint(data, at)
         if header_count < 0 or header_count * 2 > end - at:
             raise Malformed(f"it claims {header_count} headers")

@@ -10,6 +10,9 @@
 Source: ProduceRequest.json and ProduceResponse.json of Kafka 4.3. Frames are without their 4-byte length when they are
 parsed, and with it when they are encoded. `tags` of any value here is a raw section of tagged fields, count included,
 b"" where it is empty (see `primitives`).
+
+Nobody changes a value of these classes once it is made; they are not frozen only because making a frozen one takes
+twice the time.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 from uuid import UUID
 
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
@@ -64,8 +68,7 @@ _CURRENT_LEADER_TAG = 0
 _NODE_ENDPOINTS_TAG = 0
 
 
-@dataclass(slots=True, frozen=True)
-class ProducePeek:
+class ProducePeek(NamedTuple):
     """What a request says before its first record: enough to decide whether it has to be parsed at all.
 
     `first_topic` is "" where there is no topic, and from v13 on, where topics are named by id.
@@ -77,7 +80,7 @@ class ProducePeek:
     first_topic: str
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class PartitionData:
     """`records` is a view into the frame: it lives as long as the frame's buffer keeps its contents."""
 
@@ -86,7 +89,7 @@ class PartitionData:
     tags: bytes = b""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class TopicData:
     """`name` is "" from v13 on, `topic_id` None before."""
 
@@ -96,7 +99,7 @@ class TopicData:
     tags: bytes = b""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class ProduceRequest:
     """`acks` is -1, 0 or 1 (not checked here); `timeout_ms` is how long the broker may wait for replicas."""
 
@@ -111,7 +114,7 @@ class ProduceRequest:
     tags: bytes = b""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class RecordError:
     """`batch_index` is the index of a record in its batch (the name is Kafka's)."""
 
@@ -120,7 +123,7 @@ class RecordError:
     tags: bytes = b""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class PartitionResult:
     """`tags` contains `current_leader` (tag 0, v10+) as it came, beside fields that we do not know."""
 
@@ -134,7 +137,7 @@ class PartitionResult:
     tags: bytes = b""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class TopicResult:
     """`name` is "" from v13 on, `topic_id` None before."""
 
@@ -144,7 +147,7 @@ class TopicResult:
     tags: bytes = b""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class NodeEndpoint:
     """Where a broker listens: an address to rewrite before a client sees it."""
 
@@ -155,7 +158,7 @@ class NodeEndpoint:
     tags: bytes = b""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class ProduceResponse:
     """`tags` contains the tagged fields other than `node_endpoints`, which has its own field (v10+)."""
 
