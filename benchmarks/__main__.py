@@ -141,7 +141,7 @@ def _measure(plan: Plan, chosen: list[str], peers: list[routes.Peer], options: a
             try:
                 rows += workload(run)
             except (LoadError, RefusedError, StartError, OSError, AssertionError, ValueError) as error:
-                failures.append(f"{name}: {error}")
+                failures.append(f"{name}: {str(error).partition(chr(10))[0]}")
                 traceback.print_exc()
             say(f"{name}: {time.monotonic() - started:.0f} s")
         others = [

@@ -193,9 +193,6 @@ class Appends:
         if error:
             raise RefusedError(f"{self.shape.topic}: an append was answered with {error}: {answer[4:]!r}")
 
-    def base_offset(self, answer: bytes) -> int:
-        return int(_OFFSET.unpack_from(answer, self._error_at + 2)[0])
-
     def _make(self, said: bytes) -> None:
         shape = self.shape
         placeholder = _PLACEHOLDER[: len(said)]

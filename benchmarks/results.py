@@ -24,7 +24,7 @@ class Goal:
         return value >= self.limit if self.kind == "at_least" else value <= self.limit
 
     def __str__(self) -> str:
-        return f"{'≥' if self.kind == 'at_least' else '≤'} {self.limit:g}"
+        return f"{'≥' if self.kind == 'at_least' else '≤'} {self.limit:.4g}"
 
 
 def at_least(limit: float) -> Goal:

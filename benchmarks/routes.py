@@ -12,13 +12,13 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.results import DIRECT, PRODUCT
-from fencepost_proxy.dev.cluster import HOST
+from fencepost_proxy.dev.cluster import FREE_PORTS, HOST
 from fencepost_proxy.dev.process import GuardedProcess
 
 HAPROXY = "HAProxy (TCP)"
@@ -26,8 +26,12 @@ HAPROXY = "HAProxy (TCP)"
 KNOWN_PEERS = ("Kroxylicious", "kafka-proxy")
 _START_SECONDS = 60.0
 _STOP_SECONDS = 10.0
+#: Words by which the interpreter is known that `GuardedProcess` starts first.
+_IS_GUARD = {"-I", "-S", "-c"}
 #: Ports in a row that each route may use: the address that clients are given, and what it needs behind that.
 PORTS = 8
+#: Below those that a Kafka of ours chooses from, which come to be used a moment later.
+_FREE_PORTS = range(10_000, FREE_PORTS.start)
 
 #: HAProxy hands bytes on and looks at none of them. Its defaults: one thread for each core.
 _HAPROXY_CONFIG = """
@@ -207,6 +211,10 @@ class Route:
     def log(self) -> Path:
         return self._directory / "log"
 
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.running
+
     def pids(self) -> list[int]:
         return machine.family(self._process.pid) if self._process is not None else []
 
@@ -219,7 +227,8 @@ class Route:
         environment = {**os.environ, **{key: filled(text, self._values) for key, text in self.peer.environment.items()}}
         process = self._process = GuardedProcess(command, output=self.log, environment=environment)
         # A guarded process is an interpreter at first, and only then the program.
-        while process.running and command[0] not in machine.command_line(process.pid)[:2]:
+        first = machine.command_line(process.pid)
+        while process.running and set(first) >= _IS_GUARD and machine.command_line(process.pid) == first:
             time.sleep(0.0005)
         began = time.perf_counter()
         self._until_it_listens()
@@ -267,17 +276,17 @@ class Route:
         return ((done.stdout or done.stderr).strip().splitlines() or ["unknown"])[0]
 
 
-def free_ports(count: int) -> Sequence[int]:
-    """The first of each of `count` rows of PORTS free ports."""
+def free_ports(count: int, *, but: Collection[int] = ()) -> Sequence[int]:
+    """The first of each of `count` rows of PORTS free ports, none of them in `but`."""
     found: list[int] = []
-    candidate = 21_000 + os.getpid() % 5000
-    while len(found) < count:
-        if candidate > 32_000:
-            raise StartError("no free ports between 21000 and 32000")
-        if all(_is_free(candidate + each) for each in range(PORTS)):
-            found.append(candidate)
-        candidate += PORTS
-    return found
+    rows = range(_FREE_PORTS.start + os.getpid() % 100 * PORTS, _FREE_PORTS.stop - PORTS, PORTS)
+    for first in rows:
+        row = range(first, first + PORTS)
+        if not set(row) & set(but) and all(_is_free(port) for port in row):
+            found.append(first)
+        if len(found) == count:
+            return found
+    raise StartError(f"no free ports between {rows.start} and {rows.stop}")
 
 
 def _is_free(port: int) -> bool:

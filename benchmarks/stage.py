@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -155,7 +156,10 @@ class Stage:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # Impatience while all of it ends would leave some of it.
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._open.close()
+        signal.signal(signal.SIGINT, before)
 
     def _build(self, opened: contextlib.ExitStack) -> Run:
         directory = Path(tempfile.mkdtemp(prefix="fencepost-bench-"))
@@ -167,10 +171,16 @@ class Stage:
         for number, peer in enumerate(self._peers):
             upstream = cluster.bootstrap if peer.rewrites else cluster.bootstrap_of(f"ROUTE{number}")
             route = Route(peer, port=self._ports[number], upstream=upstream, directory=directory)
+            if not route.is_ours:
+                say(f"{route.name}, waited for at {route.address}, is to lead to {upstream}")
             try:
                 if route.is_ours:
                     route.start()
-                await_kafka_behind(route)
+                if await_kafka_behind(route) in _own_addresses(cluster):
+                    raise StartError(
+                        f"{route.name} sends clients on to Kafka itself, and would not be measured: give it as one "
+                        "that rewrites nothing (`rewrites = false`, or --tcp-route)"
+                    )
             except (StartError, OSError, RefusedError) as error:
                 route.stop()
                 run.missing[peer.name] = str(error)
@@ -182,7 +192,9 @@ class Stage:
         return run
 
     def _kafka(self, opened: contextlib.ExitStack, directory: Path) -> KafkaCluster:
-        self._ports = free_ports(len(self._peers))
+        self._ports = free_ports(
+            len(self._peers), but=range(self._kafka_port or 0, (self._kafka_port or 0) + 1 + len(self._peers))
+        )
         plain = {number: peer for number, peer in enumerate(self._peers) if not peer.rewrites}
         advertised = {
             f"ROUTE{number}": Address.parse(peer.address or f"{HOST}:{self._ports[number]}")
@@ -209,8 +221,15 @@ class Stage:
         )
 
 
-def await_kafka_behind(route: Route) -> None:
-    """Until Kafka answers through it, and it tells clients to come to itself. Raises StartError where it never does."""
+def _own_addresses(cluster: KafkaCluster) -> set[str]:
+    return {str(address) for address in cluster.addresses}
+
+
+def await_kafka_behind(route: Route) -> str:
+    """Until Kafka answers through it, and at the address that it tells clients to use, which is given back.
+
+    Raises StartError where it never does.
+    """
     deadline = time.monotonic() + _ROUTE_SECONDS
     problem = "nothing"
     while time.monotonic() < deadline:
@@ -220,10 +239,10 @@ def await_kafka_behind(route: Route) -> None:
                 told = connection.broker()
                 with contextlib.closing(Connection(told)) as behind:
                     behind.greet()
-            return
+            return told
         except (OSError, RefusedError) as error:
             problem = str(error)
-        if route.is_ours and not route.pids():
+        if route.is_ours and not route.running:
             break
         time.sleep(0.05)
     raise StartError(f"Kafka does not answer through {route.name} at {route.address}: {problem}; {route.last_words()}")

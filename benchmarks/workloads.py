@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from benchmarks import machine
 from benchmarks.java import consumed, produced_mib_per_second
-from benchmarks.raw import NO_PRODUCER, Appends, Connection, Shape, percentile
+from benchmarks.raw import NO_PRODUCER, Appends, Connection, RefusedError, Shape, percentile
 from benchmarks.results import ADDED_P50, CPU_PER_GB, OF_UNCONDITIONAL, P99, Row, ratios
-from benchmarks.routes import Route
+from benchmarks.routes import Route, StartError
 from benchmarks.stage import Plan, Run, await_kafka_behind, cpu_of, say
 
 _MIB = 1 << 20
@@ -240,6 +240,8 @@ class _Single:
         self._connection = Connection(route.address)
         self._connection.greet()
         self._appends = Appends(Shape(topic, 1, SMALL_RECORD_BYTES, carrier))
+        # Once: to look for a process's children takes milliseconds.
+        self._pids = route.pids()
         self.times: list[int] = []
         self.slice_rates: list[float] = []
         self.cpu = 0.0
@@ -248,8 +250,7 @@ class _Single:
     def slice(self, requests: int) -> None:
         send, receive, appends, times = self._connection.send, self._connection.receive, self._appends, self.times
         clock = time.perf_counter_ns
-        pids = self.route.pids()
-        cpu = machine.cpu_seconds(pids)
+        cpu = machine.cpu_seconds(self._pids)
         began = clock()
         for _ in range(requests):
             frame = appends.frame()
@@ -259,7 +260,7 @@ class _Single:
             times.append(clock() - sent)
             appends.check(answer)
         self.slice_rates.append(requests / (clock() - began) * 1e9)
-        self.cpu += machine.cpu_seconds(pids) - cpu
+        self.cpu += machine.cpu_seconds(self._pids) - cpu
         self.requests += requests
 
     def forget(self) -> None:
@@ -357,11 +358,15 @@ class _Chain:
         producer = self._connection.producer()
         assert producer != NO_PRODUCER
         self._appends = Appends(Shape(topic, CHAIN_RECORDS, RECORD_BYTES, carrier, producer))
+        self.is_ours = route.is_ours
+        self._pids = route.pids()
         self.rates: list[float] = []
+        self.cpu: list[float] = []
 
     def slice(self, requests: int) -> None:
         """Ends with nothing in flight."""
         send, receive, appends = self._connection.send, self._connection.receive, self._appends
+        cpu = machine.cpu_seconds(self._pids)
         began = time.perf_counter()
         for number in range(requests + IN_FLIGHT):
             if number >= IN_FLIGHT:
@@ -369,7 +374,9 @@ class _Chain:
             if number < requests:
                 send(appends.frame())
         seconds = time.perf_counter() - began
-        self.rates.append(requests * CHAIN_RECORDS * RECORD_BYTES / _MIB / seconds)
+        size = requests * CHAIN_RECORDS * RECORD_BYTES
+        self.rates.append(size / _MIB / seconds)
+        self.cpu.append((machine.cpu_seconds(self._pids) - cpu) / (size / _GB))
 
     def close(self) -> None:
         self._connection.close()
@@ -379,16 +386,20 @@ def pipelined(run: Run) -> list[Row]:
     plan = run.plan
     unconditional = f"{run.product.name}, {CHECKS_OFF}"
     rates: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
     with contextlib.ExitStack() as opened:
-        lanes = [_Chain(unconditional, run.product, run.topic("plain"), None)]
-        lanes += [
+        lanes = [
+            _Chain(each.name, each.route, run.topic(each.topic), None) for each in lanes_of(run, "plain", "checked")
+        ]
+        conditional = [
             _Chain(f"{run.product.name}, {what}", run.product, run.topic(prefix), carrier)
             for prefix, carrier, what in _CARRIERS
         ]
-        lanes.append(_Chain("direct", run.direct, run.topic("plain"), None))
+        lanes += conditional
         for lane in lanes:
             opened.callback(lane.close)
             rates[lane.name] = []
+            cpu[lane.name] = []
         for number in range(plan.rounds + 1):
             say(f"pipelined: {f'round {number} of {plan.rounds}' if number else 'warm-up'}")
             with _no_collections():
@@ -398,12 +409,16 @@ def pipelined(run: Run) -> list[Row]:
             for lane in lanes:
                 if number:
                     rates[lane.name].append(percentile(sorted(lane.rates), 0.5))
+                    cpu[lane.name].append(percentile(sorted(lane.cpu), 0.5))
                 lane.rates.clear()
+                lane.cpu.clear()
     rows = []
     for lane in lanes:
         rows.append(Row("pipelined", lane.name, "MiB/s", tuple(rates[lane.name])))
-        if lane.name not in (unconditional, "direct"):
+        if lane in conditional:
             rows.append(Row("pipelined", lane.name, OF_UNCONDITIONAL, ratios(rates[lane.name], rates[unconditional])))
+        if lane.is_ours:
+            rows.append(Row("pipelined", lane.name, CPU_PER_GB, tuple(cpu[lane.name])))
     return rows
 
 
@@ -448,29 +463,42 @@ def pipelined_java(run: Run) -> list[Row]:
 
 def fresh(run: Run) -> list[Row]:
     """Starts each proxy anew a few times, and then holds idle connections to it."""
-    rows = []
-    for route in run.routes:
-        if not route.is_ours:
-            continue
-        seconds = []
+    rows: list[Row] = []
+    for route in [each for each in run.routes if each.is_ours]:
         say(f"start and memory: {route.name}")
-        for _ in range(run.plan.starts):
+        try:
+            rows += _fresh(run, route)
+        except (OSError, RefusedError, StartError) as error:
+            if route is run.product:
+                raise
+            run.routes.remove(route)
             route.stop()
-            seconds.append(route.start())
-            await_kafka_behind(route)
-        rows.append(Row("start", route.name, "s", tuple(seconds)))
-        # What came up only just now has not settled.
-        time.sleep(1.0)
-        idle = machine.rss_bytes(route.pids())
-        rows.append(Row("memory", route.name, "idle MB", (idle / 1e6,)))
-        for count in run.plan.idle_connections:
-            held = _with_idle_connections(route, count)
-            rows.append(Row("memory", route.name, f"MB with {count:,} idle connections", (held / 1e6,)))
-        # Of the largest number: what the first few cost once is not each one's.
-        rows.append(Row("memory", route.name, "KB per idle connection", ((held - idle) / count / 1e3,)))
+            run.missing[route.name] = f"it did not last: {error}"
+    return rows
+
+
+def _fresh(run: Run, route: Route) -> list[Row]:
+    seconds = []
+    for _ in range(run.plan.starts):
         route.stop()
-        route.start()
+        seconds.append(route.start())
         await_kafka_behind(route)
+    rows = [Row("start", route.name, "s", tuple(seconds))]
+    # What came up only just now has not settled.
+    time.sleep(1.0)
+    idle = machine.rss_bytes(route.pids())
+    rows.append(Row("memory", route.name, "idle MB", (idle / 1e6,)))
+    # Ours and the proxy's own, which has two for each.
+    possible = [count for count in run.plan.idle_connections if count < machine.descriptors_max() // 2 - 200]
+    for count in possible:
+        held = _with_idle_connections(route, count)
+        rows.append(Row("memory", route.name, f"MB with {count:,} idle connections", (held / 1e6,)))
+        if count == max(possible):
+            # Of the largest number: what the first few cost once is not each one's.
+            rows.append(Row("memory", route.name, "KB per idle connection", ((held - idle) / count / 1e3,)))
+    route.stop()
+    route.start()
+    await_kafka_behind(route)
     return rows
 
 
