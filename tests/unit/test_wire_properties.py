@@ -244,7 +244,8 @@ def test_what_is_peeked_in_one_step_is_what_is_read_field_by_field(request: Prod
 
     def peeked(length: int, frame_bytes: int) -> object:
         try:
-            return peek_produce(frame[:length], frame_bytes)
+            peek = peek_produce(frame[:length], frame_bytes)
+            return peek and (peek, peek.end)
         except ClientProtocolError as error:
             return str(error)
 

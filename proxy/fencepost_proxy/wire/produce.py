@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import NamedTuple
 from uuid import UUID
 
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
@@ -75,7 +74,8 @@ _CURRENT_LEADER_TAG = 0
 _NODE_ENDPOINTS_TAG = 0
 
 
-class ProducePeek(NamedTuple):
+@dataclass(slots=True)
+class ProducePeek:
     """What a request says before its first record: enough to decide whether it has to be parsed at all.
 
     `first_topic` is "" where there is no topic, and from v13 on, where topics are named by id; `end` is where its name
@@ -240,11 +240,11 @@ def _peek_usual(prefix: memoryview, at: int, frame_bytes: int, *, by_id: bool) -
     if tag_count or id_length or topic_count != 2 or frame_bytes - topics_at < _TOPIC_BYTES_MIN[by_id]:
         return None
     if by_id:
-        return ProducePeek(acks, None, 1, "")
+        return ProducePeek(acks, None, 1, "", topics_at)
     end = topics_at + name_length
     if name_length < 2 or name_length > 0x7F or end > len(prefix):
         return None
-    return ProducePeek(acks, None, 1, str(prefix[topics_at + 1 : end], "utf-8"))
+    return ProducePeek(acks, None, 1, str(prefix[topics_at + 1 : end], "utf-8"), end)
 
 
 #: Fewest bytes of a topic in a flexible request: (name, partition count, tags), with a topic id instead of the name.
