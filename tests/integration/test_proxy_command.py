@@ -18,14 +18,9 @@ import pytest
 from confluent_kafka import Producer
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.kafka
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @contextmanager
