@@ -39,7 +39,11 @@ class _Saying:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         terminal = self._plugins.get_plugin("terminalreporter")
-        if terminal is not None and report.when == "teardown":
+        if terminal is None:
+            return
+        if report.failed:
+            terminal.write_line(f"FAILED {report.nodeid} ({report.when})")  # which, long before the end says why
+        if report.when == "teardown":
             for name, value in report.user_properties:
                 if name == "said":
                     terminal.write_line(f"    {value}")

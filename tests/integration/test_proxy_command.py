@@ -93,7 +93,7 @@ def test_while_it_waits_for_kafka_it_says_so_and_can_be_stopped() -> None:
         assert get(status, "/readyz")[0] == 503
 
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
         assert process.returncode == 0
 
 
@@ -111,7 +111,7 @@ def test_a_second_signal_ends_it_at_once(kafka: KafkaCluster) -> None:
                 time.sleep(0.5)
                 assert process.poll() is None, "it must wait for the answer under way"
                 process.send_signal(signal.SIGTERM)
-                _, err = process.communicate(timeout=2)
+                _, err = process.communicate(timeout=8)  # a drain may take 10
                 assert process.returncode == 1
                 assert "asked twice to stop" in err
         finally:
