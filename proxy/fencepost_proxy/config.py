@@ -22,7 +22,6 @@ misspelt guard would guard nothing.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -275,6 +274,8 @@ class _Reader:
         for key in given:
             if key in allowed or key in hidden:
                 continue
+            import difflib  # noqa: PLC0415 - for a mistake only
+
             near = difflib.get_close_matches(key, allowed, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"allowed here: {', '.join(sorted(allowed))}"
             raise self._fail(f"{table}.{key}" if table else key, f"unknown key; {hint}")

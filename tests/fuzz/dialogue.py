@@ -182,6 +182,7 @@ class Around:
     request_timeout_seconds = 3.0
     decompressed_bytes_max = 20_000
     state_topic = STATE_TOPIC
+    state_topic_marks = (STATE_TOPIC.encode(),)
 
     def __init__(self, setup: dict[str, Any]) -> None:
         self.header_names = HeaderNames()
@@ -663,9 +664,17 @@ class _Run:
             wires.client_delivered += len(data)
             self.buffer[: len(data)] = data
             view = memoryview(self.buffer)[: len(data)]
-            actions = self._event(wires.number, m.ClientBytes(view))
+            session = self.switch.sessions.get(wires.number)
+            if session is None or not self.call(session.passes_up, view, self.now):
+                passed = 0 if session is None or len(data) % 2 else min(session.passing_up_bytes, len(data))
+                if passed:
+                    self._command(wires, m.ToUpstream([view[:passed]]))
+                    self._perform(self._event(wires.number, m.ClientPassed(passed)))
+                if view[passed:]:
+                    self._perform(self._event(wires.number, m.ClientBytes(view[passed:])))
+            else:
+                self._command(wires, m.ToUpstream([view]))
             self.buffer[: len(data)] = b"\xee" * len(data)
-            self._perform(actions)
 
     def _deliver_upstream(self, wires: Wires, cut: int) -> None:
         index = 0
@@ -676,9 +685,17 @@ class _Run:
             wires.upstream_delivered += len(data)
             self.buffer[: len(data)] = data
             view = memoryview(self.buffer)[: len(data)]
-            actions = self._event(wires.number, m.UpstreamBytes(view))
+            session = self.switch.sessions.get(wires.number)
+            if session is None or not self.call(session.passes_down, view):
+                passed = 0 if session is None or len(data) % 2 else min(session.passing_down_bytes, len(data))
+                if passed:
+                    self._command(wires, m.ToClient([view[:passed]]))
+                    self._perform(self._event(wires.number, m.UpstreamPassed(passed)))
+                if view[passed:]:
+                    self._perform(self._event(wires.number, m.UpstreamBytes(view[passed:])))
+            else:
+                self._command(wires, m.ToClient([view]))
             self.buffer[: len(data)] = b"\xee" * len(data)
-            self._perform(actions)
 
     def _lose_client(self, wires: Wires) -> None:
         if not wires.client_gone:

@@ -10,6 +10,7 @@ import pytest
 
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.session import cutter as cutter_module
 from fencepost_proxy.session import session as session_module
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.turn import Turn
@@ -48,8 +49,8 @@ def test_a_seed_gives_the_same_run_byte_for_byte(name: str) -> None:
 
 
 def _views_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What passes is not copied out of the receive buffer."""
-    monkeypatch.setattr(session_module, "bytes", lambda view: view, raising=False)
+    """What is kept for later is not copied out of the receive buffer."""
+    monkeypatch.setattr(cutter_module, "bytes", lambda view: view, raising=False)
 
 
 def _answers_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:

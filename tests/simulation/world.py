@@ -169,6 +169,7 @@ class Proxy:
     request_timeout_seconds = 3.0
     decompressed_bytes_max = 1 << 20
     state_topic = "__state"
+    state_topic_marks = (b"__state",)
     lease_seconds = _LEASE_SECONDS
 
     def __init__(self, world: World, number: int) -> None:
@@ -509,6 +510,11 @@ class _Side(End):
             proxy.here(self._link.lost, self._client)
 
 
+def _spliced(data: bytes, passing_bytes: int) -> int:
+    """How many of these go by without being read: every other time, as many as may."""
+    return 0 if len(data) % 2 else min(passing_bytes, len(data))
+
+
 class Link:
     """A client connection and its own upstream connection (net/link.py)."""
 
@@ -532,9 +538,35 @@ class Link:
     def data(self, data: bytes, client: bool) -> None:
         if client:
             self.fed_bytes += len(data)
-        if not self._gone[client]:
-            event = sessions.ClientBytes(memoryview(data)) if client else sessions.UpstreamBytes(memoryview(data))
-            self.proxy.tell(self.number, event)
+        if self._gone[client]:
+            return
+        session = self.proxy.switch.sessions.get(self.number)
+        if session is None:
+            return
+        if client:
+            if session.passes_up(memoryview(data), self.proxy.sim.now):
+                self.upstream.to_b.write(data)
+                return
+            spliced = _spliced(data, session.passing_up_bytes)
+            if spliced:
+                self.upstream.to_b.write(data[:spliced])
+                self.proxy.tell(self.number, sessions.ClientPassed(spliced))
+            if data[spliced:]:
+                self.proxy.tell(self.number, sessions.ClientBytes(memoryview(data[spliced:])))
+        else:
+            if session.passes_down(memoryview(data)):
+                self._answer(data)
+                return
+            spliced = _spliced(data, session.passing_down_bytes)
+            if spliced:
+                self._answer(data[:spliced])
+                self.proxy.tell(self.number, sessions.UpstreamPassed(spliced))
+            if data[spliced:]:
+                self.proxy.tell(self.number, sessions.UpstreamBytes(memoryview(data[spliced:])))
+
+    def _answer(self, data: bytes) -> None:
+        self._note_answers(data)
+        self.client.to_a.write(data)
 
     def lost(self, client: bool) -> None:
         if not self._gone[client]:
@@ -556,9 +588,7 @@ class Link:
     def perform(self, command: sessions.Command) -> None:
         match command:
             case sessions.ToClient(chunks):
-                answers = b"".join(chunks)
-                self._note_answers(answers)
-                self.client.to_a.write(answers)
+                self._answer(b"".join(chunks))
             case sessions.ToUpstream(chunks):
                 self.upstream.to_b.write(b"".join(chunks))
             case sessions.ReadClient(on):

@@ -23,6 +23,7 @@ from kafka.protocol.consumer import FetchRequest, FetchResponse
 
 from fencepost_policies.append import Contradiction, Unreadable
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
+from fencepost_proxy.wire import batch as product
 from fencepost_proxy.wire.batch import (
     BatchScan,
     HeaderNames,
@@ -477,8 +478,10 @@ SAYING = _expect(b"41")
     ],
 )
 def test_records_must_be_as_many_as_the_batch_says(
-    build: Callable[[Headers], memoryview], reason: str, headers: Headers
+    build: Callable[[Headers], memoryview], reason: str, headers: Headers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Where all records are looked at. Kafka looks at all of them in any case (`test_malformed_records.py`)."""
+    monkeypatch.setattr(product, "_SEARCHED_RECORD_BYTES_MAX", 0)
     with pytest.raises(MalformedBatch, match=reason):
         _scan(build(headers))
 

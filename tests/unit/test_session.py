@@ -47,6 +47,7 @@ class Around:
     header_names: HeaderNames = field(default_factory=HeaderNames)
     refuse_whole_requests: bool = False
     state_topic: str = "__state"
+    state_topic_marks: tuple[bytes, ...] = (b"__state",)
     shared_producer_id: int = 7000
     is_fresh: bool = True
     free_bytes: int = 1 << 20
@@ -559,7 +560,7 @@ def test_what_was_sent_before_a_refusal_left_falls_with_the_refused_batch(where:
     talk = Talk()
     first = produce(("guarded-a", 0, expecting(5, b"x")), correlation=1)
     second = produce(("guarded-a", 0, expecting(6, b"y")), ("guarded-a", 1, expecting(0, b"z")), correlation=2)
-    talk.session._may_write.add("guarded-a")
+    talk.session._may_write["guarded-a"] = None
     talk.client(first + second if where == "read together" else first)
     talk.around.unread = len(second) if where == "in the socket" else 0
     talk.refuse(talk.offered())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib.metadata import version
+from importlib import import_module
+from typing import Any, Final
 
 from fencepost_proxy.errors import FencepostError
 
@@ -23,27 +24,39 @@ Every command explains itself: fencepost COMMAND --help
 """
 
 
-def _parser() -> argparse.ArgumentParser:
-    # One module per command; imported here, so that a package that one of them lacks is a message, not a stack trace.
-    from fencepost_proxy.cli import demo, dev, proxy  # noqa: PLC0415
+#: One module per command.
+_COMMANDS: Final = ("demo", "dev", "proxy")
 
+
+class _ShowVersion(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version  # noqa: PLC0415 - slow, and only for this
+
+        print(f"fencepost {version('fencepost')}")
+        parser.exit()
+
+
+def _parser(command: str | None) -> argparse.ArgumentParser:
+    """Knows all commands, or only the given one: importing another's modules would delay its start."""
     parser = argparse.ArgumentParser(
         prog="fencepost",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"fencepost {version('fencepost')}")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show program's version number and exit")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in (demo, dev, proxy):
-        command.add_parser(subparsers)
+    for name in [command] if command in _COMMANDS else _COMMANDS:
+        # Imported here, so that a package that one of them lacks is a message, not a stack trace.
+        import_module(f"fencepost_proxy.cli.{name}").add_parser(subparsers)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns its exit code. 2: a mistake of the user or the machine, told in one line; 130: Ctrl-C."""
+    arguments = sys.argv[1:] if argv is None else argv
     try:
-        args = _parser().parse_args(argv)
+        args = _parser(arguments[0] if arguments else None).parse_args(arguments)
         return int(args.run(args))
     except FencepostError as error:
         print(f"fencepost: {error}", file=sys.stderr)

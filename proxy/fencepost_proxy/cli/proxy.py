@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -18,6 +19,9 @@ from fencepost_proxy.topics.virtual_configs import check_topic_config
 from fencepost_proxy.types import Address
 
 _log = logs.get("cli")
+
+#: So many collections of the middle generation; Python's own is 10.
+_FULL_COLLECTION_EVERY: Final = 200
 
 _DESCRIPTION: Final = """\
 Runs the proxy in front of a Kafka that is already there. Clients use --listen as their bootstrap server; each broker
@@ -119,6 +123,19 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
+def _settle_collector() -> None:
+    """What a start has made stays; and a full collection is rare.
+
+    Nothing that is done for every request leaves cyclic garbage: what there is comes from connections and our own
+    questions, and is young when it is collected. A full collection visits every object: with 10,000 guarded partitions
+    and 3,000 connections that took 0.2 s, in which nobody is served, and found nothing.
+    """
+    gc.collect()
+    gc.freeze()
+    young, middle, _ = gc.get_threshold()
+    gc.set_threshold(young, middle, _FULL_COLLECTION_EVERY)
+
+
 async def _serve(config: ProxyConfig) -> int:
     from fencepost_proxy.net.app import serve  # noqa: PLC0415 - `--help` need not load the whole proxy
 
@@ -128,6 +145,7 @@ async def _serve(config: ProxyConfig) -> int:
     def on_ready(bootstrap: Address) -> None:
         nonlocal ready
         ready = True
+        _settle_collector()
         print(f"ready bootstrap={bootstrap}", flush=True)
 
     def on_signal() -> None:

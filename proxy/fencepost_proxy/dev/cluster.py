@@ -58,6 +58,9 @@ class KafkaCluster:
     properties: server properties over the ones in `_properties`.
     listeners: further client listeners, name → security protocol (`{"SASL": "SASL_PLAINTEXT"}`), each on a free port;
         their settings go into `properties`. See `bootstrap_of`.
+    listener_ports: ports for some of `listeners`, instead of free ones. One broker only.
+    advertised: what a listener's clients are told instead of its own address: that of something in front of it which
+        rewrites nothing. One broker only.
     quick_start: a JVM that starts fast and is never at its fastest. False for measurements.
 
     `start` and `restart` return when the cluster answers as one: all brokers registered, group and transaction
@@ -73,12 +76,16 @@ class KafkaCluster:
         data: Path | None = None,
         properties: Mapping[str, str] | None = None,
         listeners: Mapping[str, str] | None = None,
+        listener_ports: Mapping[str, int] | None = None,
+        advertised: Mapping[str, Address] | None = None,
         heap: str = "512m",
         quick_start: bool = True,
         progress: Progress = say,
     ) -> None:
         if brokers < 1 or (ports is not None and len(ports) != brokers):
             raise ValueError("give at least one broker, and as many ports as brokers or none")
+        if brokers > 1 and (listener_ports or advertised):
+            raise ValueError("several brokers cannot share a port or an advertised address")
         self.version = version
         self._release = release(version)
         self._brokers = brokers
@@ -87,6 +94,8 @@ class KafkaCluster:
         self._temporary = data is None
         self._extra_properties = dict(properties or {})
         self._extra_listeners = dict(listeners or {})
+        self._listener_ports = dict(listener_ports or {})
+        self._advertised = dict(advertised or {})
         self._heap = heap
         self._quick_start = quick_start
         self._progress = progress
@@ -151,8 +160,7 @@ class KafkaCluster:
     def start(self) -> None:
         if self._processes:
             raise ValueError("the cluster was started already")
-        if self._given_ports is not None:
-            _require_free(self._given_ports)
+        _require_free((*(self._given_ports or ()), *self._listener_ports.values()))
         jdk = find_jdk()
         path = classpath(self._release.broker_lock, self._progress)
         self._java = [str(jdk.java), "-cp", path]
@@ -279,11 +287,12 @@ class KafkaCluster:
             ports = dict(zip(names, _free_ports(len(names), self._used_ports()), strict=True))
             if self._given_ports is not None:
                 ports["PLAINTEXT"] = self._given_ports[index]
+            ports |= self._listener_ports
             self._ports[index + 1] = ports
 
     def _used_ports(self) -> set[int]:
         chosen = {port for ports in self._ports.values() for port in ports.values()}
-        return chosen | set(self._given_ports or ())
+        return chosen | set(self._given_ports or ()) | set(self._listener_ports.values())
 
     def _write_properties(self, node_id: int, extra: Mapping[str, str]) -> None:
         directory = self._directory(node_id)
@@ -295,6 +304,7 @@ class KafkaCluster:
     def _properties(self, node_id: int) -> dict[str, str]:
         ports = self._ports[node_id]
         listeners = {name: f"{name}://{HOST}:{port}" for name, port in ports.items()}
+        advertised = listeners | {name: f"{name}://{address}" for name, address in self._advertised.items()}
         protocols = {"CONTROLLER": "PLAINTEXT", "PLAINTEXT": "PLAINTEXT"} | self._extra_listeners
         voters = [
             f"{other}@{HOST}:{of_other['CONTROLLER']}"
@@ -310,7 +320,7 @@ class KafkaCluster:
             "controller.quorum.voters": ",".join(voters),
             "controller.listener.names": "CONTROLLER",
             "listeners": ",".join(listeners.values()),
-            "advertised.listeners": ",".join(text for name, text in listeners.items() if name != "CONTROLLER"),
+            "advertised.listeners": ",".join(text for name, text in advertised.items() if name != "CONTROLLER"),
             "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
             "inter.broker.listener.name": "PLAINTEXT",
             "log.dirs": str(self._directory(node_id) / "data"),

@@ -23,14 +23,16 @@ from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError, FencepostError
 from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
 from fencepost_proxy.net.http import BrokerStatus, GuardedTopicStatus, StatusServer, StatusSnapshot
-from fencepost_proxy.net.link import RECEIVE_BUFFER_BYTES, ClientSide, Link, Paused, UpstreamSide
-from fencepost_proxy.net.listeners import accept, bind
+from fencepost_proxy.net.link import Link
+from fencepost_proxy.net.listeners import Acceptor, bind, connect
 from fencepost_proxy.net.metrics import Metrics, fencepost_version
 from fencepost_proxy.net.reads import FACTS_SECONDS, GateReads
+from fencepost_proxy.net.side import Buffers, Paused
 from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.partitions.events import GateLimits, Ticket, Violation
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report, Switch
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.state import StateRecord, TopicConfigChange
@@ -97,12 +99,14 @@ class Proxy:
         self.switch = Switch(self, exchanges, gate_limits, self.header_names)
         self.links: dict[int, Link] = {}
         self._numbers = itertools.count(1)
-        self._buffer = bytearray(RECEIVE_BUFFER_BYTES)
+        self._buffers = Buffers()
+        self._marked_topic_id: UUID | None = None
+        self._state_topic_marks: tuple[bytes, ...] = (config.state_topic.encode(),)
         self._free_bytes = limits.buffered_bytes_max
         self._policies: dict[str, TopicPolicy | None] = {}
         self._bootstrap_turn = itertools.cycle(range(len(config.upstream)))
         self._listening: dict[NodeId | None, socket.socket] = {}
-        self._servers: dict[NodeId | None, asyncio.Server] = {}
+        self._acceptors: dict[NodeId | None, Acceptor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._refreshing: set[str] = set()
         self._ticker: asyncio.TimerHandle | None = None
@@ -115,6 +119,7 @@ class Proxy:
         self._warned: set[str] = set()  # of guarded topics that there are
         self._takeover_until = float("-inf")
         self._metrics = Metrics(lambda: self._state.fresh_until if self._state else Monotonic(float("-inf")))
+        self.traffic = self._metrics.traffic
         self._status = StatusServer(self._snapshot, self._metrics)
 
     # ---- life
@@ -146,7 +151,7 @@ class Proxy:
         await self._look_after_topics()
         self._accepting = True
         for node_id in list(self._listening):
-            self._servers[node_id] = await accept(self._listening[node_id], self._client_side(node_id))
+            self._accept_on(node_id)
         self._spawn(self._housekeeping(), "housekeeping")
         address = self._bootstrap = Address(config.advertised_host or host, port)
         _log.info("serving", bootstrap=address, brokers=len(self._book.nodes))
@@ -165,8 +170,7 @@ class Proxy:
     async def drain(self) -> None:
         """Accepts nobody and reads no further request; waits for the answers under way, then closes every link."""
         self._draining = True
-        for server in self._servers.values():
-            server.close()
+        self._accept_nobody()
         for link in list(self.links.values()):
             link.client.pause(Paused.DRAINING)
         deadline = time.monotonic() + self.config.limits.drain_seconds
@@ -178,8 +182,7 @@ class Proxy:
             await self._state.leave()
 
     async def close(self) -> None:
-        for server in self._servers.values():
-            server.close()
+        self._accept_nobody()
         for sock in self._listening.values():
             sock.close()
         if self._ticker is not None:
@@ -213,6 +216,14 @@ class Proxy:
             _log.crash(f"{task.get_name()} crashed", error)
 
     # ---- what sessions ask (session.Surroundings)
+
+    @property
+    def state_topic_marks(self) -> tuple[bytes, ...]:
+        topic_id = self.topic_id(self.state_topic)
+        if topic_id is not self._marked_topic_id:
+            self._marked_topic_id = topic_id
+            self._state_topic_marks = (self.state_topic.encode(), *([] if topic_id is None else [topic_id.bytes]))
+        return self._state_topic_marks
 
     @property
     def shared_producer_id(self) -> int:
@@ -373,29 +384,31 @@ class Proxy:
 
     # ---- links
 
-    def _client_side(self, node_id: NodeId | None) -> Callable[[], ClientSide]:
-        return lambda: ClientSide(self._buffer, lambda side: self._accepted(side, node_id))
+    def _accept_on(self, node_id: NodeId | None) -> None:
+        def accepted(sock: socket.socket, peer: Address) -> None:
+            self._accepted(sock, peer, node_id)
 
-    def _accepted(self, side: ClientSide, node_id: NodeId | None) -> Link | None:
-        assert side.transport is not None
-        peername = side.transport.get_extra_info("peername")
-        sockname = side.transport.get_extra_info("sockname")
-        if not peername or not sockname:
-            return None  # gone already
-        peer = Address(*peername[:2])
+        self._acceptors[node_id] = Acceptor(self._listening[node_id], accepted)
+
+    def _accept_nobody(self) -> None:
+        for acceptor in self._acceptors.values():
+            acceptor.close()
+        self._acceptors.clear()
+
+    def _accepted(self, sock: socket.socket, peer: Address, node_id: NodeId | None) -> None:
         if len(self.links) >= self.config.limits.connections_max or self._draining:
             _limited_log.warning("connections", "connection refused: connections_max is reached", peer=peer)
-            return None
-        link = Link(next(self._numbers), side, self, peer=peer, local_host=sockname[0], node_id=node_id)
+            sock.close()
+            return
+        local_host = sock.getsockname()[0]
+        link = Link(next(self._numbers), sock, self, self._buffers, peer=peer, local_host=local_host, node_id=node_id)
         self.links[link.connection] = link
         self._metrics.connections.inc()
         self._metrics.connections_accepted.inc()
         self._spawn(self._connect(link, node_id), f"connect {link.connection}")
-        return link
 
     async def _connect(self, link: Link, node_id: NodeId | None) -> None:
         """Opens the link's upstream connection: to its listener's broker, or to any of those configured."""
-        loop = asyncio.get_running_loop()
         tries = [self._book.upstream_of(node_id)] if node_id is not None else None
         reason: object = "the broker is not known"
         first = next(self._bootstrap_turn) if node_id is None else 0
@@ -404,27 +417,22 @@ class Proxy:
                 continue
             try:
                 async with asyncio.timeout(self.config.limits.connect_timeout_seconds):
-                    _, side = await loop.create_connection(
-                        lambda: UpstreamSide(self._buffer), address.host, address.port
-                    )
+                    sock = await connect(address)
             except (OSError, TimeoutError) as error:
                 reason = f"{address}: {error or 'no answer in time'}"
                 continue
-            link.connected(side)
+            link.connected(sock)
             return
         _limited_log.warning("upstream", "no upstream connection for a client", peer=link.peer, reason=reason)
         link.close_reason = "no upstream connection"
-        link.client.close()
+        link.client.close(time.monotonic())
 
-    def link_opened(self, link: Link) -> None:
-        self.switch.open(link.connection, link.local_host, time.monotonic())
+    def link_opened(self, link: Link) -> Session:
+        return self.switch.open(link.connection, link.local_host, time.monotonic())
 
     def link_closed(self, link: Link) -> None:
         if self.links.pop(link.connection, None) is not None:
             self._metrics.connections.dec()
-
-    def now(self) -> float:
-        return time.monotonic()
 
     def session_event(self, connection: int, event: sessions.Event) -> None:
         self._perform(self.switch.session_event(connection, event, time.monotonic()))
@@ -456,9 +464,9 @@ class Proxy:
                     self._spawn(self._refresh(topic), f"refresh {topic}")
                 return
             case sessions.ToClient(chunks):
-                self._metrics.traffic.bytes_to_clients += sum(map(len, chunks))
+                self.traffic.bytes_to_clients += sum(map(len, chunks))
             case sessions.ToUpstream(chunks):
-                self._metrics.traffic.bytes_to_kafka += sum(map(len, chunks))
+                self.traffic.bytes_to_kafka += sum(map(len, chunks))
             case sessions.CloseClient() if link is not None:
                 self._closing(link, command)
         if link is not None:
@@ -519,10 +527,7 @@ class Proxy:
             self._book.listens_on(node_id, sock.getsockname()[1])
             _log.info("listening for broker", broker=node_id, port=sock.getsockname()[1])
             if self._accepting:
-                self._spawn(self._start_accepting(node_id), f"accept for broker {node_id}")
-
-    async def _start_accepting(self, node_id: NodeId) -> None:
-        self._servers[node_id] = await accept(self._listening[node_id], self._client_side(node_id))
+                self._accept_on(node_id)
 
     # ---- housekeeping
 
@@ -532,7 +537,7 @@ class Proxy:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
             self._close_stalled()
-            self._metrics.traffic.requests_in_flight = self._in_flight()
+            self.traffic.requests_in_flight = self._in_flight()
             if self._state is not None and self._state.tag_runs_out:
                 self._spawn(self._renew_tag(), "tag")
             if time.monotonic() - looked_at >= FACTS_SECONDS:
@@ -554,7 +559,7 @@ class Proxy:
             if reason is not None:
                 _limited_log.info(reason, "connection closed", peer=link.peer, reason=reason)
                 self._metrics.closed("stalled")
-                link.client.close()
+                link.client.close(now)
 
     def _abort_unread(self, link: Link, now: float) -> None:
         """A peer that does not take what was written would keep its closed connection for ever.
@@ -635,7 +640,7 @@ class Proxy:
     # ---- for people and machines that watch
 
     def count_request(self, api_key: int) -> None:
-        self._metrics.traffic.requests[api_key] += 1
+        self.traffic.requests[api_key] += 1
 
     def unread_bytes(self, connection: int) -> int:
         link = self.links.get(connection)
@@ -650,7 +655,7 @@ class Proxy:
     def _snapshot(self) -> StatusSnapshot:
         now = time.monotonic()
         state = self._state
-        traffic = self._metrics.traffic
+        traffic = self.traffic
         return StatusSnapshot(
             version=fencepost_version(),
             uptime_seconds=now - self._started_at,

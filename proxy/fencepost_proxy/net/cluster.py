@@ -91,10 +91,15 @@ def from_response(response: Message) -> ClusterMetadata:
 
 
 def merged(known: ClusterMetadata, news: ClusterMetadata, *, all_topics: bool) -> ClusterMetadata:
-    """What is known once `news` is added. `all_topics`: what `news` does not list does not exist."""
+    """What is known once `news` is added: `known` itself where that says it all.
+
+    `all_topics`: what `news` does not list does not exist.
+    """
     topics = {} if all_topics else {name: info for name, info in known.topics.items() if name not in news.missing}
     for name, info in news.topics.items():
         topics[name] = _newer(known.topics.get(name), info)
+    if (known.cluster_id, known.brokers, known.topics) == (news.cluster_id, news.brokers, topics):
+        return known
     return ClusterMetadata(news.cluster_id, news.brokers, topics, MappingProxyType({}))
 
 

@@ -17,10 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import partial
+from hashlib import blake2b
 from typing import Any, Final, TypeVar
 from uuid import UUID
 
@@ -90,6 +93,8 @@ _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
 #: How often a topic must be missing from metadata before that is believed: brokers learn of a new topic one by one.
 _MISSING_TOPIC_LOOKS: Final = 4
+#: Sets of topics that are asked for again and again: all that are known, the guarded ones.
+_QUESTIONS_REMEMBERED: Final = 8
 
 #: The answers of a leader that a metadata refresh or a moment's patience may change.
 _ASK_AGAIN: Final = frozenset(
@@ -230,6 +235,34 @@ class _Refresh:
     task: asyncio.Task[ClusterMetadata] | None = None
 
 
+class _Told:
+    """The Metadata answers that came last, in short, and what was known once they were taken over.
+
+    Between two refreshes a cluster mostly stays as it is, and an answer is the same to the byte. Then nothing of it is
+    decoded, compared or taken over again: with ten thousand partitions that was most of what an idle proxy did.
+    """
+
+    #: Stands for an answer that adds nothing to what is known.
+    NOTHING_NEW: Final = Message()
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[object, tuple[bytes, ClusterMetadata]] = OrderedDict()
+        self._digest = b""
+
+    def look(self, asked: object, known: ClusterMetadata, body: memoryview) -> Message | None:
+        """`NOTHING_NEW` where these bytes answered the same question before, and nothing else was learned since."""
+        self._digest = blake2b(body, digest_size=16).digest()
+        digest, adopted = self._answers.get(asked, (b"", cluster.EMPTY))
+        return self.NOTHING_NEW if digest == self._digest and adopted is known else None
+
+    def adopted(self, asked: object, metadata: ClusterMetadata) -> None:
+        """The answer that was looked at last has become part of this."""
+        self._answers[asked] = self._digest, metadata
+        self._answers.move_to_end(asked)
+        if len(self._answers) > _QUESTIONS_REMEMBERED:
+            self._answers.popitem(last=False)
+
+
 class ControlClient:
     """See the module. Owned by one event loop; `start` before anything else, `close` at the end.
 
@@ -246,6 +279,8 @@ class ControlClient:
         self._limits = limits
         self._on_brokers = on_brokers
         self._metadata = cluster.EMPTY
+        self._told = _Told()
+        self._version_max: dict[int, int] = {}  # until a connection is opened or the brokers change
         self._bootstrap = [BrokerLink(each, limits=limits, client_id=_CLIENT_ID) for each in upstream]
         self._links: dict[tuple[NodeId, _Lane], BrokerLink] = {}
         self._next_refresh: _Refresh | None = None
@@ -303,6 +338,15 @@ class ControlClient:
         link = self._links.get((node_id, _Lane.QUESTIONS))
         return None if link is None else link.api_versions
 
+    def version_max(self, api_key: int) -> int:
+        """The newest version of an API that every broker understands, 0 where one of them has not told us yet."""
+        known = self._version_max.get(api_key)
+        if known is None:
+            told = [self.api_versions(node_id) for node_id in self.brokers]
+            newest = [0 if versions is None else versions.get(api_key, (0, 0))[1] for versions in told]
+            known = self._version_max[api_key] = min(newest, default=0)
+        return known
+
     def topic(self, name: str) -> TopicInfo | None:
         """What metadata last said of a topic, None if it was not asked for or is not there."""
         return self._metadata.topics.get(name)
@@ -352,10 +396,16 @@ class ControlClient:
                 try:
                     connection = await link.connected(deadline)
                     version = connection.version(apis.METADATA, at_least=10, at_most=13)
-                    answer = await connection.request(apis.METADATA, version, message, deadline=deadline)
+                    asked = version, None if wanted is None else frozenset(wanted)
+                    known = partial(self._told.look, asked, self._metadata)
+                    answer = await connection.request(apis.METADATA, version, message, known, deadline=deadline)
+                    if answer is _Told.NOTHING_NEW:
+                        return self._metadata
                     if answer.error_code:
                         raise UpstreamUnavailable(f"{link.address}: Metadata answered error {answer.error_code}")
-                    return self._adopt(cluster.from_response(answer), all_topics=wanted is None)
+                    metadata = self._adopt(cluster.from_response(answer), all_topics=wanted is None)
+                    self._told.adopted(asked, metadata)
+                    return metadata
                 except UpstreamUnavailable as e:
                     reason = str(e)
             raise UpstreamUnavailable(f"no broker tells about the cluster; the last one: {reason}")
@@ -379,6 +429,7 @@ class ControlClient:
             )
         self._metadata = cluster.merged(known, news, all_topics=all_topics)
         if news.brokers != known.brokers:
+            self._version_max.clear()
             for key in [key for key, link in self._links.items() if news.brokers.get(key[0]) != link.address]:
                 self._run(self._links.pop(key).close(), "close a link")
             if self._on_brokers is not None:
@@ -649,20 +700,31 @@ class ControlClient:
         async def ask(connection: BrokerConnection, deadline: Monotonic) -> Mapping[str, str]:
             return await _describe_configs(connection, _TOPIC_RESOURCE, topic, _TOPIC_CONFIGS, deadline)
 
-        found = await self._allowed(self._ask_any(ask, timeout_seconds), f"topic {topic}")
-        default = TopicFacts()
-        return TopicFacts(
-            assumed=not found,
-            log_append_time=found.get("message.timestamp.type") == "LogAppendTime",
-            max_message_bytes=int(found.get("max.message.bytes", default.max_message_bytes)),
-            min_insync_replicas=int(found.get("min.insync.replicas", default.min_insync_replicas)),
-            unclean_leader_election=found.get("unclean.leader.election.enable") == "true",
-            cleanup_policy=frozenset(found["cleanup.policy"].replace(" ", "").split(","))
-            if "cleanup.policy" in found
-            else default.cleanup_policy,
-            timestamp_before_max_ms=int(found.get("message.timestamp.before.max.ms", default.timestamp_before_max_ms)),
-            timestamp_after_max_ms=int(found.get("message.timestamp.after.max.ms", default.timestamp_after_max_ms)),
-        )
+        return _topic_facts(await self._allowed(self._ask_any(ask, timeout_seconds), f"topic {topic}"))
+
+    async def facts_of_topics(
+        self, topics: Sequence[str], *, timeout_seconds: float | None = None
+    ) -> Mapping[str, TopicFacts]:
+        """The same for many topics, in few requests. Those that are not there (any more) are left out.
+
+        Raises UpstreamUnavailable.
+        """
+        deadline = self._deadline(timeout_seconds)
+        facts: dict[str, TopicFacts] = {}
+        for start in range(0, len(topics), _TOPICS_DESCRIBED_AT_ONCE):
+            asked = topics[start : start + _TOPICS_DESCRIBED_AT_ONCE]
+
+            async def ask(
+                connection: BrokerConnection, deadline: Monotonic, asked: Sequence[str] = asked
+            ) -> Sequence[Message]:
+                return await _describe_topics(connection, asked, deadline)
+
+            for result in await self._ask_any(ask, remaining(deadline)):
+                if result.error_code == Error.TOPIC_AUTHORIZATION_FAILED:
+                    facts[result.resource_name] = TopicFacts()
+                elif not result.error_code:
+                    facts[result.resource_name] = _topic_facts(_values(result))
+        return facts
 
     async def broker_facts(self, *, timeout_seconds: float | None = None) -> BrokerFacts:
         """DescribeConfigs of each broker, asked of itself. Where that is not allowed: Kafka's defaults, and a warning.
@@ -789,7 +851,9 @@ class ControlClient:
                 raise UpstreamUnavailable(f"broker {node_id} is not in the cluster now")
             if self._closed:
                 raise UpstreamUnavailable("the control client is closed")
-            link = BrokerLink(self.brokers[node_id], limits=self._limits, client_id=_CLIENT_ID)
+            link = BrokerLink(
+                self.brokers[node_id], limits=self._limits, client_id=_CLIENT_ID, on_opened=self._version_max.clear
+            )
             self._links[node_id, lane] = link
         return link
 
@@ -811,6 +875,7 @@ _CLUSTER_AUTHORIZATION_FAILED: Final = 31
 _TRANSACTION_COORDINATOR: Final = 1
 _TRANSACTIONAL_ID_NOT_FOUND: Final = 105
 _LIST_OFFSETS: Final = 2
+_TOPICS_DESCRIBED_AT_ONCE: Final = 200
 _TOPIC_CONFIGS: Final = (
     "message.timestamp.type",
     "max.message.bytes",
@@ -949,6 +1014,39 @@ def _batch_around(offset: Offset, records: bytes) -> Found | CompactedAway:
     return Found(records[:size])
 
 
+def _topic_facts(configs: Mapping[str, str]) -> TopicFacts:
+    """None given: we may not read them."""
+    default = TopicFacts()
+    return TopicFacts(
+        assumed=not configs,
+        log_append_time=configs.get("message.timestamp.type") == "LogAppendTime",
+        max_message_bytes=int(configs.get("max.message.bytes", default.max_message_bytes)),
+        min_insync_replicas=int(configs.get("min.insync.replicas", default.min_insync_replicas)),
+        unclean_leader_election=configs.get("unclean.leader.election.enable") == "true",
+        cleanup_policy=frozenset(configs["cleanup.policy"].replace(" ", "").split(","))
+        if "cleanup.policy" in configs
+        else default.cleanup_policy,
+        timestamp_before_max_ms=int(configs.get("message.timestamp.before.max.ms", default.timestamp_before_max_ms)),
+        timestamp_after_max_ms=int(configs.get("message.timestamp.after.max.ms", default.timestamp_after_max_ms)),
+    )
+
+
+async def _describe_topics(
+    connection: BrokerConnection, topics: Sequence[str], deadline: Monotonic
+) -> Sequence[Message]:
+    version = connection.version(apis.DESCRIBE_CONFIGS, at_least=1, at_most=4)
+    keys = list(_TOPIC_CONFIGS)
+    resources = [Message(resource_type=_TOPIC_RESOURCE, resource_name=each, configuration_keys=keys) for each in topics]
+    message = Message(resources=resources)
+    answer = await connection.request(apis.DESCRIBE_CONFIGS, version, message, deadline=deadline)
+    results: Sequence[Message] = answer.results
+    return results
+
+
+def _values(result: Message) -> Mapping[str, str]:
+    return {each.name: each.value for each in result.configs if each.value is not None}
+
+
 async def _describe_configs(
     connection: BrokerConnection, resource_type: int, name: str, keys: Sequence[str], deadline: Monotonic
 ) -> Mapping[str, str]:
@@ -957,4 +1055,4 @@ async def _describe_configs(
     answer = await connection.request(apis.DESCRIBE_CONFIGS, version, Message(resources=[resource]), deadline=deadline)
     result = _only(answer.results, "DescribeConfigs")
     _check(result.error_code, "DescribeConfigs", result.error_message)
-    return {each.name: each.value for each in result.configs if each.value is not None}
+    return _values(result)

@@ -16,7 +16,7 @@ from html import escape
 from typing import Final
 
 from fencepost_proxy import logs
-from fencepost_proxy.net.metrics import CONTENT_TYPE, Metrics
+from fencepost_proxy.net.metrics import CONTENT_TYPE, Metrics, load_exposition
 from fencepost_proxy.types import Address, NodeId
 
 _log = logs.get("net.http")
@@ -150,6 +150,9 @@ class StatusServer:
         method = "GET"
         try:
             method, path = await self._request(reader)
+            if path == "/metrics":
+                # The first time it takes as long as a start does: clients must not wait for it.
+                await asyncio.to_thread(load_exposition)
             page = self._page(path)
         except _Refused as e:
             page = _Page(e.status, _TEXT, f"{e}\n".encode())

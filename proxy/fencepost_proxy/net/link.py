@@ -1,192 +1,100 @@
-"""The two sockets of a client connection, and nothing else: bytes to the switch, commands from it to the transports.
+"""The two sockets of a client connection, and nothing else: bytes to the session, its commands to the sockets.
 
-One receive buffer serves every connection of the process: what was read is handled before the next read, so nothing
-of it outlives `buffer_updated`. An idle connection costs its two transports and no buffer.
-
-Backpressure: a transport whose peer does not read fills up to the high-water mark and then stops the reading of the
-other side. A session may stop a side too; reading goes on when nobody has a reason left to stop it.
+The common case is one call: a request that only passes is seen by `Session.passes_up` and sent on from the receive
+buffer, its answer by `Session.passes_down`. All else goes by the switch as an event.
 """
 
 from __future__ import annotations
 
-import array
 import asyncio
-import fcntl
 import socket
-import termios
-from collections.abc import Callable
-from enum import Flag
-from typing import Protocol, cast
+from time import monotonic
+from typing import Protocol
 
+from fencepost_proxy.net.metrics import Traffic
+from fencepost_proxy.net.side import Buffers, Paused, Side
 from fencepost_proxy.session import messages
+from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import Address, NodeId
-
-RECEIVE_BUFFER_BYTES = 256 * 1024
-#: Written and not yet taken by the peer's socket, per direction; above it the other side is not read.
-WRITE_BUFFER_BYTES_MAX = 1024 * 1024
-
-
-class Paused(Flag):
-    NOT = 0
-    #: The other side's transport is full.
-    FULL = 1
-    #: The session asked for it.
-    SESSION = 2
-    #: There is no upstream connection yet.
-    CONNECTING = 4
-    #: The process is draining: no further request is read.
-    DRAINING = 8
-    #: It does not read its answers: those made here would pile up without it, whatever upstream does.
-    UNREAD = 16
 
 
 class Driver(Protocol):
     """What a link tells the process."""
 
+    @property
+    def traffic(self) -> Traffic: ...
+
     def session_event(self, connection: int, event: messages.Event) -> None: ...
-    def link_opened(self, link: Link) -> None: ...
+    def link_opened(self, link: Link) -> Session: ...
     def link_closed(self, link: Link) -> None: ...
-    def now(self) -> float: ...
-
-
-class Side(asyncio.BufferedProtocol):
-    """One socket of a link."""
-
-    def __init__(self, buffer: bytearray) -> None:
-        self._view = memoryview(buffer)
-        self.transport: asyncio.Transport | None = None
-        self.other: Side | None = None
-        self.paused = Paused.NOT
-        self.link: Link | None = None
-        self.received_at = 0.0
-        self.closing_since: float | None = None
-
-    # ---- asyncio's side
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES_MAX)
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._view
-
-    def buffer_updated(self, nbytes: int) -> None:
-        raise NotImplementedError
-
-    def eof_received(self) -> bool:
-        return False  # close: a Kafka peer that stops sending is gone
-
-    def pause_writing(self) -> None:
-        if self.other is not None:
-            self.other.pause(Paused.FULL)
-
-    def resume_writing(self) -> None:
-        if self.other is not None:
-            self.other.resume(Paused.FULL)
-
-    # ---- ours
-
-    def pause(self, reason: Paused) -> None:
-        if not self.paused and self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
-        self.paused |= reason
-
-    def resume(self, reason: Paused) -> None:
-        self.paused &= ~reason
-        transport = self.transport
-        if not self.paused and transport is not None and not transport.is_closing() and not transport.is_reading():
-            transport.resume_reading()
-
-    def write(self, chunks: list[bytes | memoryview]) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            if len(chunks) == 1:
-                self.transport.write(chunks[0])
-            else:
-                self.transport.writelines(chunks)
-
-    def close(self) -> None:
-        """Once what was written has gone out; if the peer never takes it, `closing_since` tells when to `abort`."""
-        if self.transport is not None:
-            if self.closing_since is None and self.link is not None:
-                self.closing_since = self.link.driver.now()
-            self.transport.close()
-
-    def abort(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
 
 
 class UpstreamSide(Side):
-    def buffer_updated(self, nbytes: int) -> None:
-        link = self.link
-        if link is not None:
-            self.received_at = link.driver.now()
-            link.driver.session_event(link.connection, messages.UpstreamBytes(self._view[:nbytes]))
+    __slots__ = ("_link",)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.link is not None:
-            reason = "the broker closed the connection" if exc is None else f"the connection to the broker broke: {exc}"
-            self.link.upstream_lost(reason)
+    def __init__(self, sock: socket.socket, buffers: Buffers, loop: asyncio.AbstractEventLoop, link: Link) -> None:
+        super().__init__(sock, buffers, loop)
+        self._link = link
+
+    def _received(self, data: memoryview) -> None:
+        link = self._link
+        self.received_at = monotonic()
+        session = link.session
+        if session is not None and session.passes_down(data):
+            link.driver.traffic.bytes_to_clients += len(data)
+            link.client.send(data)
+            return
+        link.driver.session_event(link.connection, messages.UpstreamBytes(data))
+        self.passing_bytes = 0 if session is None else session.passing_down_bytes
+
+    def _passed(self, byte_count: int) -> None:
+        link = self._link
+        self.received_at = monotonic()
+        link.driver.traffic.bytes_to_clients += byte_count
+        link.driver.session_event(link.connection, messages.UpstreamPassed(byte_count))
+
+    def _lost(self, error: OSError | None) -> None:
+        reason = "the broker closed the connection" if error is None else f"the connection to the broker broke: {error}"
+        self._link.upstream_lost(reason)
 
 
 class ClientSide(Side):
-    """Created for each accepted connection; `accepted` makes a link of it."""
+    """Of an accepted connection. It is not read before the upstream connection is there."""
 
-    def __init__(self, buffer: bytearray, accepted: Callable[[ClientSide], Link | None]) -> None:
-        super().__init__(buffer)
-        self._accepted = accepted
-        self._early = b""
+    __slots__ = ("_link",)
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.paused = Paused.CONNECTING
-        self.link = self._accepted(self)
-        if self.link is None:
-            self.abort()
+    def __init__(self, sock: socket.socket, buffers: Buffers, loop: asyncio.AbstractEventLoop, link: Link) -> None:
+        super().__init__(sock, buffers, loop)
+        self._link = link
 
-    def buffer_updated(self, nbytes: int) -> None:
-        link = self.link
-        if link is None:
+    def _received(self, data: memoryview) -> None:
+        link = self._link
+        self.received_at = now = monotonic()
+        session, upstream = link.session, link.upstream
+        assert session is not None
+        if upstream is not None and session.passes_up(data, now):
+            link.driver.traffic.bytes_to_kafka += len(data)
+            upstream.send(data)
             return
-        self.received_at = link.driver.now()
-        if Paused.CONNECTING in self.paused:
-            # A transport cannot be paused before it has begun to read: keep what came, then pause it.
-            self._early += self._view[:nbytes]
-            if self.transport is not None:
-                self.transport.pause_reading()
-        else:
-            link.driver.session_event(link.connection, messages.ClientBytes(self._view[:nbytes]))
+        link.driver.session_event(link.connection, messages.ClientBytes(data))
+        self.passing_bytes = session.passing_up_bytes
 
-    def unread_bytes(self) -> int:
-        """What lies in the socket's buffer."""
-        if self.transport is None or self.transport.is_closing():
-            return 0
-        waiting = array.array("i", [0])
-        fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.FIONREAD, waiting)
-        return waiting[0]
+    def _passed(self, byte_count: int) -> None:
+        link = self._link
+        self.received_at = monotonic()
+        link.driver.traffic.bytes_to_kafka += byte_count
+        link.driver.session_event(link.connection, messages.ClientPassed(byte_count))
 
-    def connected(self) -> None:
-        """The session exists: what came early is for it."""
-        early, self._early = self._early, b""
-        self.resume(Paused.CONNECTING)
-        if early and self.link is not None:
-            self.link.driver.session_event(self.link.connection, messages.ClientBytes(memoryview(early)))
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
+    def _full(self) -> None:
+        super()._full()
         self.pause(Paused.UNREAD)
 
-    def resume_writing(self) -> None:
-        super().resume_writing()
+    def _emptied(self) -> None:
+        super()._emptied()
         self.resume(Paused.UNREAD)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self.link is not None:
-            self.link.client_lost()
+    def _lost(self, error: OSError | None) -> None:
+        self._link.client_lost()
 
 
 class Link:
@@ -195,58 +103,80 @@ class Link:
     `peer` is the client's address, for the log; `node_id` is the broker whose listener it came to, None for bootstrap.
     """
 
+    __slots__ = (
+        "_buffers",
+        "_client_gone",
+        "_loop",
+        "_upstream_gone",
+        "client",
+        "close_reason",
+        "connection",
+        "driver",
+        "local_host",
+        "node_id",
+        "opened_at",
+        "peer",
+        "session",
+        "upstream",
+    )
+
     def __init__(
         self,
         connection: int,
-        client: ClientSide,
+        client: socket.socket,
         driver: Driver,
+        buffers: Buffers,
         *,
         peer: Address,
         local_host: str,
         node_id: NodeId | None,
     ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._buffers = buffers
         self.connection = connection
-        self.client = client
+        self.client = ClientSide(client, buffers, self._loop, self)
+        self.client.paused = Paused.CONNECTING
         self.upstream: UpstreamSide | None = None
+        self.session: Session | None = None
         self.peer = peer
         self.local_host = local_host
         self.node_id = node_id
         self.driver = driver
-        self.opened_at = driver.now()
+        self.opened_at = monotonic()
         self.close_reason: str | None = None
         self._client_gone = False
         self._upstream_gone = False
 
-    def connected(self, upstream: UpstreamSide) -> None:
+    def connected(self, sock: socket.socket) -> None:
         """The upstream connection is there: from now on both sides are read."""
-        self.upstream = upstream
-        upstream.link = self
-        upstream.other, self.client.other = self.client, upstream
         if self._client_gone:
             # It left before this; nobody would ever end a session that began now.
-            upstream.close()
+            sock.close()
             return
-        self.driver.link_opened(self)
-        self.client.connected()
+        self.upstream = upstream = UpstreamSide(sock, self._buffers, self._loop, self)
+        upstream.other, self.client.other = self.client, upstream
+        self.session = self.driver.link_opened(self)
+        upstream.start()
+        self.client.resume(Paused.CONNECTING)
 
     def perform(self, command: messages.Command) -> None:
         match command:
-            case messages.ToClient(chunks):
-                self.client.write(chunks)
-            case messages.ToUpstream(chunks):
+            case messages.ToClient():
+                self.client.write(command.chunks)
+            case messages.ToUpstream():
                 if self.upstream is not None:
-                    self.upstream.write(chunks)
-            case messages.ReadClient(on):
-                (self.client.resume if on else self.client.pause)(Paused.SESSION)
-            case messages.ReadUpstream(on):
+                    self.upstream.write(command.chunks)
+            case messages.ReadClient():
+                (self.client.resume if command.on else self.client.pause)(Paused.SESSION)
+            case messages.ReadUpstream():
                 if self.upstream is not None:
-                    (self.upstream.resume if on else self.upstream.pause)(Paused.SESSION)
-            case messages.CloseClient(reason):
-                self.close_reason = self.close_reason or reason
-                self.client.close()
+                    (self.upstream.resume if command.on else self.upstream.pause)(Paused.SESSION)
+            case messages.CloseClient():
+                self.close_reason = self.close_reason or command.reason
+                self.client.close(monotonic())
             case messages.CloseUpstream():
                 if self.upstream is not None:
-                    self.upstream.close()
+                    self.upstream.close(monotonic())
             case _:
                 raise TypeError(f"{command} is not for a connection")
 
@@ -258,8 +188,12 @@ class Link:
             self._upstream_gone = True
         else:
             # Nothing is written to the client any more, so its full buffer must not hold back what is still to come.
+            self.upstream.passing_bytes = 0
             self.upstream.resume(Paused.FULL)
             self.driver.session_event(self.connection, messages.ClientLost())
+            if self.upstream.ended:
+                self.upstream_lost("nothing was under way")
+                return
         self._closed_if_both()
 
     def upstream_lost(self, reason: str) -> None:

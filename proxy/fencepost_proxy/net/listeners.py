@@ -11,10 +11,17 @@ import errno
 import socket
 from collections.abc import Callable
 
+from fencepost_proxy import logs
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.types import Address
 
 BACKLOG = 1024
+_log = logs.get("net.listeners")
+_limited_log = logs.RateLimitedLog(_log)
+_ACCEPTED_AT_ONCE_MAX = 64
+#: This process or the whole machine has used something up.
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE_SECONDS = 1.0
 
 
 def bind(address: Address, what: str) -> socket.socket:
@@ -38,5 +45,59 @@ def bind(address: Address, what: str) -> socket.socket:
     return sock
 
 
-async def accept(sock: socket.socket, factory: Callable[[], asyncio.BaseProtocol]) -> asyncio.Server:
-    return await asyncio.get_running_loop().create_server(factory, sock=sock, backlog=BACKLOG)
+class Acceptor:
+    """Takes the connections of one listening socket; `accepted` gets each, with its peer's address."""
+
+    def __init__(self, sock: socket.socket, accepted: Callable[[socket.socket, Address], None]) -> None:
+        self._sock = sock
+        self._accepted = accepted
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
+        self._loop.add_reader(sock, self._readable)
+
+    def close(self) -> None:
+        """Accepts nobody any more; the socket is its owner's to close."""
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._sock)
+
+    def _readable(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE_MAX):
+            try:
+                sock, peer = self._sock.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _EXHAUSTED:
+                    raise
+                # They wait in the kernel's queue. Without a pause this would be called again at once, for ever.
+                _limited_log.error("accept", "no connection can be accepted now", reason=error.strerror)
+                self._loop.remove_reader(self._sock)
+                self._pause = self._loop.call_later(_PAUSE_SECONDS, self._go_on)
+                return
+            self._accepted(sock, Address(*peer[:2]))
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._sock, self._readable)
+
+
+async def connect(address: Address) -> socket.socket:
+    """A connection to the first of a name's addresses that takes one. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    infos = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
+    failure: OSError = OSError(f"{address.host} has no address")
+    for family, kind, protocol, _, where in infos:
+        sock = socket.socket(family, kind, protocol)
+        sock.setblocking(False)
+        try:
+            await loop.sock_connect(sock, where)
+        except OSError as error:
+            sock.close()
+            failure = error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failure

@@ -79,6 +79,18 @@ class GateReads:
         self._facts[topic] = (now, facts)
         return facts
 
+    async def changed_facts(self, topics: Sequence[str]) -> list[str]:
+        """Reads the Kafka configs of all these topics anew; gives back those for which they are not what they were.
+
+        In few requests, however many topics there are. A topic that is not there any more is left out. Raises
+        UpstreamUnavailable.
+        """
+        facts = await self._control.facts_of_topics(topics, timeout_seconds=_READ_SECONDS)
+        now = time.monotonic()
+        changed = [topic for topic, found in facts.items() if self.known_facts(topic) != found]
+        self._facts.update((topic, (now, found)) for topic, found in facts.items())
+        return changed
+
     def known_facts(self, topic: str) -> TopicFacts | None:
         known = self._facts.get(topic)
         return None if known is None else known[1]

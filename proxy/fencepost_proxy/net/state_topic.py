@@ -435,7 +435,8 @@ class StateTopic:
             self._position,
             leader_epoch=leader.leader_epoch,
             bytes_max=_FETCH_BYTES_MAX,
-            wait_max_ms=_FETCH_WAIT_MAX_MS,
+            # A start does not wait for more to come: that the topic ends here is what it wants to hear.
+            wait_max_ms=_FETCH_WAIT_MAX_MS if self._loaded.is_set() else 0,
             bytes_min=1,
         )
         asked_at = time.monotonic()

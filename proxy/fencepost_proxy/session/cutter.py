@@ -12,6 +12,7 @@ from enum import Enum, auto
 from fencepost_proxy.errors import LimitError, ProtocolError
 
 _LENGTH_BYTES = 4
+_EMPTY = memoryview(b"")
 
 
 class CutterState(Enum):
@@ -43,20 +44,25 @@ class FrameCutter:
         self._frame_bytes_min = frame_bytes_min
         self._frame_bytes_max = frame_bytes_max
         self._fault = fault
-        self._data = memoryview(b"")
+        self._data = _EMPTY
         self._pos = 0
         self._left = 0
         self._stash = b""
-        self._collected = bytearray()
+        self._collected: bytearray | None = None
 
     @property
     def buffered_bytes(self) -> int:
-        return len(self._stash) + len(self._collected)
+        return len(self._stash) + len(self._collected or b"")
 
     @property
     def unread_bytes(self) -> int:
         """Of what was fed, what belongs to no frame yet that was begun."""
         return len(self._stash) + len(self._data) - self._pos
+
+    @property
+    def passing_bytes(self) -> int:
+        """How many of the next bytes belong to the frame that passes."""
+        return self._left if self.state is CutterState.PASSING else 0
 
     @property
     def between_frames(self) -> bool:
@@ -71,7 +77,7 @@ class FrameCutter:
         """Copies what was not consumed, before the receive buffer is used again."""
         if self._pos < len(self._data):
             self._stash = bytes(self._data[self._pos :])
-        self._data = memoryview(b"")
+        self._data = _EMPTY
         self._pos = 0
 
     def head(self) -> tuple[int, memoryview] | None:
@@ -110,6 +116,13 @@ class FrameCutter:
             self.state = CutterState.START
         return view
 
+    def passed(self, byte_count: int) -> None:
+        """So many of `passing_bytes` went by without being fed."""
+        assert byte_count <= self.passing_bytes
+        self._left -= byte_count
+        if not self._left:
+            self.state = CutterState.START
+
     def collected(self) -> memoryview | None:
         """The frame being collected, without its length prefix, once it is whole."""
         here = self._data[self._pos : self._pos + self._left]
@@ -119,10 +132,12 @@ class FrameCutter:
             frame = memoryview(bytes(here))  # the usual case: it came in one piece
         else:
             # Grows with what has arrived, not with what was announced: a length alone costs nothing.
+            if self._collected is None:
+                self._collected = bytearray()
             self._collected += here
             if self._left:
                 return None
-            frame = memoryview(bytes(self._collected))
-            self._collected = bytearray()
+            frame = memoryview(self._collected)
+            self._collected = None
         self.state = CutterState.START
         return frame

@@ -1,6 +1,7 @@
 """What a session is told (events) and what it wants done (commands). Nothing here decides anything.
 
-Bytes in events are views that are valid during the call only; bytes in commands belong to the receiver.
+Bytes in events are views that are valid during the call only. So are bytes in commands: views into those of the event,
+often. Whoever cannot write them at once makes a copy.
 """
 
 from __future__ import annotations
@@ -24,6 +25,20 @@ class ClientBytes:
 @dataclass(frozen=True, slots=True)
 class UpstreamBytes:
     data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class ClientPassed:
+    """So many of `Session.passing_up_bytes` went to the broker without being read here."""
+
+    byte_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamPassed:
+    """So many of `Session.passing_down_bytes` went to the client without being read here."""
+
+    byte_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +78,18 @@ class Tick:
     """Time passed, memory was freed: look again at what waits."""
 
 
-Event = ClientBytes | UpstreamBytes | ClientLost | UpstreamLost | TurnGranted | TurnEnded | Stored | Tick
+Event = (
+    ClientBytes
+    | UpstreamBytes
+    | ClientPassed
+    | UpstreamPassed
+    | ClientLost
+    | UpstreamLost
+    | TurnGranted
+    | TurnEnded
+    | Stored
+    | Tick
+)
 
 # ------------------------------------------------------------------------------------------------------------- commands
 

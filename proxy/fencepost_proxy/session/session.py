@@ -22,7 +22,6 @@ that the gates learn the outcome; only then is the upstream connection closed.
 from __future__ import annotations
 
 import struct
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -47,6 +46,7 @@ from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.messages import (
     ClientBytes,
     ClientLost,
+    ClientPassed,
     CloseClient,
     CloseUpstream,
     Command,
@@ -66,6 +66,7 @@ from fencepost_proxy.session.messages import (
     TurnGranted,
     UpstreamBytes,
     UpstreamLost,
+    UpstreamPassed,
 )
 from fencepost_proxy.session.turn import Bid, Turn, make_ticket, refused
 from fencepost_proxy.topics.planning import Joins
@@ -86,9 +87,12 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
     peek_produce,
 )
+from fencepost_proxy.wire.shortcuts import names_no_broker
 
 _REQUEST_PREFIX = struct.Struct(">hhi")
+_FRAME_PREFIX = struct.Struct(">ihhi")
 _INT32 = struct.Struct(">i")
+_LENGTH_BYTES = 4
 #: API key, version, correlation id; and the shortest response is its correlation id.
 _REQUEST_BYTES_MIN = 8
 _RESPONSE_BYTES_MIN = 4
@@ -112,6 +116,14 @@ _ANSWER_BY = 0.9
 _TELLS_NOTHING = frozenset({Error.NONE, Error.NOT_LEADER_OR_FOLLOWER, Error.REQUEST_TIMED_OUT})
 
 
+#: API key -> the versions that pass without a look, and whether the state topic must not occur in their bytes.
+_PASSES = {
+    key: (api.min_version, api.max_version, Treatment.INSPECT_REQUEST in api.treatment)
+    for key, api in APIS.items()
+    if api.treatment in (Treatment.RELAY, Treatment.INSPECT_REQUEST)
+}
+
+
 class Surroundings(Protocol):
     """What a session may ask of the process it runs in. Answers hold at the moment of asking."""
 
@@ -123,6 +135,10 @@ class Surroundings(Protocol):
     header_names: HeaderNames
     refuse_whole_requests: bool
     state_topic: str
+
+    @property
+    def state_topic_marks(self) -> tuple[bytes, ...]:
+        """Bytes that occur in every request that concerns the state topic: its name, its id."""
 
     @property
     def shared_producer_id(self) -> int:
@@ -192,6 +208,8 @@ class _Failed:
 class _Answer(Enum):
     #: Streamed from upstream to the client as it is.
     RELAYED = auto()
+    #: The same, once it is known to name no broker's address: a Produce response, of 100 bytes or so.
+    RELAYED_UNLESS_BROKERS = auto()
     #: Collected from upstream; `Slot.on_response` makes the answer of it, now or later.
     MADE_FROM_RESPONSE = auto()
     #: Not from upstream at all.
@@ -208,6 +226,7 @@ class Slot:
         "chunks",
         "correlation_id",
         "done",
+        "inner",
         "on_response",
         "reserved_bytes",
         "version",
@@ -221,6 +240,8 @@ class Slot:
         self.on_response: Callable[[memoryview], None] | None = None
         self.chunks: list[bytes | memoryview] = []
         self.done = False
+        #: Asked by us on behalf of another slot: no client's request of its own.
+        self.inner = False
         self.reserved_bytes = 0
         #: Failed appends that its answer tells of: until it is read, what follows them follows a hole.
         self.chains: list[_Chain] = []
@@ -233,6 +254,45 @@ class Session:
     where none is configured. `opened_at` – since when its upstream connection is open, monotonic seconds.
     """
 
+    __slots__ = (
+        "_answer_by",
+        "_around",
+        "_client",
+        "_client_out",
+        "_client_paused",
+        "_closing",
+        "_collecting_bytes",
+        "_collecting_since",
+        "_commands",
+        "_drain_until",
+        "_exchanges",
+        "_failed_chains",
+        "_from_upstream",
+        "_joins",
+        "_made_here",
+        "_may_write",
+        "_next_token",
+        "_opened_at",
+        "_probes",
+        "_received_bytes",
+        "_stores",
+        "_streamed_prefix",
+        "_streamed_topic",
+        "_streamed_version",
+        "_to_client",
+        "_turn",
+        "_turn_slot",
+        "_turns",
+        "_upstream",
+        "_upstream_out",
+        "_upstream_paused",
+        "client_gone",
+        "client_id",
+        "connection",
+        "local_host",
+        "upstream_gone",
+    )
+
     def __init__(
         self, connection: int, local_host: str, around: Surroundings, exchanges: Exchanges, opened_at: float
     ) -> None:
@@ -244,21 +304,25 @@ class Session:
         self._exchanges = exchanges
         self._client = FrameCutter(_REQUEST_BYTES_MIN, around.frame_bytes_max, ClientProtocolError)
         self._upstream = FrameCutter(_RESPONSE_BYTES_MIN, 2**31 - 1, UpstreamProtocolError)
-        self._to_client: deque[Slot] = deque()
-        self._from_upstream: deque[Slot] = deque()
+        self._to_client: list[Slot] = []  # lists: short ones, and an empty deque takes 760 bytes
+        self._from_upstream: list[Slot] = []
         self._turn: Turn | None = None  # the one that waits at a gate; nothing behind it is read
         self._turn_slot: Slot | None = None
         self._turns: dict[Slot, Turn] = {}  # sent, not completely answered
         self._answer_by: dict[Slot, float] = {}
-        self._may_write: set[str] = set()  # topics this client has proved WRITE for, on this connection
+        self._may_write: dict[str, None] = {}  # topics this client has proved WRITE for, on this connection
         self._failed_chains: dict[_Chain, _Failed] = {}
         self._received_bytes = 0  # of the client, in all
-        self._probes: deque[tuple[Slot, list[bytes | memoryview]]] = deque()
+        self._probes: list[tuple[Slot, list[bytes | memoryview]]] = []
         self._joins: dict[Slot, Joins] = {}
         self._stores: dict[int, Callable[[str | None], None]] = {}
         self._next_token = 0
         self._collecting_bytes = 0
         self._collecting_since = 0.0
+        #: From the client id to the first topic's name, of a Produce request that could be streamed; and that topic.
+        self._streamed_prefix = b""
+        self._streamed_topic = ""
+        self._streamed_version = -1
         self._made_here = 0  # answers, since the connection or the clock was heard last
         self._drain_until = float("inf")
         self._client_paused = False
@@ -299,11 +363,112 @@ class Session:
         """Nothing is under way: the connection can be closed without harm."""
         return not self._to_client and not self._from_upstream and self._client.between_frames
 
-    # ---- the only way in
+    @property
+    def passing_up_bytes(self) -> int:
+        """How many of the client's next bytes just go to the broker; see `ClientPassed`."""
+        return self._client.passing_bytes
+
+    @property
+    def passing_down_bytes(self) -> int:
+        """How many of the broker's next bytes just go to the client; see `UpstreamPassed`."""
+        return self._upstream.passing_bytes
+
+    # ---- the short way: whole frames that only pass, while nothing else is going on
+
+    def passes_up(self, data: memoryview, now: float) -> bool:
+        """True: `data` is requests that nobody has to read. They are noted; the caller sends them on as they are.
+
+        False: nothing has happened; `handle(ClientBytes(data))` knows what to do.
+        """
+        if self._turn is not None or self._client_paused or self._closing or self.client_gone or self.upstream_gone:
+            return False
+        if not self._client.between_frames:
+            return False
+        size = len(data)
+        at = 0
+        slots: list[Slot] = []
+        while at < size:
+            if size - at < _LENGTH_BYTES + _REQUEST_BYTES_MIN:
+                return False
+            length, api_key, version, correlation_id = _FRAME_PREFIX.unpack_from(data, at)
+            end = at + _LENGTH_BYTES + length
+            if length < _REQUEST_BYTES_MIN or end > size or length > self._around.frame_bytes_max:
+                return False
+            if api_key == PRODUCE:
+                if version != self._streamed_version or not self._streams_again(data[at:end], now):
+                    return False
+                slots.append(self._produce_slot(version, correlation_id))
+            else:
+                passes = _PASSES.get(api_key)
+                if passes is None or not passes[0] <= version <= passes[1]:
+                    return False
+                if passes[2] and self._concerns_state_topic(data[at:end]):
+                    return False
+                slots.append(Slot(api_key, version, correlation_id, _Answer.RELAYED))
+            at = end
+        if len(self._to_client) + len(slots) > self._around.in_flight_requests_max:
+            return False
+        self._made_here = 0
+        self._received_bytes += size
+        self._to_client.extend(slots)
+        self._from_upstream.extend(slots)
+        for slot in slots:
+            self._around.count_request(slot.api_key)
+        return True
+
+    def passes_down(self, data: memoryview) -> bool:
+        """True: `data` is answers for the client's next slots. They are noted; the caller sends them on as they are.
+
+        False: nothing has happened; `handle(UpstreamBytes(data))` knows what to do.
+        """
+        if self._client_paused or self._upstream_paused or self._closing or self.client_gone:
+            return False
+        if not self._upstream.between_frames:
+            return False
+        size = len(data)
+        to_client, from_upstream = self._to_client, self._from_upstream
+        slots_max = min(len(to_client), len(from_upstream))
+        at = count = 0
+        while at < size:
+            if size - at < _LENGTH_BYTES + _RESPONSE_BYTES_MIN or count >= slots_max:
+                return False
+            slot = from_upstream[count]
+            end = at + _LENGTH_BYTES + _INT32.unpack_from(data, at)[0]
+            if end > size or end < at + _LENGTH_BYTES + _RESPONSE_BYTES_MIN:
+                return False
+            if slot is not to_client[count] or slot.reserved_bytes:
+                return False
+            if _INT32.unpack_from(data, at + _LENGTH_BYTES)[0] != slot.correlation_id:
+                return False
+            if slot.answer is not _Answer.RELAYED and not (
+                slot.answer is _Answer.RELAYED_UNLESS_BROKERS and names_no_broker(data[at:end], slot.version)
+            ):
+                return False
+            at = end
+            count += 1
+        if count < len(to_client) and to_client[count].done:
+            return False
+        del to_client[:count]
+        del from_upstream[:count]
+        return True
+
+    def _streams_again(self, frame: memoryview, now: float) -> bool:
+        """Whether it begins as the last Produce request that could be streamed, and still can be."""
+        end = 12 + len(self._streamed_prefix)
+        return (
+            frame[12:end] == self._streamed_prefix
+            and self._around.fresh(now)
+            and self._around.policy(self._streamed_topic) is None
+        )
+
+    def _concerns_state_topic(self, frame: memoryview) -> bool:
+        data = bytes(frame)
+        return any(mark in data for mark in self._around.state_topic_marks)
+
+    # ---- the only way in else
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Raises nothing: a peer that breaks the protocol costs this connection, by a command."""
-        self._commands = []
         try:
             match event:
                 case ClientBytes(data):
@@ -315,6 +480,14 @@ class Session:
                 case UpstreamBytes(data):
                     self._upstream.feed(data)
                     self._pump_upstream(now)
+                case ClientPassed(byte_count):
+                    self._received_bytes += byte_count
+                    self._client.passed(byte_count)
+                    self._send_probes()
+                case UpstreamPassed(byte_count):
+                    self._upstream.passed(byte_count)
+                    if self._upstream.between_frames:
+                        self._end(self._from_upstream.pop(0), [])
                 case TurnGranted(ticket):
                     self._turn_granted(ticket, now)
                 case TurnEnded(ticket, result, reason):
@@ -332,7 +505,9 @@ class Session:
         except ProtocolError as error:
             self._close(f"{error}", type(error))
         self._flush()
-        return self._commands
+        # Given away: what was relayed last must not stay in memory until the next event, which may be hours away.
+        commands, self._commands = self._commands, []
+        return commands
 
     def _go_on(self, now: float) -> None:
         """What an answer may have set free: the next answers, then the next requests."""
@@ -382,7 +557,7 @@ class Session:
                 view = cutter.take()
                 if not view:
                     break
-                self._upstream_out.append(bytes(view))
+                self._upstream_out.append(view)
                 self._send_probes()
             elif cutter.state is CutterState.COLLECTING:
                 frame = cutter.collected()
@@ -410,6 +585,10 @@ class Session:
     def _start_request(self, length: int, head: memoryview, now: float) -> bool:
         """Decides about the frame that begins here; False if that needs more of it, or memory that is not there."""
         api_key, version, correlation_id = _REQUEST_PREFIX.unpack_from(head)
+        passes = _PASSES.get(api_key)
+        if passes is not None and not passes[2] and passes[0] <= version <= passes[1]:
+            self._relay(Slot(api_key, version, correlation_id, _Answer.RELAYED), length)
+            return True
         api = APIS.get(api_key)
         if api is None or api.withheld:
             raise ClientProtocolError(f"{api_name(api_key)} v{version} is not an API that this proxy lets pass")
@@ -420,9 +599,6 @@ class Session:
             )
         if treatment is Treatment.PRODUCE:
             return self._start_produce(length, head, version, correlation_id, now)
-        if treatment is Treatment.RELAY:
-            self._relay(Slot(api_key, version, correlation_id, _Answer.RELAYED), length)
-            return True
         # Small ones are gone again with this call or the next, and must pass while others hold all the memory.
         return self._collect(length, now, counted=length > _SMALL_FRAME_BYTES)
 
@@ -467,27 +643,23 @@ class Session:
             self._client.pass_frame(length)
         else:
             self._relay(self._produce_slot(version, correlation_id), length)
+            self._streamed_prefix = bytes(head[_REQUEST_BYTES_MIN : peek.end])
+            self._streamed_topic, self._streamed_version = peek.first_topic, version
         return True
 
     def _produce_slot(self, version: int, correlation_id: int) -> Slot:
         """For a request that goes up as it is: only the addresses in its answer concern us."""
         if version < _PRODUCE_ENDPOINTS_FROM:
             return Slot(PRODUCE, version, correlation_id, _Answer.RELAYED)
-        slot = Slot(PRODUCE, version, correlation_id, _Answer.MADE_FROM_RESPONSE)
+        return Slot(PRODUCE, version, correlation_id, _Answer.RELAYED_UNLESS_BROKERS)
 
-        def on_response(frame: memoryview) -> None:
-            response = parse_produce_response(frame, version)
-            if response.node_endpoints:
-                self._end(slot, [encode_produce_response(self._with_own_addresses(response), version)])
-            else:
-                self._end(slot, [_INT32.pack(len(frame)), frame])
-
-        slot.on_response = on_response
-        return slot
-
-    def _with_own_addresses(self, response: ProduceResponse) -> ProduceResponse:
+    def _with_own_addresses(self, slot: Slot, frame: memoryview) -> list[bytes | memoryview]:
+        """A Produce response, and no broker's own address in it."""
+        response = parse_produce_response(frame, slot.version)
+        if not response.node_endpoints:
+            return [_INT32.pack(len(frame)), frame]
         endpoints = tuple(self._around.endpoint(each, self.local_host) for each in response.node_endpoints)
-        return replace(response, node_endpoints=endpoints)
+        return [encode_produce_response(replace(response, node_endpoints=endpoints), slot.version)]
 
     def _request(self, frame: memoryview, now: float) -> None:
         """A request that was collected whole."""
@@ -772,6 +944,7 @@ class Session:
         version, names = request.api_version, {topic.topic_id: topic.name for topic in request.topics}
         asked = {TopicPartition(topic.name, data.partition) for topic in request.topics for data in topic.partitions}
         upstream = Slot(PRODUCE, version, request.correlation_id, _Answer.MADE_FROM_RESPONSE)
+        upstream.inner = True
 
         def on_response(frame: memoryview) -> None:
             self._turn_answered(slot, turn, parse_produce_response(frame, version), names, asked)
@@ -861,7 +1034,7 @@ class Session:
 
     def _partition_answered(self, turn: Turn, key: TopicPartition, result: PartitionResult) -> None:
         if result.error_code != Error.TOPIC_AUTHORIZATION_FAILED:
-            self._may_write.add(key.topic)
+            self._may_write[key.topic] = None
         if result.error_code in _STALE:
             self._commands.append(TopicStale(key.topic))
         ticket = turn.tickets.get(key)
@@ -920,6 +1093,7 @@ class Session:
             ),
         )
         upstream = Slot(PRODUCE, version, probe.correlation_id, _Answer.MADE_FROM_RESPONSE)
+        upstream.inner = True
 
         def on_response(frame: memoryview) -> None:
             for topic in parse_produce_response(frame, version).topics:
@@ -938,12 +1112,12 @@ class Session:
         if self._client.state is CutterState.PASSING:
             return
         while self._probes:
-            upstream, chunks = self._probes.popleft()
+            upstream, chunks = self._probes.pop(0)
             self._from_upstream.append(upstream)
             self._upstream_out += chunks
 
     def _proved(self, turn: Turn, topic: str, answer: PartitionResult) -> None:
-        self._may_write.add(topic)
+        self._may_write[topic] = None
         if answer.error_code != Error.TOPIC_AUTHORIZATION_FAILED:
             return
         for key, result in list(turn.results.items()):
@@ -959,6 +1133,17 @@ class Session:
         slot = self._from_upstream[0]
         return slot.answer is _Answer.RELAYED and bool(self._to_client) and self._to_client[0] is not slot
 
+    def _overtaken(self, slot: Slot, length: int) -> bool:
+        """Whether an answer that has to wait for the front one is held here, in memory, instead of in the socket.
+
+        It must be where the front one's answer comes behind it: a guarded append that was refused by its stamp and sent
+        once more, say. False also if there is no memory for it now: then the front one ends by its time limit.
+        """
+        if not any(each.inner for each in self._from_upstream) or not self._around.reserve(length):
+            return False
+        slot.reserved_bytes += length
+        return True
+
     def _pump_upstream(self, now: float) -> None:
         cutter = self._upstream
         while True:
@@ -966,32 +1151,41 @@ class Session:
                 view = cutter.take()
                 if not view:
                     break
-                self._client_out.append(bytes(view))
-                if cutter.between_frames:
-                    self._end(self._from_upstream.popleft(), [])
+                self._client_out.append(view)
+                if not cutter.passing_bytes:
+                    self._end(self._from_upstream.pop(0), [])
             elif cutter.state is CutterState.COLLECTING:
                 frame = cutter.collected()
                 if frame is None:
                     break
-                slot = self._from_upstream.popleft()
-                assert slot.on_response is not None
-                slot.on_response(frame)
-                self._answer_front()
+                self._collected(self._from_upstream.pop(0), frame)
             else:
                 head = cutter.head()
                 if head is None:
                     break
                 length, view = head
                 slot = self._expected_slot(view)
-                if slot.answer is _Answer.MADE_FROM_RESPONSE:
+                if slot.answer is not _Answer.RELAYED:
                     cutter.collect_frame(length)
-                elif self._upstream_is_blocked():
+                elif not self._upstream_is_blocked():
+                    cutter.pass_frame(length)
+                elif self._overtaken(slot, length):
+                    cutter.collect_frame(length)
+                else:
                     self._upstream_paused = True
                     self._commands.append(ReadUpstream(False))
                     break
-                else:
-                    cutter.pass_frame(length)
         cutter.save()
+
+    def _collected(self, slot: Slot, frame: memoryview) -> None:
+        if slot.answer is _Answer.MADE_FROM_RESPONSE:
+            assert slot.on_response is not None
+            slot.on_response(frame)
+            self._answer_front()
+        elif slot.answer is _Answer.RELAYED_UNLESS_BROKERS:
+            self._end(slot, self._with_own_addresses(slot, frame))
+        else:
+            self._end(slot, [_INT32.pack(len(frame)), frame])
 
     def _expected_slot(self, head: memoryview) -> Slot:
         (correlation_id,) = _INT32.unpack_from(head)
@@ -1010,13 +1204,13 @@ class Session:
     def _end(self, slot: Slot, chunks: list[bytes | memoryview]) -> None:
         slot.chunks = chunks
         slot.done = True
-        self._around.release(slot.reserved_bytes)
-        slot.reserved_bytes = 0
         self._answer_front()
 
     def _answer_front(self) -> None:
         while self._to_client and self._to_client[0].done:
-            slot = self._to_client.popleft()
+            slot = self._to_client.pop(0)
+            self._around.release(slot.reserved_bytes)
+            slot.reserved_bytes = 0
             self._client_out += slot.chunks
             self._may_know(slot.chains)
 

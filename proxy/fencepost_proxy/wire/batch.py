@@ -187,8 +187,8 @@ class BatchScan:
 
     `expected_base_offset` – None where nothing is said; negative where a record asks for less than its own delta.
     `unreadable` – the first header of ours that could not be read; what stands behind it was not looked at.
-    `min_timestamp_ms`, `max_timestamp_ms` – over the records, as the broker computes them; what the batch's header
-    says about them is not believed.
+    `min_timestamp_ms`, `max_timestamp_ms` – over the records that were looked at. The broker computes the newest over
+    all: it is never older than ours, and newer by at most a second if the batch's header tells the truth.
     `digest` – see `digest_batch`.
     """
 
@@ -208,15 +208,25 @@ def scan_batch(
 ) -> BatchScan:
     """Reads one complete batch of a Produce request.
 
-    A record is taken apart only where a header name of ours occurs in its bytes; of the others, length and timestamp
-    are read. Raises MalformedBatch where the batch is not what `require_single_batch` wants, where it holds more or
-    fewer records than it says, or where a record that is taken apart is malformed; LimitError where it unpacks to
-    more than `decompressed_bytes_max` bytes. The CRC is not checked.
+    What its headers say is what a walk over all records would find, in every batch that Kafka takes. Records are only
+    looked at where they could say something, so a malformed one may go unnoticed: Kafka takes all of them apart before
+    it appends any, and refuses the batch (`test_malformed_records.py`). Only offset deltas it does not look at where
+    the batch is not compressed: those of records with headers of ours must be their places in the batch.
+
+    Raises MalformedBatch where the batch is not what `require_single_batch` wants, or a record that is looked at is
+    malformed; LimitError where it unpacks to more than `decompressed_bytes_max` bytes. The CRC is not checked.
     """
     header = require_single_batch(records)
     payload = _payload(records, header, decompressed_bytes_max)
-    said = _Said(names)
-    low, high = _scan_records(payload, header.record_count, said)
+    try:
+        end, first, _ = _record_start(payload, 0)
+        if end > len(payload):
+            raise Malformed("the first claims more bytes than its batch has")
+        low, high = _timestamp_deltas(payload, header, first)
+        said = _read_headers(payload, header.record_count, names)
+        digest = _digest(payload, header, first)
+    except MALFORMED as error:
+        raise MalformedBatch(f"a record of a batch is malformed: {reason_of(error)}") from error
     expected = said.expected_base_offset
     unreadable = said.unreadable
     if expected is None:
@@ -232,13 +242,13 @@ def scan_batch(
         said.write_id,
         _timestamp(header, low),
         _timestamp(header, high),
-        _digest(payload, header),
+        digest,
     )
 
 
 def _payload(records: memoryview, header: BatchHeader, bytes_max: int) -> bytes:
     """The records section, unpacked. As bytes, since searching and indexing those is what Python does fastest: the
-    copy costs a fiftieth of the walk."""
+    copy costs a fiftieth of the search."""
     return bytes(decompress(header.compression, records[HEADER_BYTES:], bytes_max=bytes_max))
 
 
@@ -250,97 +260,225 @@ def _timestamp(header: BatchHeader, delta: int) -> int:
     return timestamp
 
 
+def _record_start(data: bytes, at: int) -> tuple[int, int, int]:
+    """Where the record at `at` ends, its timestamp delta, and where its offset delta is."""
+    length, at = read_varint(data, at)
+    if length < 0:
+        raise Malformed("it has a negative length")
+    delta, rest_at = read_varlong(data, at + 1)
+    return at + length, delta, rest_at
+
+
 #: What the first byte of a record adds to its length, its own size included, if one byte or two tell that length. An
 #: odd byte means a negative length: it points far behind any batch.
 _ONE_BYTE_LENGTH = [1 + (byte >> 1) if byte & 1 == 0 else 1 << 40 for byte in range(0x80)]
 _TWO_BYTE_LENGTH = [2 + ((byte & 0x7F) >> 1) if byte & 1 == 0 else 1 << 40 for byte in range(0x100)]
 
 
-def _walk(data: bytes, at: int, records: range, stop: int, span: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
-    """Steps over records, up to one that ends behind `stop` or has more than 8 KiB, or to the end of `records`.
+# The newest timestamp decides how long Kafka remembers the batch's producer, and Kafka computes it from the records,
+# whatever the batch's header says. What we say must never be newer than that. The first record's is not, and where the
+# header claims but little more, it will do: a batch is refused for it only if it is as old as the limit, to the second.
+_TIMESTAMP_SLACK_MS = 1000
 
-    Returns (position, index of the record there, `span` widened by the timestamp deltas seen). This loop runs for every
-    record of every guarded batch, so it reads only length and timestamp, and of those only the common forms itself.
-    May raise IndexError.
-    """
-    low, high = span
-    seen = -1
-    for index in records:
+
+def _timestamp_deltas(payload: bytes, header: BatchHeader, first: int) -> tuple[int, int]:
+    """(lowest, highest) timestamp delta of the records looked at: the first, or all where that says too little."""
+    first_ms = header.base_timestamp_ms + first
+    if header.record_count == 1 or 0 <= first_ms <= header.max_timestamp_ms <= first_ms + _TIMESTAMP_SLACK_MS:
+        return first, first
+    return _walk_timestamps(payload, header.record_count)
+
+
+def _walk_timestamps(data: bytes, count: int) -> tuple[int, int]:
+    """(lowest, highest) timestamp delta of all records. The common forms of length and delta are read right here: this
+    loop runs for every record of a batch whose timestamps are far apart."""
+    total = len(data)
+    low, high = _INT64_MAX, -_INT64_MAX - 1
+    seen: int | None = None
+    at = 0
+    for _ in range(count):
         length = data[at]
         if length < 0x80:
             end = at + _ONE_BYTE_LENGTH[length]
             at += 2
-        else:
-            second = data[at + 1]
-            if second >= 0x80:
-                return at, index, (low, high)
+        elif (second := data[at + 1]) < 0x80:
             end = at + _TWO_BYTE_LENGTH[length] + (second << 6)
             at += 3
-        if end > stop:
-            return at - (2 if length < 0x80 else 3), index, (low, high)
+        else:
+            length, at = read_varint(data, at)
+            if length < 0:
+                raise Malformed("it has a negative length")
+            end = at + length
+            at += 1
+        if end > total:
+            raise Malformed("it claims more bytes than its batch has")
         delta = data[at]
         if delta != seen:
+            seen = delta if delta < 0x80 else None
             if delta < 0x80:
-                seen = delta
                 delta = (delta >> 1) ^ -(delta & 1)
+            elif (second := data[at + 1]) < 0x80:
+                delta = (delta & 0x7F | second << 7) >> 1 ^ -(delta & 1)
             else:
-                second = data[at + 1]
-                if second < 0x80:
-                    delta = (delta & 0x7F | second << 7) >> 1 ^ -(delta & 1)
-                else:
-                    delta, _ = read_varlong(data, at)
+                delta, _ = read_varlong(data, at)
             if delta > high:  # noqa: PLR1730  max() is a call
                 high = delta
             if delta < low:  # noqa: PLR1730
                 low = delta
         at = end
-    return at, records.stop, (low, high)
+    if at != total:
+        raise Malformed(f"{total - at} bytes are left over behind the {count} records")
+    return low, high
 
 
-def _scan_records(payload: bytes, count: int, said: _Said) -> tuple[int, int]:
-    """Walks all records and takes those apart that may carry a header of ours; (lowest, highest) timestamp delta."""
+#: Records of more bytes than this, on average, are faster walked over than searched.
+_SEARCHED_RECORD_BYTES_MAX = 1500
+
+
+def _read_headers(payload: bytes, count: int, names: HeaderNames) -> _Said:
+    said = _Said(names)
+    if len(payload) > count * _SEARCHED_RECORD_BYTES_MAX:
+        _walk_headers(payload, count, said)
+    else:
+        _search_headers(payload, count, said)
+    return said
+
+
+def _walk_headers(payload: bytes, count: int, said: _Said) -> None:
+    """The plain way: every record is taken apart."""
     total = len(payload)
+    at = 0
+    for index in range(count):
+        end, _, rest_at = _record_start(payload, at)
+        if end > total:
+            raise Malformed("it claims more bytes than its batch has")
+        said.read_record(payload, rest_at, end, index)
+        at = end
+    if at != total:
+        raise Malformed(f"{total - at} bytes are left over behind the {count} records")
+
+
+def _search_headers(payload: bytes, count: int, said: _Said) -> None:
+    """What the plain way finds, at the speed of `bytes.find`.
+
+    A record can have a header of ours only if that name occurs in its bytes. So nothing is looked at behind the last
+    occurrence, and before it only the lengths, to find the record that an occurrence lies in. That record is taken
+    apart, since a key or a value may contain the name as well, unless it makes no difference: where each name occurs
+    once at most in the record, and what follows is what a header would say that agrees with those before it, then the
+    record adds nothing, be it a header or not. That spares most of the work where each record has its own expectation.
+    """
+    total = len(payload)
+    find, startswith = payload.find, payload.startswith
+    offset_name, count_name, id_name = said.needles
+    offset_at, count_at, id_at = (_find(payload, name, 0) for name in said.needles)
+    base = digits_end = _NO_BASE
+    prefix = b""
     at = index = 0
-    span = _INT64_MAX, -_INT64_MAX - 1
-    try:
+    while said.unreadable is None:
+        others_at = count_at if count_at < id_at else id_at
+        hit = offset_at if offset_at < others_at else others_at
+        if hit == total:
+            return
         while index < count:
-            hit = said.next_hit(payload, at)
-            at, index, span = _walk(payload, at, range(index, count), hit, span)
-            if index == count:
-                break
-            end, delta, rest_at = _record_start(payload, at)
-            if end > total:
-                raise Malformed("it claims more bytes than its batch has")
-            span = min(span[0], delta), max(span[1], delta)
+            length = payload[at]
+            if length < 0x80:
+                end = at + _ONE_BYTE_LENGTH[length]
+            elif (second := payload[at + 1]) < 0x80:
+                end = at + _TWO_BYTE_LENGTH[length] + (second << 6)
+            else:
+                end, _, _ = _record_start(payload, at)
+                length = _LONG
             if end > hit:
-                said.read_record(payload, rest_at, end, index)
+                break
             at = end
             index += 1
-    except MALFORMED as error:
-        raise MalformedBatch(f"record {index} of a batch or one behind it is malformed: {reason_of(error)}") from error
-    if at != total:
-        raise MalformedBatch(f"{total - at} bytes are left over behind the {count} records of a batch")
-    return span
+        else:
+            raise Malformed(f"{total - at} bytes are left over behind the {count} records")
+        agrees = end <= total and _is_in_place(payload, at, length, index)
+        if offset_at < end:
+            offset = base + index
+            if offset < digits_end:
+                agrees = agrees and startswith(b"%b%d" % (prefix, offset), offset_at)
+            elif 0 <= offset <= _INT64_MAX:
+                digits = len(str(offset))
+                digits_end = min(10**digits, _INT64_MAX + 1)
+                prefix = offset_name + bytes([2 * digits])
+                agrees = agrees and startswith(b"%b%d" % (prefix, offset), offset_at)
+            else:
+                agrees = False
+            offset_at = find(offset_name, offset_at + 1)
+            if offset_at < 0:
+                offset_at = total
+            elif offset_at < end:
+                agrees = False
+                offset_at = _find(payload, offset_name, end)
+        if others_at < end:
+            if count_at < end:
+                agrees = agrees and said.partition_count is not None and startswith(said.agreeing_count, count_at)
+                count_at = _find(payload, count_name, count_at + 1)
+                if count_at < end:
+                    agrees = False
+                    count_at = _find(payload, count_name, end)
+            if id_at < end:
+                behind = id_at + len(id_name)
+                agrees = agrees and said.write_id is not None and payload[behind : behind + 1] in _SHORT_LENGTHS
+                id_at = _find(payload, id_name, id_at + 1)
+                if id_at < end:
+                    agrees = False
+                    id_at = _find(payload, id_name, end)
+        if not agrees:
+            end, _, rest_at = _record_start(payload, at)
+            if end > total:
+                raise Malformed("it claims more bytes than its batch has")
+            said.read_record(payload, rest_at, end, index)
+            if said.expected_base_offset is not None:
+                base = said.expected_base_offset
+                digits_end = _NO_BASE
+        at = end
+        index += 1
 
 
-def _record_start(data: bytes, at: int) -> tuple[int, int, int]:
-    """Where the record at `at` ends, its timestamp delta, and where its offset delta is."""
-    length, at = read_varint(data, at)
-    if length < 0:
-        raise Malformed("a record has a negative length")
-    delta, rest_at = read_varlong(data, at + 1)
-    return at + length, delta, rest_at
+def _is_in_place(payload: bytes, at: int, length: int, index: int) -> bool:
+    """Whether the offset delta of the record at `at` is surely `index`; `length` is its first byte, or `_LONG`.
+
+    Kafka does not look at the offset deltas of an uncompressed batch: such a record would lie at another offset than
+    the one that it expects.
+    """
+    if length == _LONG:
+        return False
+    at += 3 if length < 0x80 else 4
+    if payload[at - 1] >= 0x80:
+        at += 1
+        if payload[at - 1] >= 0x80:
+            return False
+    if index < 64:
+        return payload[at] == index << 1
+    return index < 8192 and payload[at] == (index << 1 & 0x7F | 0x80) and payload[at + 1] == index >> 6
+
+
+def _find(payload: bytes, name: bytes, at: int) -> int:
+    """The first occurrence from `at` on, the payload's end if there is none."""
+    found = payload.find(name, at)
+    return len(payload) if found < 0 else found
+
+
+#: In place of the first byte of a record whose length takes more than two bytes.
+_LONG = -1
+#: Stands for "nothing is expected yet": no record's index makes it an offset.
+_NO_BASE = -1 << 80
+#: Of a write-id that is neither null nor empty and shorter than 64 bytes.
+_SHORT_LENGTHS = frozenset(bytes([2 * length]) for length in range(1, 64))
 
 
 class _Said:
     """Collects what the headers of one batch say, record by record."""
 
     __slots__ = (
-        "_hits",
-        "_needles",
+        "agreeing_count",
         "contradiction",
         "expected_base_offset",
         "names",
+        "needles",
         "partition_count",
         "unreadable",
         "write_id",
@@ -348,25 +486,14 @@ class _Said:
 
     def __init__(self, names: HeaderNames) -> None:
         self.names = names
-        self._needles = (names.expected_offset, names.partition_count, names.write_id)
-        self._hits = [-1, -1, -1]
+        self.needles = (names.expected_offset, names.partition_count, names.write_id)
         self.expected_base_offset: int | None = None
         self.contradiction: Contradiction | None = None
         self.unreadable: Unreadable | None = None
         self.partition_count: int | None = None
         self.write_id: bytes | None = None
-
-    def next_hit(self, payload: bytes, at: int) -> int:
-        """The next position from `at` on where a name of ours stands, or the end. A value may contain it as well."""
-        if self.unreadable is not None:
-            return len(payload)
-        hits = self._hits
-        if min(hits) < at:
-            for i, needle in enumerate(self._needles):
-                if hits[i] < at:
-                    found = payload.find(needle, at)
-                    hits[i] = len(payload) if found < 0 else found
-        return min(hits)
+        #: A header's name and value as they are where they say this partition count once more.
+        self.agreeing_count = b""
 
     def read_record(self, data: bytes, at: int, end: int, index: int) -> None:
         """Takes one record apart, from its offset delta on: that must be its index, and the record fill its length."""
@@ -379,10 +506,12 @@ class _Said:
         length, at = read_varint(data, at)  # the value's
         if length > 0:
             at += length
+        if at == end - 1 and data[at] == 0:
+            return  # no headers
         header_count, at = read_varint(data, at)
         if header_count < 0 or header_count * 2 > end - at:
             raise Malformed(f"it claims {header_count} headers")
-        needles = self._needles
+        needles = self.needles
         seen: tuple[bytes, ...] = ()
         for _ in range(header_count):
             length, at = read_varint(data, at)
@@ -416,7 +545,7 @@ class _Said:
             if name == names.expected_offset:
                 self._read_expected_offset(index, int(value))
             else:
-                self._read_partition_count(index, int(value))
+                self._read_partition_count(index, value)
         elif value != b"-1":
             self._unreadable(index, name, f"{_shown(value)} is not a decimal number in ASCII of at most 19 digits")
         elif name == names.partition_count:
@@ -430,12 +559,14 @@ class _Said:
         elif self.expected_base_offset != expected - index and self.contradiction is None:
             self.contradiction = Contradiction(record=index, expected=expected, offset_delta=index)
 
-    def _read_partition_count(self, index: int, count: int) -> None:
+    def _read_partition_count(self, index: int, value: bytes) -> None:
         name = self.names.partition_count
+        count = int(value)
         if not 1 <= count <= _INT32_MAX:
             self._unreadable(index, name, f"{count} is not a number of partitions")
         elif self.partition_count is None:
             self.partition_count = count
+            self.agreeing_count = name + bytes([2 * len(value)]) + value
         elif self.partition_count != count:
             self._unreadable(index, name, f"it says {count} where a record before it says {self.partition_count}")
 
@@ -466,35 +597,32 @@ def digest_batch(records: memoryview, *, decompressed_bytes_max: int, ignore_tim
     """
     header = parse_batch_header(records)
     payload = _payload(records, header, decompressed_bytes_max)
-    return _digest_without_timestamps(payload, header) if ignore_timestamps else _digest(payload, header)
+    try:
+        if ignore_timestamps:
+            return _digest_without_timestamps(payload, header)
+        first = _record_start(payload, 0)[1] if payload else 0
+        return _digest(payload, header, first)
+    except MALFORMED as error:
+        raise MalformedBatch(f"a record batch cannot be read: {reason_of(error)}") from error
 
 
-def _digest(payload: bytes, header: BatchHeader) -> bytes:
-    base = header.base_timestamp_ms
-    if payload:
-        try:
-            _, first, _ = _record_start(payload, 0)
-            if first:
-                # A client may measure from anything; the broker, where it repacks a batch, from the first record.
-                base += first
-                payload = bytes(_measured_from_first_record(payload, header.record_count, first))
-        except MALFORMED as error:
-            raise MalformedBatch(f"a record batch cannot be read: {reason_of(error)}") from error
+def _digest(payload: bytes, header: BatchHeader, first: int) -> bytes:
+    """`first` is the timestamp delta of the first record."""
+    if first:
+        # A client may measure from anything; the broker, where it repacks a batch, from the first record.
+        payload = bytes(_measured_from_first_record(payload, header.record_count, first))
     digest = blake2b(INT32.pack(header.record_count), digest_size=_DIGEST_BYTES)
-    digest.update(b"%d;" % base)
+    digest.update(b"%d;" % (header.base_timestamp_ms + first))
     digest.update(payload)
     return digest.digest()
 
 
 def _digest_without_timestamps(payload: bytes, header: BatchHeader) -> bytes:
     digest = blake2b(INT32.pack(header.record_count), digest_size=_DIGEST_BYTES, person=b"no timestamps")
-    try:
-        for attributes, _, rest in _records(payload, header.record_count):
-            digest.update(INT32.pack(len(rest)))
-            digest.update(attributes)
-            digest.update(rest)
-    except MALFORMED as error:
-        raise MalformedBatch(f"a record batch cannot be read: {reason_of(error)}") from error
+    for attributes, _, rest in _records(payload, header.record_count):
+        digest.update(INT32.pack(len(rest)))
+        digest.update(attributes)
+        digest.update(rest)
     return digest.digest()
 
 

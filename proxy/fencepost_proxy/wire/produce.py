@@ -15,7 +15,7 @@ b"" where it is empty (see `primitives`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from struct import Struct
 from uuid import UUID
 
@@ -68,13 +68,15 @@ _NODE_ENDPOINTS_TAG = 0
 class ProducePeek:
     """What a request says before its first record: enough to decide whether it has to be parsed at all.
 
-    `first_topic` is "" where there is no topic, and from v13 on, where topics are named by id.
+    `first_topic` is "" where there is no topic, and from v13 on, where topics are named by id; `end` is where its name
+    ends in the frame.
     """
 
     acks: int
     transactional_id: str | None
     topic_count: int
     first_topic: str
+    end: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True, frozen=True)
@@ -196,12 +198,12 @@ def peek_produce(prefix: memoryview, frame_bytes: int) -> ProducePeek | None:
             count, at = read_compact_array_count(
                 prefix, at + 6, _TOPIC_BYTES_MIN[api_version >= BY_TOPIC_ID], bytes_total=frame_bytes
             )
-            first = read_compact_string(prefix, at)[0] if count and api_version < BY_TOPIC_ID else ""
+            first, at = read_compact_string(prefix, at) if count and api_version < BY_TOPIC_ID else ("", at)
         else:
             transactional_id, at = read_nullable_string(prefix, at)
             acks, _ = _ACKS_TIMEOUT.unpack_from(prefix, at)
             count, at = read_array_count(prefix, at + 6, 6, bytes_total=frame_bytes)
-            first = read_string(prefix, at)[0] if count else ""
+            first, at = read_string(prefix, at) if count else ("", at)
     except CutOff as error:
         if error.needed > frame_bytes:
             raise ClientProtocolError(f"malformed Produce request of {frame_bytes} bytes: {error}") from error
@@ -211,7 +213,7 @@ def peek_produce(prefix: memoryview, frame_bytes: int) -> ProducePeek | None:
             reason = reason_of(error)
             raise ClientProtocolError(f"malformed Produce request of {frame_bytes} bytes: {reason}") from error
         return None
-    return ProducePeek(acks, transactional_id, count, first)
+    return ProducePeek(acks, transactional_id, count, first, at)
 
 
 #: Fewest bytes of a topic in a flexible request: (name, partition count, tags), with a topic id instead of the name.

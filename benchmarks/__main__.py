@@ -1,0 +1,191 @@
+"""`python -m benchmarks` (`make bench`): starts everything, measures, writes the result. See docs/performance.md."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import fnmatch
+import importlib.util
+import shlex
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from benchmarks import chart, machine, routes
+from benchmarks.java import LoadError
+from benchmarks.raw import RefusedError
+from benchmarks.results import PRODUCT, Report, Row, with_goals
+from benchmarks.routes import PeersError, StartError
+from benchmarks.stage import FULL, QUICK, Plan, Run, Stage, say
+from benchmarks.workloads import WORKLOADS, settings_of
+from fencepost_proxy.dev.errors import DevError
+from fencepost_proxy.dev.jars import DEFAULT_VERSION
+
+_HERE = Path(__file__).parent
+RESULTS = _HERE / "results"
+PEERS = _HERE / "peers.toml"
+CHART = _HERE.parent / "docs" / "performance.svg"
+#: Modules of this package that add rows: `def rows(run: Run) -> list[Row]`.
+CONTRIBUTORS = ("growth",)
+_KAFKA_PORT_FOR_GIVEN_ROUTES = 29_092
+
+_EPILOG = """
+workloads: {workloads}
+
+examples:
+  python -m benchmarks --quick
+  python -m benchmarks --only 'produce*' --only consume
+  python -m benchmarks --route mine=127.0.0.1:19092
+      a proxy that is started by hand, in front of the Kafka that this run starts on port 29092 (--kafka-port)
+  python -m benchmarks --tcp-route lb=127.0.0.1:19092
+      the same for one that rewrites nothing: it is to lead to port 29093, where Kafka advertises 127.0.0.1:19092
+"""
+
+
+def main() -> int:
+    workloads = [*WORKLOADS, *CONTRIBUTORS]
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measures Kafka direct, through the product, HAProxy and other proxies, all in one run.",
+        epilog=_EPILOG.format(workloads=", ".join(workloads)),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="minutes, not a quarter of an hour: for a look, not for a claim"
+    )
+    parser.add_argument("--only", action="append", metavar="PATTERN", default=[], help="workloads whose name matches")
+    parser.add_argument(
+        "--routes", metavar="PATTERN[,…]", default="*", help="routes whose name matches, beside direct and the product"
+    )
+    parser.add_argument(
+        "--route", action="append", metavar="NAME=HOST:PORT", default=[], help="one more, that runs already"
+    )
+    parser.add_argument(
+        "--tcp-route", action="append", metavar="NAME=HOST:PORT", default=[], help="the same, rewriting nothing"
+    )
+    parser.add_argument("--kafka-port", type=int, help="of the Kafka that this run starts (default: a free one)")
+    parser.add_argument("--rounds", type=int, help="repetitions")
+    parser.add_argument("--peers", type=Path, default=PEERS, metavar="FILE.toml")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
+    parser.add_argument("--chart", type=Path, help="also draws the chart, by default of a full run into docs/")
+    parser.add_argument(
+        "--draw", type=Path, metavar="RESULT.json", help="measures nothing: draws the chart of an earlier run"
+    )
+    options = parser.parse_args()
+    if options.draw is not None:
+        _draw(Report.from_json(options.draw.read_text("utf-8")), options.chart or CHART)
+        return 0
+    chosen = [name for name in workloads if _matches(name, options.only or ["*"])]
+    if not chosen:
+        parser.error(f"no workload is called like {options.only}; there are: {', '.join(workloads)}")
+    signal.signal(signal.SIGTERM, _interrupt)
+    plan = QUICK if options.quick else FULL
+    if options.rounds:
+        plan = plan.with_rounds(options.rounds)
+    try:
+        peers = _peers(options)
+        report = _measure(plan, chosen, peers, options)
+    except (PeersError, StartError, DevError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("bench: interrupted; everything that was started is ended", file=sys.stderr)
+        return 130
+    written = write(report, options.results)
+    print(report.to_markdown())
+    say(f"written to {written} and beside it as JSON")
+    if options.chart is not None:
+        _draw(report, options.chart)
+    return 1 if report.failures else 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _matches(name: str, patterns: list[str]) -> bool:
+    return any(fnmatch.fnmatchcase(name.lower(), pattern.lower()) for pattern in patterns)
+
+
+def _peers(options: argparse.Namespace) -> list[routes.Peer]:
+    text = options.peers.read_text("utf-8") if options.peers.exists() else ""
+    found = [routes.haproxy(), *routes.read_peers(text)]
+    found += [routes.absent(name) for name in routes.KNOWN_PEERS if name not in [peer.name for peer in found]]
+    found = [peer for peer in found if _matches(peer.name, options.routes.split(","))]
+    found += [routes.given_route(text, rewrites=True) for text in options.route]
+    found += [routes.given_route(text, rewrites=False) for text in options.tcp_route]
+    return [routes.product(), *found]
+
+
+def _measure(plan: Plan, chosen: list[str], peers: list[routes.Peer], options: argparse.Namespace) -> Report:
+    began = time.monotonic()
+    when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    facts = machine.facts()
+    kafka_port = options.kafka_port
+    if kafka_port is None and (options.route or options.tcp_route):
+        kafka_port = _KAFKA_PORT_FOR_GIVEN_ROUTES
+    rows: list[Row] = []
+    failures: list[str] = []
+    with Stage(plan, peers, kafka_port=kafka_port) as run:
+        versions = {"Kafka": DEFAULT_VERSION, **machine.versions()}
+        versions |= {route.name: route.version() for route in run.routes if route.version()}
+        for name in chosen:
+            workload = WORKLOADS.get(name) or _contributor(name)
+            if workload is None:
+                continue
+            started = time.monotonic()
+            try:
+                rows += workload(run)
+            except (LoadError, RefusedError, StartError, OSError, AssertionError, ValueError) as error:
+                failures.append(f"{name}: {str(error).partition(chr(10))[0]}")
+                traceback.print_exc()
+            say(f"{name}: {time.monotonic() - started:.0f} s")
+        others = [
+            route.name
+            for route in run.routes
+            if route is not run.direct and route.name not in (PRODUCT, routes.HAPROXY)
+        ]
+        missing = dict(run.missing)
+    facts["duration"] = f"{(time.monotonic() - began) / 60:.1f} min"
+    command = shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
+    return Report(
+        when,
+        command,
+        machine.commit(),
+        facts,
+        versions,
+        settings_of(plan),
+        missing,
+        tuple(with_goals(rows, others)),
+        tuple(failures),
+    )
+
+
+def _contributor(name: str) -> Callable[[Run], list[Row]] | None:
+    if importlib.util.find_spec(f"benchmarks.{name}") is None:
+        return None
+    found: Callable[[Run], list[Row]] = importlib.import_module(f"benchmarks.{name}").rows
+    return found
+
+
+def write(report: Report, directory: Path) -> Path:
+    """The Markdown file; beside it lies the JSON."""
+    directory.mkdir(parents=True, exist_ok=True)
+    stem = report.when.removesuffix(" UTC").replace(" ", "-").replace(":", "")
+    (directory / f"{stem}.json").write_text(report.to_json(), "utf-8")
+    path = directory / f"{stem}.md"
+    path.write_text(report.to_markdown(), "utf-8")
+    return path
+
+
+def _draw(report: Report, path: Path) -> None:
+    path.write_text(chart.svg(report), "utf-8")
+    say(f"chart drawn: {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,358 @@
+"""What a request costs as connections, guarded partitions and brokers grow in number; and what each of them holds.
+
+    python -m benchmarks.growth                 # all of it, some minutes
+    python -m benchmarks.growth --quick         # a tenth of everything
+    python -m benchmarks.growth --only brokers
+
+The Kafka behind the proxy is a fake (`tests/support/fake_cluster.py`), since no machine holds a hundred brokers. The
+figure is the proxy's CPU time, user and system, as the kernel's scheduler counts it, for one request at a time; it is
+compared between the smallest number and the others, whose measurements take turns, so that what else the machine does
+falls on all of them. *Upkeep* is the CPU time that the proxy takes while nobody asks it anything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import resource
+import socket
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+from uuid import UUID
+
+from benchmarks.results import Row, number
+from fencepost_proxy.wire import control
+from fencepost_proxy.wire.produce import PartitionData, ProduceRequest, TopicData, encode_produce_request
+from fencepost_proxy.wire.schema import Message
+from tests.support.fake_cluster import FakeClusterProcess
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Record, batch
+
+TABLE: Final = "growth"
+COST: Final = "proxy CPU µs/request"
+OF_SMALLEST: Final = "of the smallest"
+UPKEEP: Final = "upkeep, CPU ms/s"
+IDLE_MB: Final = "RSS MB"
+KB_EACH: Final = "KB each"
+
+_CONFIG: Final = """
+[limits]
+connections_max = 12000
+
+[topics."required-*"]
+"check.expected.offsets" = "required"
+"""
+_LENGTH: Final = struct.Struct(">i")
+_PRODUCE_VERSION: Final = 9
+_API_VERSIONS, _METADATA = 18, 3
+_NO_ID: Final = UUID(int=0)
+_RECORD: Final = b"r" * 100
+_TIMEOUT_SECONDS: Final = 30.0
+_UPKEEP_SECONDS: Final = 11.0  # longer than the longest period of anything that is done now and then
+_REPEATS: Final = 5
+
+
+# --- one client connection --------------------------------------------------------------------------------------------
+
+
+class Client:
+    """A blocking connection that asks one thing at a time and looks only at how it ended."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), _TIMEOUT_SECONDS)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self, frame: bytes) -> bytes:
+        """The answer without its length."""
+        self._socket.sendall(frame)
+        data = self._socket.recv(65536)
+        while len(data) < 4 or len(data) < 4 + _LENGTH.unpack_from(data)[0]:
+            more = self._socket.recv(1 << 20)
+            if not more:
+                raise ConnectionError("the proxy closed the connection")
+            data += more
+        return data[4:]
+
+    def greet(self, topic: str) -> None:
+        """As every client begins."""
+        versions = Message(client_software_name="growth", client_software_version="1")
+        self.ask(control.encode_request_frame(_API_VERSIONS, 3, 1, "growth", versions))
+        wanted = Message(topics=[Message(name=topic, topic_id=_NO_ID)], allow_auto_topic_creation=False)
+        self.ask(control.encode_request_frame(_METADATA, 12, 2, "growth", wanted))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def produce_frame(topic: str, partition: int, *, expected: int | None = None) -> bytes:
+    data = TopicData(topic, None, (PartitionData(partition, memoryview(batch(Record(_RECORD, expected=expected)))),))
+    request = ProduceRequest(_PRODUCE_VERSION, 3, "growth", b"", None, -1, 10_000, (data,))
+    return b"".join(encode_produce_request(request))
+
+
+def check(answer: bytes, what: str) -> None:
+    response = control.decode_response(0, _PRODUCE_VERSION, answer[5:])
+    result = response.responses[0].partition_responses[0]
+    if result.error_code:
+        raise AssertionError(f"{what}: Produce answered {result.error_code} ({result.error_message})")
+
+
+# --- what a process takes ---------------------------------------------------------------------------------------------
+
+
+def cpu_seconds(pid: int) -> float:
+    """On the CPU so far, all threads, user and system."""
+    return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+def rss_kb(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise AssertionError(f"process {pid} has no memory")
+
+
+def cost_us(proxy: ProxyProcess, load: Callable[[], int]) -> float:
+    """The proxy's CPU microseconds per request of a load, which gives back how many requests it sent."""
+    before = cpu_seconds(proxy.pid)
+    sent = load()
+    return (cpu_seconds(proxy.pid) - before) * 1e6 / sent
+
+
+def upkeep_ms(proxy: ProxyProcess) -> float:
+    before, since = cpu_seconds(proxy.pid), time.monotonic()
+    time.sleep(_UPKEEP_SECONDS)
+    return (cpu_seconds(proxy.pid) - before) * 1e3 / (time.monotonic() - since)
+
+
+class _Table:
+    """Rows of one dimension, as they are found."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def add(self, route: str, measure: str, values: Sequence[float], note: str = "") -> None:
+        row = Row(TABLE, f"fencepost, {route}", measure, tuple(values), note=note)
+        self.rows.append(row)
+        print(f"{row.route:55} {measure:25} {row} {note}", flush=True)
+
+    def costs(self, found: dict[str, list[float]]) -> None:
+        """The first is the smallest; ratios are made within each repetition."""
+        smallest = next(iter(found.values()))
+        for route, values in found.items():
+            self.add(route, COST, values)
+            if values is not smallest:
+                self.add(route, OF_SMALLEST, [a / b for a, b in zip(values, smallest, strict=True)])
+
+
+# --- connections ------------------------------------------------------------------------------------------------------
+
+
+def connections(stack: ExitStack, scale: float) -> list[Row]:
+    """One connection; one that works among thousands that do not; thousands that work in turn."""
+    table = _Table()
+    many = int(5_000 * scale)
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    kafka = stack.enter_context(FakeClusterProcess(topics={"open": 4}, kept_max=8))
+    small = stack.enter_context(ProxyProcess(kafka.bootstrap, directory, config=_CONFIG))
+    large = stack.enter_context(ProxyProcess(kafka.bootstrap, directory, config=_CONFIG))
+    frame = produce_frame("open", 0)
+
+    def connect(proxy: ProxyProcess) -> Client:
+        client = Client(proxy.bootstrap)
+        stack.callback(client.close)
+        client.greet("open")
+        return client
+
+    warm_up = [connect(large) for _ in range(20)]
+    empty_kb = rss_kb(large.pid)
+    crowd = warm_up + [connect(large) for _ in range(many)]
+    full_kb = rss_kb(large.pid)
+    one = connect(small)
+    table.add(f"{many:,} idle connections", KB_EACH, [(full_kb - empty_kb) / many])
+    table.add("1 connection", UPKEEP, [upkeep_ms(small)])
+    table.add(f"{many:,} idle connections", UPKEEP, [upkeep_ms(large)])
+
+    def alone(client: Client, count: int) -> Callable[[], int]:
+        def load() -> int:
+            for _ in range(count):
+                client.ask(frame)
+            return count
+
+        return load
+
+    def in_turn() -> int:
+        for client in crowd:
+            client.ask(frame)
+        return len(crowd)
+
+    found: dict[str, list[float]] = {"1 connection": [], f"1 of {many:,} connections": [], f"{many:,} in turn": []}
+    loads = [(small, alone(one, many // 2)), (large, alone(crowd[0], many // 2)), (large, in_turn)]
+    for proxy, load in loads:
+        cost_us(proxy, load)
+    for _ in range(_REPEATS):
+        for values, (proxy, load) in zip(found.values(), loads, strict=True):
+            values.append(cost_us(proxy, load))
+    table.costs(found)
+    table.add(f"{many:,} connections that have worked", KB_EACH, [(rss_kb(large.pid) - empty_kb) / many])
+    return table.rows
+
+
+# --- guarded partitions -----------------------------------------------------------------------------------------------
+
+
+def partitions(stack: ExitStack, scale: float) -> list[Row]:
+    """Conditional appends to one guarded partition, and to each of ten thousand in turn."""
+    table = _Table()
+    topics = int(100 * scale)
+    names = [f"required-{index}" for index in range(topics)]
+    spread = [(name, partition) for name in names for partition in range(100)]
+    many = len(spread)
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    kafka = stack.enter_context(FakeClusterProcess(topics={"required-one": 1, **dict.fromkeys(names, 100)}, kept_max=8))
+    small = stack.enter_context(ProxyProcess(kafka.bootstrap, directory, config=_CONFIG))
+    large = stack.enter_context(ProxyProcess(kafka.bootstrap, directory, config=_CONFIG))
+    clients = {}
+    for proxy in (small, large):
+        client = clients[proxy] = Client(proxy.bootstrap)
+        stack.callback(client.close)
+        client.greet("required-one")
+    ends = itertools.count(0)
+
+    def one() -> int:
+        count = max(500, many // 4)
+        frames = [produce_frame("required-one", 0, expected=next(ends)) for _ in range(count)]
+        return _ask_all(clients[small], frames)
+
+    rounds = itertools.count(0)
+
+    def each() -> int:
+        expected = next(rounds)
+        return _ask_all(clients[large], (produce_frame(name, index, expected=expected) for name, index in spread))
+
+    empty_kb = rss_kb(large.pid)
+    cost_us(small, one)
+    first = cost_us(large, each)
+    table.add(f"first append to each of {many:,} guarded partitions", COST, [first], "their log ends are read")
+    cost_us(large, each)
+    table.add(f"{many:,} guarded partitions", KB_EACH, [(rss_kb(large.pid) - empty_kb) / many])
+    table.add("1 guarded partition", UPKEEP, [upkeep_ms(small)])
+    table.add(f"{many:,} guarded partitions", UPKEEP, [upkeep_ms(large)])
+    found: dict[str, list[float]] = {"1 guarded partition": [], f"{many:,} guarded partitions in turn": []}
+    for _ in range(_REPEATS):
+        for values, (proxy, load) in zip(found.values(), ((small, one), (large, each)), strict=True):
+            values.append(cost_us(proxy, load))
+    table.costs(found)
+    table.add(f"{many:,} guarded partitions, seven appends each", KB_EACH, [(rss_kb(large.pid) - empty_kb) / many])
+    return table.rows
+
+
+def _ask_all(client: Client, frames: Iterator[bytes] | Sequence[bytes]) -> int:
+    sent = 0
+    for frame in frames:
+        answer = client.ask(frame)
+        sent += 1
+        check(answer, f"append {sent}")
+    return sent
+
+
+# --- brokers ----------------------------------------------------------------------------------------------------------
+
+
+def brokers(stack: ExitStack, scale: float) -> list[Row]:
+    """The same loads on clusters of 1, 10 and 100 brokers; partitions of the guarded topic lie on all of them."""
+    table = _Table()
+    sizes = [1, 10, max(20, int(100 * scale))]
+    directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    count = int(1_000 * max(scale, 0.2))
+    found: dict[str, dict[int, list[float]]] = {"unguarded": {}, "guarded": {}}
+    loads: dict[str, dict[int, tuple[ProxyProcess, Callable[[], int]]]] = {"unguarded": {}, "guarded": {}}
+    memory: dict[int, int] = {}
+    for size in sizes:
+        kafka = stack.enter_context(
+            FakeClusterProcess(brokers=size, topics={"open": size, "required-one": 1, "required-all": size}, kept_max=8)
+        )
+        proxy = stack.enter_context(ProxyProcess(kafka.bootstrap, directory, config=_CONFIG))
+        client = Client(proxy.bootstrap)
+        stack.callback(client.close)
+        client.greet("open")
+        memory[size] = rss_kb(proxy.pid)
+        table.add(_brokers(size), IDLE_MB, [memory[size] / 1024])
+        loads["unguarded"][size] = proxy, _unguarded(client, count)
+        loads["guarded"][size] = proxy, _guarded(client, count)
+    table.add(_brokers(sizes[-1]), KB_EACH, [(memory[sizes[-1]] - memory[1]) / (sizes[-1] - 1)])
+    for size in sizes:
+        table.add(_brokers(size), UPKEEP, [upkeep_ms(loads["guarded"][size][0])])
+    for kind, of_kind in loads.items():
+        for proxy, load in of_kind.values():
+            cost_us(proxy, load)
+        found[kind] = {size: [] for size in sizes}
+        for _ in range(_REPEATS):
+            for size, (proxy, load) in of_kind.items():
+                found[kind][size].append(cost_us(proxy, load))
+        table.costs({f"{_brokers(size)}, {kind}": values for size, values in found[kind].items()})
+    return table.rows
+
+
+def _brokers(size: int) -> str:
+    return f"{size} broker{'s' if size > 1 else ''}"
+
+
+def _unguarded(client: Client, count: int) -> Callable[[], int]:
+    frame = produce_frame("open", 0)
+
+    def load() -> int:
+        for _ in range(count):
+            client.ask(frame)
+        return count
+
+    return load
+
+
+def _guarded(client: Client, count: int) -> Callable[[], int]:
+    ends = itertools.count(0)
+    return lambda: _ask_all(client, [produce_frame("required-one", 0, expected=next(ends)) for _ in range(count)])
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+_PARTS: Final[dict[str, Callable[[ExitStack, float], list[Row]]]] = {
+    "connections": connections,
+    "partitions": partitions,
+    "brokers": brokers,
+}
+
+
+def rows(run: Any = None, *, quick: bool = False, only: str | None = None) -> list[Row]:
+    """Every row of the table. `run` is not needed: this brings its own Kafka."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    quick = quick or bool(getattr(run, "quick", False))
+    found = []
+    for name, part in _PARTS.items():
+        if only in (None, name):
+            with ExitStack() as stack:
+                found += part(stack, 0.1 if quick else 1.0)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
+    parser.add_argument("--only", choices=_PARTS, help="one dimension")
+    arguments = parser.parse_args()
+    found = rows(quick=arguments.quick, only=arguments.only)
+    ratios = [row for row in found if row.measure == OF_SMALLEST]
+    print("\ncost of the largest beside the smallest: " + ", ".join(f"{r.route} {number(r.median)}" for r in ratios))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""What this machine is, and what a process has used of it. Linux: reads /proc."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+_PROC = Path("/proc")
+#: Of the kernel's clock ids: the CPU time of a whole process, its ended threads included, in nanoseconds
+#: (`clock_getcpuclockid(3)`). /proc/PID/stat says the same in steps of 10 ms.
+_PROCESS_CPU_CLOCK = 2
+
+
+def family(pid: int) -> list[int]:
+    """The process and all below it."""
+    children: dict[int, list[int]] = {}
+    for entry in _PROC.iterdir():
+        if entry.name.isdigit():
+            try:
+                after_name = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            children.setdefault(int(after_name[1]), []).append(int(entry.name))
+    found, waiting = [], [pid]
+    while waiting:
+        each = waiting.pop()
+        found.append(each)
+        waiting += children.get(each, [])
+    return found
+
+
+def cpu_seconds(pids: list[int]) -> float:
+    """User and system time of these processes, so far."""
+    return sum(time.clock_gettime((~pid << 3) | _PROCESS_CPU_CLOCK) for pid in pids)
+
+
+def _status_kb(pid: int, name: str) -> int:
+    for line in (_PROC / str(pid) / "status").read_text().splitlines():
+        if line.startswith(f"{name}:"):
+            return int(line.split()[1])
+    raise ValueError(f"{name} of process {pid} is not known")
+
+
+def rss_bytes(pids: list[int]) -> int:
+    return 1024 * sum(_status_kb(pid, "VmRSS") for pid in pids)
+
+
+def rss_peak_bytes(pids: list[int]) -> int:
+    """Since the start, or since `forget_peak`."""
+    return 1024 * sum(_status_kb(pid, "VmHWM") for pid in pids)
+
+
+def forget_peak(pids: list[int]) -> None:
+    for pid in pids:
+        (_PROC / str(pid) / "clear_refs").write_text("5")
+
+
+def descriptors_max() -> int:
+    """How many files and sockets a process may have; raised to what the machine allows, for us and whom we start."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def command_line(pid: int) -> list[str]:
+    return (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
+
+
+def facts() -> dict[str, str]:
+    model = "unknown"
+    memory = "unknown"
+    for line in (_PROC / "cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    for line in (_PROC / "meminfo").read_text().splitlines():
+        if line.startswith("MemTotal:"):
+            memory = f"{int(line.split()[1]) / (1 << 20):.0f} GiB"
+            break
+    return {
+        "cores": str(len(os.sched_getaffinity(0))),
+        "CPU": model,
+        "memory": memory,
+        "kernel": platform.release(),
+        "load when it began": f"{os.getloadavg()[0]:.2f}",
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"Python": sys.version.split()[0]}
+    for package in ("fencepost", "uvloop", "crc32c", "cramjam"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def commit() -> str:
+    """Of the work tree, with `+` where something in it was not committed. `benchmarks/results` does not count."""
+    try:
+        head = _git("rev-parse", "--short=12", "HEAD")
+        changed = [line for line in _git("status", "--porcelain").splitlines() if "benchmarks/results/" not in line]
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return head + ("+" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout.rstrip("\n")

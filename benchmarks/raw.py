@@ -1,0 +1,239 @@
+"""A client that costs little, and the same on every route: Produce requests made once, then patched and signed.
+
+Blocking sockets: with one request in flight there is nothing to multiplex, and an event loop would be measured too.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import crc32c
+from kafka.protocol.admin import CreateTopicsRequest, CreateTopicsResponse, DeleteTopicsRequest, DeleteTopicsResponse
+from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest, MetadataResponse
+from kafka.protocol.producer import InitProducerIdRequest, InitProducerIdResponse, ProduceRequest
+from kafka.record.default_records import DefaultRecordBatchBuilder
+
+#: The newest version that names topics, not their ids.
+PRODUCE_VERSION = 9
+METADATA_VERSION = 12
+NO_PRODUCER = (-1, -1, -1)
+_TIMEOUT_SECONDS = 30.0
+#: Where in a v2 batch: what the CRC covers begins behind it; timestamps of the first and the newest record; sequence.
+_CRC_AT, _SIGNED_FROM, _TIMESTAMPS_AT, _SEQUENCE_AT = 17, 21, 27, 53
+_CORRELATION_AT = 8
+_LENGTH = struct.Struct(">i")
+_OFFSET = struct.Struct(">q")
+_TIMES = struct.Struct(">qq")
+_PLACEHOLDER = b"7" * 18
+
+
+class RefusedError(Exception):
+    """Kafka or the proxy answered an append with an error."""
+
+
+class Connection:
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.socket = socket.create_connection((host, int(port)), _TIMEOUT_SECONDS)
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._held = b""
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def send(self, frame: bytes | bytearray) -> None:
+        self.socket.sendall(frame)
+
+    def receive(self) -> bytes:
+        """The next answer, its length included."""
+        data = self._held
+        while len(data) < 4 or len(data) < 4 + _LENGTH.unpack_from(data)[0]:
+            more = self.socket.recv(65536)
+            if not more:
+                raise RefusedError("the connection was closed")
+            data += more
+        end = 4 + _LENGTH.unpack_from(data)[0]
+        self._held = data[end:]
+        return data[:end]
+
+    def ask(self, request: Any, response_class: Any, version: int) -> Any:
+        self.send(_frame(request, version))
+        return response_class.decode(self.receive()[4:], version=version, header=True)
+
+    # --- what every client does as it connects ------------------------------------------------------------------------
+
+    def greet(self) -> None:
+        """ApiVersions and Metadata without topics: what an idle client has done."""
+        self.send(_frame(ApiVersionsRequest(client_software_name="bench", client_software_version="1"), 3))
+        self.receive()
+        self.metadata()
+
+    def metadata(self, *topics: str) -> Any:
+        named = [MetadataRequest.MetadataRequestTopic(topic_id=uuid.UUID(int=0), name=name) for name in topics]
+        request = MetadataRequest(
+            topics=named,
+            allow_auto_topic_creation=False,
+            include_cluster_authorized_operations=False,
+            include_topic_authorized_operations=False,
+        )
+        return self.ask(request, MetadataResponse, METADATA_VERSION)
+
+    def broker(self) -> str:
+        """The address that this route tells its clients to use."""
+        brokers = self.metadata().brokers
+        if not brokers:
+            raise RefusedError("no broker is told")
+        return f"{brokers[0].host}:{brokers[0].port}"
+
+    def create_topic(self, name: str, partitions: int, configs: dict[str, str]) -> None:
+        topic = CreateTopicsRequest.CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=1,
+            assignments=[],
+            configs=[
+                CreateTopicsRequest.CreatableTopic.CreatableTopicConfig(name=key, value=value)
+                for key, value in configs.items()
+            ],
+        )
+        request = CreateTopicsRequest(topics=[topic], timeout_ms=20_000, validate_only=False)
+        answer = self.ask(request, CreateTopicsResponse, 5).topics[0]
+        if answer.error_code:
+            raise RefusedError(f"topic {name} was not created: {answer.error_code} {answer.error_message}")
+
+    def delete_topic(self, name: str) -> None:
+        self.ask(DeleteTopicsRequest(topic_names=[name], timeout_ms=20_000), DeleteTopicsResponse, 4)
+
+    def producer(self) -> tuple[int, int, int]:
+        """An idempotent producer's id and epoch, and its first sequence. The coordinator may need a moment at first."""
+        request = InitProducerIdRequest(
+            transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1
+        )
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        while True:
+            answer = self.ask(request, InitProducerIdResponse, 4)
+            if not answer.error_code:
+                return answer.producer_id, answer.producer_epoch, 0
+            if time.monotonic() > deadline:
+                raise RefusedError(f"InitProducerId answered {answer.error_code}")
+            time.sleep(0.1)
+
+
+def _frame(request: Any, version: int) -> bytes:
+    request.API_VERSION = version
+    request.with_header(correlation_id=1, client_id="bench")
+    return bytes(request.encode(version=version, header=True, framed=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one batch is made of."""
+
+    topic: str
+    records: int
+    record_bytes: int
+    #: None: no expectation is told.
+    carrier: str | None = None
+    #: (producer id, epoch, next sequence)
+    producer: tuple[int, int, int] = NO_PRODUCER
+
+
+class Appends:
+    """Produce requests of one shape, one after the other; and what their answers say.
+
+    `frame` gives the next one, with fresh timestamps: the same work whether it expects something or not.
+    """
+
+    def __init__(self, shape: Shape, *, next_offset: int = 0) -> None:
+        self.shape = shape
+        self.next_offset = next_offset
+        self._sequence = shape.producer[2]
+        self._correlation = 0
+        self._header_bytes = -1
+        self._frame = bytearray()
+        self._batch_at = self._header_at = 0
+        #: Of an answer with one topic and one partition: where its error code stands.
+        self._error_at = 16 + len(shape.topic)
+
+    def frame(self) -> bytearray:
+        """Valid until the next call."""
+        shape = self.shape
+        said = b""
+        if shape.carrier == "header":
+            said = b"%d" % self.next_offset
+        if len(said) != self._header_bytes:
+            self._make(said)
+        frame, at = self._frame, self._batch_at
+        if said:
+            frame[self._header_at : self._header_at + len(said)] = said
+        elif shape.carrier == "base":
+            _OFFSET.pack_into(frame, at, self.next_offset)
+        if shape.producer != NO_PRODUCER:
+            _LENGTH.pack_into(frame, at + _SEQUENCE_AT, self._sequence)
+            self._sequence += shape.records
+        now_ms = time.time_ns() // 1_000_000
+        _TIMES.pack_into(frame, at + _TIMESTAMPS_AT, now_ms, now_ms)
+        with memoryview(frame) as view:
+            signed = crc32c.crc32c(view[at + _SIGNED_FROM : at + self._batch_bytes])
+        struct.pack_into(">I", frame, at + _CRC_AT, signed)
+        self._correlation += 1
+        _LENGTH.pack_into(frame, _CORRELATION_AT, self._correlation)
+        self.next_offset += shape.records
+        return frame
+
+    def check(self, answer: bytes) -> None:
+        """Raises RefusedError."""
+        error = int.from_bytes(answer[self._error_at : self._error_at + 2], "big", signed=True)
+        if error:
+            raise RefusedError(f"{self.shape.topic}: an append was answered with {error}: {answer[4:]!r}")
+
+    def _make(self, said: bytes) -> None:
+        shape = self.shape
+        placeholder = _PLACEHOLDER[: len(said)]
+        batch = _batch(shape, placeholder)
+        if said:
+            name_at = batch.index(b"expected-offset")
+            self._header_at = name_at + len("expected-offset") + 1
+        data = ProduceRequest.TopicProduceData
+        partition = data.PartitionProduceData(index=0, records=batch)
+        request = ProduceRequest(
+            transactional_id=None,
+            acks=-1,
+            timeout_ms=10_000,
+            topic_data=[data(name=shape.topic, partition_data=[partition])],
+        )
+        self._frame = bytearray(_frame(request, PRODUCE_VERSION))
+        self._batch_at = self._frame.index(batch)
+        self._batch_bytes = len(batch)
+        self._header_at += self._batch_at
+        self._header_bytes = len(said)
+
+
+def _batch(shape: Shape, said: bytes) -> bytes:
+    producer_id, epoch, sequence = shape.producer
+    builder = DefaultRecordBatchBuilder(
+        magic=2,
+        compression_type=0,
+        is_transactional=False,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        batch_size=1 << 24,
+    )
+    for index in range(shape.records):
+        headers = [("expected-offset", said)] if said and index == 0 else []
+        builder.append(index, 0, None, b"x" * shape.record_bytes, headers)
+    return bytes(builder.build())
+
+
+def percentile(sorted_values: Sequence[float], share: float) -> float:
+    """The smallest value that at least this share of them does not exceed."""
+    if not sorted_values:
+        raise ValueError("no values")
+    return sorted_values[max(0, -(-len(sorted_values) * round(share * 1000) // 1000) - 1)]

@@ -1,0 +1,257 @@
+"""What a run found: rows, goals, and the two files it is written to. No I/O: text in, text out."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+#: The routes that are the product: `fencepost`, `fencepost, checks on`, …
+PRODUCT = "fencepost"
+DIRECT = "direct"
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """`limit` must be reached (`at_least`) or not be exceeded (`at_most`)."""
+
+    kind: Literal["at_least", "at_most"]
+    limit: float
+
+    def met_by(self, value: float) -> bool:
+        return value >= self.limit if self.kind == "at_least" else value <= self.limit
+
+    def __str__(self) -> str:
+        return f"{'≥' if self.kind == 'at_least' else '≤'} {self.limit:.4g}"
+
+
+def at_least(limit: float) -> Goal:
+    return Goal("at_least", limit)
+
+
+def at_most(limit: float) -> Goal:
+    return Goal("at_most", limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measure of one route.
+
+    `table` – which table it stands in; `route` – its line there; `measure` – its column, with the unit in it.
+    `values` – one per repetition, in their order; the median counts.
+    """
+
+    table: str
+    route: str
+    measure: str
+    values: tuple[float, ...]
+    goal: Goal | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise ValueError(f"{self.table}, {self.route}, {self.measure}: a row without values")
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+    def __str__(self) -> str:
+        if len(self.values) == 1:
+            return number(self.median)
+        return f"{number(self.median)} ({number(min(self.values))}–{number(max(self.values))})"
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "table": self.table,
+            "route": self.route,
+            "measure": self.measure,
+            "median": self.median,
+            "values": list(self.values),
+        }
+        if self.goal is not None:
+            found["goal"] = {"kind": self.goal.kind, "limit": self.goal.limit, "met": self.goal.met_by(self.median)}
+        if self.note:
+            found["note"] = self.note
+        return found
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> Self:
+        goal = found.get("goal")
+        return cls(
+            found["table"],
+            found["route"],
+            found["measure"],
+            tuple(found["values"]),
+            None if goal is None else Goal(goal["kind"], goal["limit"]),
+            found.get("note", ""),
+        )
+
+
+def number(value: float) -> str:
+    """Three digits that tell something, at least: 176, 0.91, 0.0123."""
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 100:
+        return f"{value:,.0f}"
+    if size >= 10:
+        return f"{value:.1f}"
+    if size >= 0.1:
+        return f"{value:.2f}"
+    return f"{value:.3g}"
+
+
+#: What a run says of its tables, in the order in which they are shown. A table that is not named here comes last.
+TABLES: Mapping[str, str] = {
+    "produce": "Produce, 1 KB records",
+    "produce 100 B": "Produce, 100-byte records",
+    "consume": "Consume",
+    "one in flight": "One request in flight",
+    "conditional": "Conditional append, one in flight",
+    "pipelined": "Conditional append, several in flight",
+    "idempotent": "Idempotent producer",
+    "transactional": "Transactional producer",
+    "read_committed": "read_committed consumer",
+    "memory": "Memory",
+    "start": "Start",
+}
+
+OF_DIRECT = "of direct"
+OF_UNCONDITIONAL = "of unconditional"
+CPU_PER_GB = "proxy CPU s/GB"
+ADDED_P50 = "added p50 µs"
+P99 = "p99 µs"
+
+#: What the product is held to, by table and measure.
+GOALS: Mapping[tuple[str, str], Goal] = {
+    ("produce", OF_DIRECT): at_least(0.97),
+    ("produce", CPU_PER_GB): at_most(0.40),
+    ("produce 100 B", "of checks off"): at_least(0.95),
+    ("consume", OF_DIRECT): at_least(0.90),
+    ("consume", CPU_PER_GB): at_most(0.20),
+    ("one in flight", ADDED_P50): at_most(45),
+    ("conditional", OF_UNCONDITIONAL): at_least(0.90),
+    ("pipelined", OF_UNCONDITIONAL): at_least(0.90),
+    ("idempotent", OF_DIRECT): at_least(0.95),
+    ("transactional", OF_DIRECT): at_least(0.95),
+    ("read_committed", OF_DIRECT): at_least(0.95),
+    ("memory", "idle MB"): at_most(40),
+    ("memory", "KB per idle connection"): at_most(10),
+    ("start", "s"): at_most(0.5),
+}
+#: Tables in which the product's tail must lie below that of every peer measured beside it.
+_TAIL = ("one in flight", P99)
+
+
+def is_product(route: str) -> bool:
+    return route == PRODUCT or route.startswith(f"{PRODUCT},")
+
+
+def with_goals(rows: Iterable[Row], peers: Iterable[str]) -> list[Row]:
+    """The rows, each of the product's with its goal where it has none of its own."""
+    found = list(rows)
+    tails = [row.median for row in found if (row.table, row.measure) == _TAIL and row.route in set(peers)]
+    goals = dict(GOALS)
+    if tails:
+        goals[_TAIL] = at_most(min(tails))
+    return [
+        Row(row.table, row.route, row.measure, row.values, goals.get((row.table, row.measure)), row.note)
+        if row.goal is None and is_product(row.route)
+        else row
+        for row in found
+    ]
+
+
+def ratios(mine: Sequence[float], base: Sequence[float]) -> tuple[float, ...]:
+    """Round by round: what disturbs the machine for a while disturbs both."""
+    return tuple(one / other for one, other in zip(mine, base, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A whole run."""
+
+    when: str
+    command: str
+    commit: str
+    machine: Mapping[str, str]
+    versions: Mapping[str, str]
+    settings: Mapping[str, str]
+    #: Route → why there is nothing of it.
+    missing: Mapping[str, str]
+    rows: tuple[Row, ...] = ()
+    #: What went wrong on the way: a workload that failed is told, and the others go on.
+    failures: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> str:
+        whole = {
+            "when": self.when,
+            "command": self.command,
+            "commit": self.commit,
+            "machine": dict(self.machine),
+            "versions": dict(self.versions),
+            "settings": dict(self.settings),
+            "missing": dict(self.missing),
+            "failures": list(self.failures),
+            "rows": [row.to_json() for row in self.rows],
+        }
+        return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        whole = json.loads(text)
+        rows = tuple(Row.from_json(row) for row in whole["rows"])
+        kept = {key: value for key, value in whole.items() if key not in ("rows", "failures")}
+        return cls(**kept, rows=rows, failures=tuple(whole["failures"]))
+
+    def to_markdown(self) -> str:
+        parts = [f"# {self.when}", ""]
+        parts += [
+            f"`{self.command}` at commit `{self.commit}`. Median (min–max) of the repetitions; GB is 10⁹ bytes.",
+            "",
+        ]
+        for title, facts in (("Machine", self.machine), ("Versions", self.versions)):
+            parts += [f"{title}: " + "; ".join(f"{name} {value}" for name, value in facts.items()) + ".", ""]
+        for route, why in self.missing.items():
+            parts += [f"**Not measured: {route}** – {why}", ""]
+        for failure in self.failures:
+            parts += [f"**Failed: {failure}**", ""]
+        parts += ["## Goals", "", *goal_lines(self.rows), ""]
+        for name in table_names(self.rows):
+            parts += [f"## {TABLES.get(name, name)}", ""]
+            if name in self.settings:
+                parts += [self.settings[name], ""]
+            parts += [*table_lines(self.rows, name), ""]
+        return "\n".join(parts)
+
+
+def table_names(rows: Iterable[Row]) -> list[str]:
+    present = list(dict.fromkeys(row.table for row in rows))
+    order = list(TABLES)
+    return sorted(present, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def table_lines(rows: Iterable[Row], name: str) -> list[str]:
+    """A Markdown table: a line for each route, a column for each measure."""
+    mine = [row for row in rows if row.table == name]
+    routes = list(dict.fromkeys(row.route for row in mine))
+    measures = list(dict.fromkeys(row.measure for row in mine))
+    cells = {(row.route, row.measure): str(row) for row in mine}
+    lines = ["| | " + " | ".join(measures) + " |", "|---" * (len(measures) + 1) + "|"]
+    lines += [
+        f"| {route} | " + " | ".join(cells.get((route, each), "–") for each in measures) + " |" for route in routes
+    ]
+    notes = [f"{row.route}, {row.measure}: {row.note}" for row in mine if row.note]
+    return lines + (["", *(f"- {note}" for note in notes)] if notes else [])
+
+
+def goal_lines(rows: Iterable[Row]) -> list[str]:
+    lines = ["| | route | measure | goal | measured | |", "|---|---|---|---|---|---|"]
+    for row in rows:
+        if row.goal is not None:
+            verdict = "met" if row.goal.met_by(row.median) else "**missed**"
+            lines.append(f"| {row.table} | {row.route} | {row.measure} | {row.goal} | {row} | {verdict} |")
+    return lines

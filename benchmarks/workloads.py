@@ -1,0 +1,554 @@
+"""What is measured. Each workload drops a full-size warm-up, rotates the order of its routes, and repeats."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from benchmarks import machine
+from benchmarks.java import consumed, produced_mib_per_second
+from benchmarks.raw import NO_PRODUCER, Appends, Connection, RefusedError, Shape, percentile
+from benchmarks.results import ADDED_P50, CPU_PER_GB, OF_UNCONDITIONAL, P99, Row, ratios
+from benchmarks.routes import Route, StartError
+from benchmarks.stage import Plan, Run, await_kafka_behind, cpu_of, say
+
+_MIB = 1 << 20
+_GB = 1e9
+RECORD_BYTES = 1024
+SMALL_RECORD_BYTES = 100
+PARTITIONS = 3
+IN_FLIGHT = 5
+#: One batch of the pipelined load.
+CHAIN_RECORDS = 16
+_PRODUCER = ("batch.size=65536", "linger.ms=5", "max.in.flight.requests.per.connection=5", "compression.type=none")
+_Item = TypeVar("_Item")
+CHECKS_OFF = "checks off"
+CHECKS_ON = "checks on"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One load on one route: a line of a table. `topic` decides what the product checks."""
+
+    name: str
+    route: Route
+    topic: str
+
+
+@dataclass
+class Found:
+    """Of one lane, one value a round."""
+
+    rates: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+
+
+def rotated(items: Sequence[_Item], by: int) -> list[_Item]:
+    by %= max(1, len(items))
+    return [*items[by:], *items[:by]]
+
+
+def _rounds(
+    run: Run, what: str, lanes: Sequence[Lane], measure: Callable[[Lane], tuple[float, float]]
+) -> dict[str, Found]:
+    """`measure` gives (rate, CPU seconds per GB). The first round is dropped."""
+    found = {lane.name: Found() for lane in lanes}
+    for number in range(run.plan.rounds + 1):
+        say(f"{what}: {f'round {number} of {run.plan.rounds}' if number else 'warm-up'}")
+        for lane in rotated(lanes, number):
+            rate, cpu = measure(lane)
+            if number:
+                found[lane.name].rates.append(rate)
+                found[lane.name].cpu.append(cpu)
+    return found
+
+
+def _rows(table: str, lanes: Sequence[Lane], found: dict[str, Found], base: str, *, measure: str) -> list[Row]:
+    rows = []
+    for lane in lanes:
+        mine = found[lane.name]
+        rows.append(Row(table, lane.name, measure, tuple(mine.rates)))
+        if lane.name != base:
+            rows.append(Row(table, lane.name, f"of {base}", ratios(mine.rates, found[base].rates)))
+        if lane.route.is_ours:
+            rows.append(Row(table, lane.name, CPU_PER_GB, tuple(mine.cpu)))
+    return rows
+
+
+def lanes_of(run: Run, plain: str, checked: str | None) -> list[Lane]:
+    """Every route once, the product with its checks off and on."""
+    lanes = []
+    for route in run.routes:
+        if route is run.product:
+            lanes.append(Lane(f"{route.name}, {CHECKS_OFF}", route, plain))
+            if checked is not None:
+                lanes.append(Lane(f"{route.name}, {CHECKS_ON}", route, checked))
+        else:
+            lanes.append(Lane(route.name, route, plain))
+    return lanes
+
+
+# --- produce ----------------------------------------------------------------------------------------------------------
+
+
+def _produce(
+    run: Run, lane: Lane, records: int, size: int, *settings: str, tool: Sequence[str] = ()
+) -> tuple[float, float]:
+    with cpu_of(lane.route) as cpu:
+        printed = run.jvm.run(
+            "kafka-producer-perf-test",
+            [
+                *("--topic", lane.topic, "--num-records", str(records), "--record-size", str(size)),
+                *("--throughput", "-1", "--bootstrap-server", lane.route.address),
+                *tool,
+                *("--command-property", "acks=all", *_PRODUCER, *settings),
+            ],
+        )
+    return produced_mib_per_second(printed), cpu[0] / (records * size / _GB)
+
+
+def produce(run: Run) -> list[Row]:
+    """1 KB records, not idempotent; on the product to a topic without and one with checks."""
+    topics = [run.topic("plain", PARTITIONS), run.topic("checked", PARTITIONS)]
+    lanes = lanes_of(run, *topics)
+    for route in run.routes:
+        machine.forget_peak(route.pids())
+    found = _rounds(
+        run,
+        "produce",
+        lanes,
+        lambda lane: _produce(run, lane, run.plan.produce_records, RECORD_BYTES, "enable.idempotence=false"),
+    )
+    run.drop(*topics)
+    rows = _rows("produce", lanes, found, "direct", measure="MiB/s")
+    rows += [
+        Row("memory", lane.route.name, "peak MB under produce load", (machine.rss_peak_bytes(lane.route.pids()) / 1e6,))
+        for lane in lanes
+        if lane.route.is_ours and lane.topic == topics[0]
+    ]
+    return rows
+
+
+def produce_small(run: Run) -> list[Row]:
+    """Records of 100 bytes: on a topic with checks each record's headers are looked at."""
+    topics = [run.topic("plain", PARTITIONS), run.topic("checked", PARTITIONS)]
+    lanes = [lane for lane in lanes_of(run, *topics) if lane.route in (run.direct, run.product)]
+    records = run.plan.produce_records * 4
+    found = _rounds(
+        run,
+        "produce 100 B",
+        lanes,
+        lambda lane: _produce(run, lane, records, SMALL_RECORD_BYTES, "enable.idempotence=false"),
+    )
+    run.drop(*topics)
+    rows = _rows("produce 100 B", lanes, found, "direct", measure="MiB/s")
+    off, on = (f"{run.product.name}, {which}" for which in (CHECKS_OFF, CHECKS_ON))
+    rows.append(Row("produce 100 B", on, "of checks off", ratios(found[on].rates, found[off].rates)))
+    return rows
+
+
+def _against_itself(run: Run, table: str, measure: Callable[[Lane], tuple[float, float]]) -> list[Row]:
+    """Only direct and through the product."""
+    topic = run.topic("plain", PARTITIONS)
+    lanes = [Lane(route.name, route, topic) for route in (run.direct, run.product)]
+    found = _rounds(run, table, lanes, measure)
+    run.drop(topic)
+    return _rows(table, lanes, found, "direct", measure="MiB/s")
+
+
+def idempotent(run: Run) -> list[Row]:
+    records = run.plan.produce_records
+    return _against_itself(
+        run, "idempotent", lambda lane: _produce(run, lane, records, RECORD_BYTES, "enable.idempotence=true")
+    )
+
+
+def transactional(run: Run) -> list[Row]:
+    """A transaction is committed every 100 ms."""
+    records = run.plan.produce_records
+    return _against_itself(
+        run,
+        "transactional",
+        lambda lane: _produce(run, lane, records, RECORD_BYTES, tool=("--transaction-duration-ms", "100")),
+    )
+
+
+# --- consume ----------------------------------------------------------------------------------------------------------
+
+
+def _consume(run: Run, lane: Lane, records: int, *settings: str) -> tuple[float, float]:
+    with cpu_of(lane.route) as cpu:
+        printed = run.jvm.run(
+            "kafka-consumer-perf-test",
+            [
+                *("--bootstrap-server", lane.route.address, "--topic", lane.topic, "--num-records", str(records)),
+                *(word for setting in settings for word in ("--command-property", setting)),
+            ],
+        )
+    found = consumed(printed, at_least_mib=0.99 * records * RECORD_BYTES / _MIB)
+    return found.mib_per_second, cpu[0] / (found.mib * _MIB / _GB)
+
+
+def _filled_topic(run: Run, *tool: str) -> str:
+    topic = run.topic("plain", PARTITIONS, **{"retention.bytes": "-1"})
+    _produce(run, Lane("", run.direct, topic), run.plan.consume_records, RECORD_BYTES, tool=tool)
+    return topic
+
+
+def consume(run: Run) -> list[Row]:
+    topic = _filled_topic(run)
+    lanes = [Lane(route.name, route, topic) for route in run.routes]
+    for route in run.routes:
+        machine.forget_peak(route.pids())
+    found = _rounds(run, "consume", lanes, lambda lane: _consume(run, lane, run.plan.consume_records))
+    run.drop(topic)
+    rows = _rows("consume", lanes, found, "direct", measure="MiB/s")
+    rows += [
+        Row("memory", route.name, "peak MB under consume load", (machine.rss_peak_bytes(route.pids()) / 1e6,))
+        for route in run.routes
+        if route.is_ours
+    ]
+    return rows
+
+
+def read_committed(run: Run) -> list[Row]:
+    topic = _filled_topic(run, "--transaction-duration-ms", "100")
+    lanes = [Lane(route.name, route, topic) for route in (run.direct, run.product)]
+    found = _rounds(
+        run,
+        "read_committed",
+        lanes,
+        lambda lane: _consume(run, lane, run.plan.consume_records, "isolation.level=read_committed"),
+    )
+    run.drop(topic)
+    return _rows("read_committed", lanes, found, "direct", measure="MiB/s")
+
+
+# --- one in flight ----------------------------------------------------------------------------------------------------
+
+
+class _Single:
+    """One connection, one request in flight, one record of 100 bytes."""
+
+    def __init__(self, name: str, route: Route, topic: str, carrier: str | None) -> None:
+        self.name = name
+        self.route = route
+        self._connection = Connection(route.address)
+        self._connection.greet()
+        self._appends = Appends(Shape(topic, 1, SMALL_RECORD_BYTES, carrier))
+        # Once: to look for a process's children takes milliseconds.
+        self._pids = route.pids()
+        self.times: list[int] = []
+        self.slice_rates: list[float] = []
+        self.cpu = 0.0
+        self.requests = 0
+
+    def slice(self, requests: int) -> None:
+        send, receive, appends, times = self._connection.send, self._connection.receive, self._appends, self.times
+        clock = time.perf_counter_ns
+        cpu = machine.cpu_seconds(self._pids)
+        began = clock()
+        for _ in range(requests):
+            frame = appends.frame()
+            sent = clock()
+            send(frame)
+            answer = receive()
+            times.append(clock() - sent)
+            appends.check(answer)
+        self.slice_rates.append(requests / (clock() - began) * 1e9)
+        self.cpu += machine.cpu_seconds(self._pids) - cpu
+        self.requests += requests
+
+    def forget(self) -> None:
+        self.times.clear()
+        self.slice_rates.clear()
+        self.cpu = 0.0
+        self.requests = 0
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@contextlib.contextmanager
+def _no_collections() -> Iterator[None]:
+    """Python's garbage collector would show in the tail of whichever route it hits."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+_CARRIERS = (
+    ("checked", "header", "true, header"),
+    ("base-checked", "base", "true, base offset"),
+    ("required", "header", "required, header"),
+    ("base-required", "base", "required, base offset"),
+)
+
+
+def one_in_flight(run: Run) -> list[Row]:
+    """All routes, and all kinds of conditional appends, by turns of a few requests."""
+    plan = run.plan
+    plain, checked = run.topic("plain"), run.topic("checked")
+    unconditional = f"{run.product.name}, {CHECKS_OFF}"
+    with contextlib.ExitStack() as opened:
+        lanes = [_Single(lane.name, lane.route, lane.topic, None) for lane in lanes_of(run, plain, checked)]
+        conditional = [
+            _Single(f"{run.product.name}, {what}", run.product, run.topic(prefix), carrier)
+            for prefix, carrier, what in _CARRIERS
+        ]
+        everything = [*lanes, *conditional]
+        for lane in everything:
+            opened.callback(lane.close)
+        p50: dict[str, list[float]] = {lane.name: [] for lane in everything}
+        p99: dict[str, list[float]] = {lane.name: [] for lane in everything}
+        rates: dict[str, list[float]] = {lane.name: [] for lane in everything}
+        cpu: dict[str, list[float]] = {lane.name: [] for lane in everything}
+        for number in range(plan.rounds + 1):
+            say(f"one in flight: {f'round {number} of {plan.rounds}' if number else 'warm-up'}")
+            with _no_collections():
+                for turn in range(plan.slices):
+                    for lane in rotated(everything, turn + number):
+                        lane.slice(plan.slice_requests)
+            for lane in everything:
+                if number:
+                    times = sorted(lane.times)
+                    p50[lane.name].append(percentile(times, 0.5) / 1000)
+                    p99[lane.name].append(percentile(times, 0.99) / 1000)
+                    rates[lane.name].append(percentile(sorted(lane.slice_rates), 0.5))
+                    cpu[lane.name].append(lane.cpu / lane.requests * 1e6)
+                lane.forget()
+    rows = []
+    for lane in lanes:
+        name = lane.name
+        rows.append(Row("one in flight", name, "p50 µs", tuple(p50[name])))
+        if lane.route is not run.direct:
+            added = tuple(mine - base for mine, base in zip(p50[name], p50["direct"], strict=True))
+            rows.append(Row("one in flight", name, ADDED_P50, added))
+        rows.append(Row("one in flight", name, P99, tuple(p99[name])))
+        if lane.route.is_ours:
+            rows.append(Row("one in flight", name, "proxy CPU µs/request", tuple(cpu[name])))
+    for lane in (*(each for each in lanes if each.route is run.product), *conditional):
+        name = lane.name
+        rows.append(Row("conditional", name, "requests/s", tuple(rates[name])))
+        if lane in conditional:
+            rows.append(Row("conditional", name, OF_UNCONDITIONAL, ratios(rates[name], rates[unconditional])))
+        rows.append(Row("conditional", name, "p50 µs", tuple(p50[name])))
+        rows.append(Row("conditional", name, P99, tuple(p99[name])))
+        rows.append(Row("conditional", name, "proxy CPU µs/request", tuple(cpu[name])))
+    return rows
+
+
+# --- several in flight ------------------------------------------------------------------------------------------------
+
+
+class _Chain:
+    """An idempotent producer with several batches of 1 KB records in flight on one connection."""
+
+    def __init__(self, name: str, route: Route, topic: str, carrier: str | None) -> None:
+        self.name = name
+        self._connection = Connection(route.address)
+        self._connection.greet()
+        producer = self._connection.producer()
+        assert producer != NO_PRODUCER
+        self._appends = Appends(Shape(topic, CHAIN_RECORDS, RECORD_BYTES, carrier, producer))
+        self.is_ours = route.is_ours
+        self._pids = route.pids()
+        self.rates: list[float] = []
+        self.cpu: list[float] = []
+
+    def slice(self, requests: int) -> None:
+        """Ends with nothing in flight."""
+        send, receive, appends = self._connection.send, self._connection.receive, self._appends
+        cpu = machine.cpu_seconds(self._pids)
+        began = time.perf_counter()
+        for number in range(requests + IN_FLIGHT):
+            if number >= IN_FLIGHT:
+                appends.check(receive())
+            if number < requests:
+                send(appends.frame())
+        seconds = time.perf_counter() - began
+        size = requests * CHAIN_RECORDS * RECORD_BYTES
+        self.rates.append(size / _MIB / seconds)
+        self.cpu.append((machine.cpu_seconds(self._pids) - cpu) / (size / _GB))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def pipelined(run: Run) -> list[Row]:
+    plan = run.plan
+    unconditional = f"{run.product.name}, {CHECKS_OFF}"
+    rates: dict[str, list[float]] = {}
+    cpu: dict[str, list[float]] = {}
+    with contextlib.ExitStack() as opened:
+        lanes = [
+            _Chain(each.name, each.route, run.topic(each.topic), None) for each in lanes_of(run, "plain", "checked")
+        ]
+        conditional = [
+            _Chain(f"{run.product.name}, {what}", run.product, run.topic(prefix), carrier)
+            for prefix, carrier, what in _CARRIERS
+        ]
+        lanes += conditional
+        for lane in lanes:
+            opened.callback(lane.close)
+            rates[lane.name] = []
+            cpu[lane.name] = []
+        for number in range(plan.rounds + 1):
+            say(f"pipelined: {f'round {number} of {plan.rounds}' if number else 'warm-up'}")
+            with _no_collections():
+                for turn in range(plan.slices):
+                    for lane in rotated(lanes, turn + number):
+                        lane.slice(plan.slice_requests)
+            for lane in lanes:
+                if number:
+                    rates[lane.name].append(percentile(sorted(lane.rates), 0.5))
+                    cpu[lane.name].append(percentile(sorted(lane.cpu), 0.5))
+                lane.rates.clear()
+                lane.cpu.clear()
+    rows = []
+    for lane in lanes:
+        rows.append(Row("pipelined", lane.name, "MiB/s", tuple(rates[lane.name])))
+        if lane in conditional:
+            rows.append(Row("pipelined", lane.name, OF_UNCONDITIONAL, ratios(rates[lane.name], rates[unconditional])))
+        if lane.is_ours:
+            rows.append(Row("pipelined", lane.name, CPU_PER_GB, tuple(cpu[lane.name])))
+    return rows
+
+
+def pipelined_java(run: Run) -> list[Row]:
+    """Kafka's own idempotent producer; where conditional, each record tells its offset."""
+    product = run.product
+    lanes = [
+        Lane(f"{product.name}, {CHECKS_OFF}", product, run.topic("plain")),
+        Lane(f"{product.name}, true, header", product, run.topic("checked")),
+        Lane(f"{product.name}, required, header", product, run.topic("required")),
+    ]
+    records = run.plan.produce_records // 2
+    log_ends = dict.fromkeys((lane.topic for lane in lanes), 0)
+
+    def measure(lane: Lane) -> tuple[float, float]:
+        expected = "-" if lane is lanes[0] else str(log_ends[lane.topic])
+        with cpu_of(lane.route) as cpu:
+            printed = run.jvm.run(
+                "ChainLoad",
+                [lane.route.address, lane.topic, str(records), str(RECORD_BYTES), expected, "acks=all", *_PRODUCER],
+            )
+        log_ends[lane.topic] += records
+        count, milliseconds = printed.split()
+        size = int(count) * RECORD_BYTES
+        return size / _MIB / (float(milliseconds) / 1000), cpu[0] / (size / _GB)
+
+    found = _rounds(run, "pipelined, Java", lanes, measure)
+    rows = []
+    for lane in lanes:
+        name = lane.name
+        rows.append(Row("pipelined", name, "Java MiB/s", tuple(found[name].rates)))
+        if lane is not lanes[0]:
+            rows.append(
+                Row("pipelined", name, "Java, of unconditional", ratios(found[name].rates, found[lanes[0].name].rates))
+            )
+        rows.append(Row("pipelined", name, "Java, proxy CPU s/GB", tuple(found[name].cpu)))
+    return rows
+
+
+# --- memory and start -------------------------------------------------------------------------------------------------
+
+
+def fresh(run: Run) -> list[Row]:
+    """Starts each proxy anew a few times, and then holds idle connections to it."""
+    rows: list[Row] = []
+    for route in [each for each in run.routes if each.is_ours]:
+        say(f"start and memory: {route.name}")
+        try:
+            rows += _fresh(run, route)
+        except (OSError, RefusedError, StartError) as error:
+            if route is run.product:
+                raise
+            run.routes.remove(route)
+            route.stop()
+            run.missing[route.name] = f"it did not last: {error}"
+    return rows
+
+
+def _fresh(run: Run, route: Route) -> list[Row]:
+    seconds = []
+    for _ in range(run.plan.starts):
+        route.stop()
+        seconds.append(route.start())
+        await_kafka_behind(route)
+    rows = [Row("start", route.name, "s", tuple(seconds))]
+    # What came up only just now has not settled.
+    time.sleep(1.0)
+    idle = machine.rss_bytes(route.pids())
+    rows.append(Row("memory", route.name, "idle MB", (idle / 1e6,)))
+    # Ours and the proxy's own, which has two for each.
+    possible = [count for count in run.plan.idle_connections if count < machine.descriptors_max() // 2 - 200]
+    for count in possible:
+        held = _with_idle_connections(route, count)
+        rows.append(Row("memory", route.name, f"MB with {count:,} idle connections", (held / 1e6,)))
+        if count == max(possible):
+            # Of the largest number: what the first few cost once is not each one's.
+            rows.append(Row("memory", route.name, "KB per idle connection", ((held - idle) / count / 1e3,)))
+    route.stop()
+    route.start()
+    await_kafka_behind(route)
+    return rows
+
+
+def _with_idle_connections(route: Route, count: int) -> int:
+    with contextlib.ExitStack() as opened:
+        for _ in range(count):
+            connection = Connection(route.address)
+            opened.callback(connection.close)
+            connection.greet()
+        time.sleep(0.5)
+        return machine.rss_bytes(route.pids())
+
+
+WORKLOADS: dict[str, Callable[[Run], list[Row]]] = {
+    "start and memory": fresh,
+    "one in flight": one_in_flight,
+    "produce": produce,
+    "consume": consume,
+    "produce 100 B": produce_small,
+    "pipelined": pipelined,
+    "pipelined, Java": pipelined_java,
+    "idempotent": idempotent,
+    "transactional": transactional,
+    "read_committed": read_committed,
+}
+
+
+def settings_of(plan: Plan) -> dict[str, str]:
+    """What each table was measured with, under its name."""
+    producer = "acks=all, batch.size=65536, linger.ms=5, 5 in flight, no compression, 3 partitions"
+    tool = "Kafka's own tools in one warm JVM"
+    single = (
+        f"A raw client, Produce v9 of one {SMALL_RECORD_BYTES}-byte record with acks=all, by turns of "
+        f"{plan.slice_requests} requests, {plan.slices} a round and line"
+    )
+    return {
+        "produce": f"kafka-producer-perf-test, {plan.produce_records:,} records of {RECORD_BYTES:,} bytes: "
+        f"{producer}, not idempotent; {tool}.",
+        "produce 100 B": f"As above, {plan.produce_records * 4:,} records of {SMALL_RECORD_BYTES} bytes.",
+        "consume": f"kafka-consumer-perf-test, {plan.consume_records:,} records of {RECORD_BYTES:,} bytes, "
+        "3 partitions, its default settings (fetch size 1 MiB); joining the group is not counted.",
+        "one in flight": f"{single}.",
+        "conditional": f"{single}; the unconditional ones are those of the table above.",
+        "pipelined": f"A raw idempotent client, {IN_FLIGHT} requests in flight of {CHAIN_RECORDS} records of "
+        f"{RECORD_BYTES:,} bytes, one connection, one partition. Java: KafkaProducer with the settings of `produce`, "
+        "one partition, every record with its offset.",
+        "idempotent": "As `produce`, enable.idempotence=true.",
+        "transactional": "As `produce`, transactional, a commit every 100 ms.",
+        "read_committed": "As `consume`, isolation.level=read_committed, of a topic written transactionally.",
+        "memory": "Resident set of all processes of a proxy. Idle, and with connections that each did ApiVersions and "
+        "Metadata: freshly started.",
+        "start": "From the start of the program to the first connection accepted, Kafka running.",
+    }

@@ -1,0 +1,101 @@
+"""`net/metrics.py` in Prometheus's text format. Imported when somebody scrapes for the first time."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterable, Mapping
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from fencepost_proxy.net.metrics import Distribution, Metrics, fencepost_version
+from fencepost_proxy.wire.apis import APIS
+
+
+def exposition(metrics: Metrics) -> bytes:
+    """A registry for each scrape: two proxies in one process (a test) do not meet."""
+    registry = CollectorRegistry()
+    registry.register(_Everything(metrics))
+    # Linux only; elsewhere it has nothing to say.
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)
+
+
+class _Everything(Collector):
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # else registering collects once
+
+    def collect(self) -> Iterable[Metric]:
+        metrics, traffic = self._metrics, self._metrics.traffic
+        relayed = CounterMetricFamily("fencepost_relayed_bytes", "Bytes relayed, by direction.", labels=["direction"])
+        relayed.add_metric(["to_kafka"], traffic.bytes_to_kafka)
+        relayed.add_metric(["to_clients"], traffic.bytes_to_clients)
+        yield relayed
+        requests = CounterMetricFamily("fencepost_requests", "Requests of clients, by Kafka API.", labels=["api"])
+        for api_key, count in traffic.requests.items():
+            if count:
+                requests.add_metric([APIS[api_key].name if api_key in APIS else "unknown"], count)
+        yield requests
+        yield GaugeMetricFamily(
+            "fencepost_client_connections", "Client connections that are open.", metrics.connections.value
+        )
+        yield CounterMetricFamily(
+            "fencepost_client_connections_accepted",
+            "Client connections accepted.",
+            metrics.connections_accepted.value,
+        )
+        yield GaugeMetricFamily(
+            "fencepost_requests_in_flight", "Requests of clients without an answer yet.", traffic.requests_in_flight
+        )
+        yield _by_reason(
+            "fencepost_client_connections_closed_by_us",
+            "Client connections that the proxy ended, by reason.",
+            metrics.connections_closed,
+        )
+        yield _by_reason("fencepost_refusals", "Batches that the proxy refused itself, by reason.", metrics.refusals)
+        yield CounterMetricFamily(
+            "fencepost_offset_violations",
+            "Conditional batches that landed elsewhere than expected: somebody writes around the proxy.",
+            metrics.violations.value,
+        )
+        yield _histogram(
+            "fencepost_gate_wait_seconds",
+            "How long appends waited for their turn at a guarded partition.",
+            metrics.gate_wait_seconds,
+        )
+        if metrics.state_fresh_until is not None:
+            yield GaugeMetricFamily(
+                "fencepost_state_lease_seconds",
+                "How long the view of the virtual configs may still be acted on; not above 0: guarded appends wait.",
+                # -1 rather than minus infinity before the first reading.
+                max(-1.0, metrics.state_fresh_until() - time.monotonic()),
+            )
+        build = {"version": fencepost_version(), "python": platform.python_version()}
+        yield InfoMetricFamily("fencepost_build", "What is running.", build)
+
+
+def _by_reason(name: str, documentation: str, counts: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(name, documentation, labels=["reason"])
+    for reason, count in counts.items():
+        family.add_metric([reason], count)
+    return family
+
+
+def _histogram(name: str, documentation: str, seen: Distribution) -> Metric:
+    buckets = []
+    below = 0
+    for bound, count in zip((*seen.bounds, float("inf")), seen.counts, strict=True):
+        below += count
+        buckets.append(("+Inf" if bound == float("inf") else str(float(bound)), below))
+    return HistogramMetricFamily(name, documentation, buckets=buckets, sum_value=seen.total)

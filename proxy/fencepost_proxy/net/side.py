@@ -1,0 +1,391 @@
+"""One nonblocking socket of a client connection: read when there is something, written at once, spliced if it may be.
+
+Why not asyncio's transports: bytes that only pass need not be queued for the end of the loop's turn, nor copied for it.
+What was read is handed to the other socket by the same callback, straight from the receive buffer; only what the kernel
+does not take is kept. And where the session says that the next so many bytes of a frame just pass, they never enter
+this process: `splice` moves them from socket to pipe to socket.
+
+Backpressure: what the peer's socket does not take is kept here, and above `UNSENT_BYTES_MAX` the other side is not
+read. A session may stop a side too; reading goes on when nobody has a reason left to stop it.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import sys
+import termios
+from collections import deque
+from time import monotonic
+from typing import Final
+
+#: For every connection of the process: what was read is handled before the next read, so nothing of it outlives that.
+RECEIVE_BUFFER_BYTES: Final = 256 * 1024
+#: Kept for a peer that does not take it; above it the other side is not read. One read may go beyond it.
+UNSENT_BYTES_MAX: Final = 64 * 1024
+#: Where at least as much is still to pass of a frame, it is spliced.
+SPLICE_BYTES_MIN: Final = 64 * 1024
+_PIPE_BYTES: Final = 1024 * 1024
+#: Pipes that are kept for the next splice. An account that is not root may have 64 MiB of them in all.
+_PIPES_KEPT: Final = 8
+_CAN_SPLICE: Final = sys.platform == "linux" and hasattr(os, "splice")
+_AGAIN: Final = (BlockingIOError, InterruptedError)
+
+
+class Paused:
+    """Why a side is not read: bits, since several may have a reason."""
+
+    #: The other side's socket takes nothing.
+    FULL: Final = 1
+    #: The session asked for it.
+    SESSION: Final = 2
+    #: There is no upstream connection yet.
+    CONNECTING: Final = 4
+    #: The process is draining: no further request is read.
+    DRAINING: Final = 8
+    #: It does not read its answers: those made here would pile up without it, whatever upstream does.
+    UNREAD: Final = 16
+
+
+class Pipe:
+    """What is on its way from one socket to another without being seen. `filled_bytes` are in it."""
+
+    __slots__ = ("filled_bytes", "read_fd", "write_fd")
+
+    def __init__(self) -> None:
+        self.read_fd, self.write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.filled_bytes = 0
+        with contextlib.suppress(OSError):  # an account's allowance is used up: a smaller pipe works too
+            fcntl.fcntl(self.write_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+
+    def close(self) -> None:
+        os.close(self.read_fd)
+        os.close(self.write_fd)
+
+
+class Pipes:
+    """Empty pipes, kept for the next one who needs one."""
+
+    def __init__(self) -> None:
+        self._kept: list[Pipe] = []
+
+    def take(self) -> Pipe | None:
+        """None where there can be none: no splice on this platform, no file descriptor left."""
+        if self._kept:
+            return self._kept.pop()
+        try:
+            return Pipe() if _CAN_SPLICE else None
+        except OSError:
+            return None
+
+    def give_back(self, pipe: Pipe) -> None:
+        if pipe.filled_bytes or len(self._kept) >= _PIPES_KEPT:
+            pipe.close()
+        else:
+            self._kept.append(pipe)
+
+    def close(self) -> None:
+        while self._kept:
+            self._kept.pop().close()
+
+
+class Buffers:
+    """What all sides of a process share, since nothing in it outlives one callback."""
+
+    def __init__(self) -> None:
+        self.received = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
+        self.pipes = Pipes()
+
+
+class Side:
+    """See the module. A subclass says what becomes of bytes, splices and the end: `_received`, `_passed`, `_lost`.
+
+    `passing_bytes` – how many of the next bytes just go to the other side, to be kept true by the subclass.
+    """
+
+    __slots__ = (
+        "_buffers",
+        "_ended",
+        "_fd",
+        "_loop",
+        "_reading",
+        "_sock",
+        "_unsent",
+        "_unsent_bytes",
+        "closing_since",
+        "other",
+        "passing_bytes",
+        "paused",
+        "received_at",
+    )
+
+    def __init__(self, sock: socket.socket, buffers: Buffers, loop: asyncio.AbstractEventLoop) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._loop = loop
+        self._buffers = buffers
+        self._unsent: deque[memoryview | Pipe] | None = None  # while there is none: an idle connection costs little
+        self._unsent_bytes = 0
+        self._reading = False
+        self._ended = False
+        self.other: Side | None = None
+        self.paused = 0
+        self.passing_bytes = 0
+        self.received_at = 0.0
+        self.closing_since: float | None = None
+
+    # ---- for the subclass
+
+    def _received(self, data: memoryview) -> None:
+        """`data` is valid during the call only."""
+        raise NotImplementedError
+
+    def _passed(self, byte_count: int) -> None:
+        """So many of `passing_bytes` went to the other side without being read."""
+        raise NotImplementedError
+
+    def _lost(self, error: OSError | None) -> None:
+        """Called once, never from within another call of this class. `error` is None for an orderly end."""
+        raise NotImplementedError
+
+    # ---- reading
+
+    def start(self) -> None:
+        """Reads from now on, unless there is a reason not to."""
+        self.resume(0)
+
+    def pause(self, reason: int) -> None:
+        self.paused |= reason
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+
+    def resume(self, reason: int) -> None:
+        self.paused &= ~reason
+        if not self.paused and not self._reading and not self.closing:
+            self._reading = True
+            self._loop.add_reader(self._fd, self._readable)
+
+    def _readable(self) -> None:
+        if self.passing_bytes >= SPLICE_BYTES_MIN and self._splice():
+            return
+        try:
+            count = self._sock.recv_into(self._buffers.received)
+        except _AGAIN:
+            return
+        except OSError as error:
+            self._end(error)
+            return
+        if count:
+            self._received(self._buffers.received[:count])
+        else:
+            self._end_of_input()
+
+    def _splice(self) -> bool:
+        """False: it cannot be done now, read instead."""
+        other = self.other
+        if other is None or other.closing or other._unsent_bytes:
+            return False
+        pipes = self._buffers.pipes
+        pipe = pipes.take()
+        if pipe is None:
+            return False
+        try:
+            count = os.splice(self._fd, pipe.write_fd, min(self.passing_bytes, _PIPE_BYTES), flags=os.SPLICE_F_NONBLOCK)
+        except _AGAIN:
+            pipes.give_back(pipe)
+            return True
+        except OSError as error:
+            pipes.give_back(pipe)
+            if error.errno == errno.EINVAL:
+                return False  # not a socket that can be spliced
+            self._end(error)
+            return True
+        if not count:
+            pipes.give_back(pipe)
+            self._end_of_input()
+            return True
+        pipe.filled_bytes = count
+        self.passing_bytes -= count
+        other._send_piped(pipe)
+        self._passed(count)
+        return True
+
+    def _end_of_input(self) -> None:
+        """A Kafka peer that stops sending is gone; what it still has to get is sent first."""
+        self.close(monotonic())
+
+    def unread_bytes(self) -> int:
+        """What lies in the socket's buffer."""
+        if self._ended:
+            return 0
+        waiting = array.array("i", [0])
+        fcntl.ioctl(self._fd, termios.FIONREAD, waiting)
+        return waiting[0]
+
+    # ---- writing
+
+    def write(self, chunks: list[bytes | memoryview]) -> None:
+        """Takes chunks that are valid during the call only."""
+        if len(chunks) == 1:
+            self.send(chunks[0])
+            return
+        if self.closing:
+            return
+        if self._unsent_bytes:
+            for chunk in chunks:
+                self._keep(chunk)
+            return
+        try:
+            sent = self._sock.sendmsg(chunks)
+        except _AGAIN:
+            sent = 0
+        except OSError as error:
+            self._end(error)
+            return
+        for chunk in chunks:
+            size = len(chunk)
+            if sent < size:
+                self._keep(memoryview(chunk)[sent:] if sent else chunk)
+                sent = 0
+            else:
+                sent -= size
+
+    def send(self, chunk: bytes | memoryview) -> None:
+        """`write` for one chunk."""
+        if self.closing:
+            return
+        if self._unsent_bytes:
+            self._keep(chunk)
+            return
+        try:
+            sent = self._sock.send(chunk)
+        except _AGAIN:
+            sent = 0
+        except OSError as error:
+            self._end(error)
+            return
+        if sent < len(chunk):
+            self._keep(memoryview(chunk)[sent:] if sent else chunk)
+
+    def _send_piped(self, pipe: Pipe) -> None:
+        try:
+            while pipe.filled_bytes:
+                pipe.filled_bytes -= os.splice(
+                    pipe.read_fd, self._fd, pipe.filled_bytes, flags=os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
+                )
+        except _AGAIN:
+            self._queue(pipe, pipe.filled_bytes)
+            return
+        except OSError as error:
+            pipe.close()
+            self._end(error)
+            return
+        self._buffers.pipes.give_back(pipe)
+
+    def _keep(self, chunk: bytes | memoryview) -> None:
+        if len(chunk):
+            self._queue(memoryview(bytes(chunk)), len(chunk))
+
+    def _queue(self, what: memoryview | Pipe, byte_count: int) -> None:
+        if self._unsent is None:
+            self._unsent = deque()
+        if not self._unsent_bytes:
+            self._loop.add_writer(self._fd, self._writable)
+        self._unsent.append(what)
+        self._unsent_bytes += byte_count
+        if self._unsent_bytes > UNSENT_BYTES_MAX:
+            self._full()
+
+    def _full(self) -> None:
+        if self.other is not None:
+            self.other.pause(Paused.FULL)
+
+    def _emptied(self) -> None:
+        if self.other is not None:
+            self.other.resume(Paused.FULL)
+
+    def _writable(self) -> None:
+        unsent = self._unsent
+        assert unsent is not None
+        try:
+            while unsent:
+                first = unsent[0]
+                if isinstance(first, Pipe):
+                    sent = os.splice(first.read_fd, self._fd, first.filled_bytes, flags=os.SPLICE_F_NONBLOCK)
+                    first.filled_bytes -= sent
+                    if not first.filled_bytes:
+                        self._buffers.pipes.give_back(first)
+                        unsent.popleft()
+                else:
+                    sent = self._sock.send(first)
+                    if sent == len(first):
+                        unsent.popleft()
+                    else:
+                        unsent[0] = first[sent:]
+                self._unsent_bytes -= sent
+        except _AGAIN:
+            return
+        except OSError as error:
+            self._end(error)
+            return
+        self._unsent = None
+        self._loop.remove_writer(self._fd)
+        if self.closing:
+            self._end(None)
+        else:
+            self._emptied()
+
+    # ---- the end
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
+    @property
+    def closing(self) -> bool:
+        return self.closing_since is not None or self._ended
+
+    def close(self, now: float) -> None:
+        """Once what was written has gone out; if the peer never takes it, `closing_since` tells when to `abort`."""
+        if self.closing:
+            return
+        self.closing_since = now
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+        if not self._unsent_bytes:
+            self._end(None)
+
+    def abort(self) -> None:
+        self._end(None)
+
+    def _end(self, error: OSError | None) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if self._reading:
+            self._reading = False
+            self._loop.remove_reader(self._fd)
+        if self._unsent_bytes:
+            self._loop.remove_writer(self._fd)
+        for each in self._unsent or ():
+            if isinstance(each, Pipe):
+                each.close()
+        self._unsent = None
+        self._unsent_bytes = 0
+        # Whoever wrote is in the middle of something; it hears of it when it is done. And the peer after that: who
+        # connects anew the moment it sees the end must find that this connection does not count any more.
+        self._loop.call_soon(self._finish, error)
+
+    def _finish(self, error: OSError | None) -> None:
+        self._lost(error)
+        self._sock.close()

@@ -1,0 +1,60 @@
+"""What `make bench` stands on: a Kafka that advertises what is in front of it, and routes that really are ones."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+
+from benchmarks import stage
+from benchmarks.raw import Connection
+from benchmarks.routes import Peer, Route, StartError, free_ports, product
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.types import Address
+from tests.support.forwarder import Forwarder
+from tests.support.kafka import running_kafka
+
+pytestmark = pytest.mark.kafka
+
+
+def test_a_listener_tells_the_address_of_what_stands_in_front_of_it(tmp_path: Path) -> None:
+    # given a forwarder that hands bytes on and rewrites nothing
+    with Forwarder() as plain:
+        in_front = Address("127.0.0.1", plain.port)
+        with running_kafka(1, listeners={"FRONT": "PLAINTEXT"}, advertised={"FRONT": in_front}) as cluster:
+            plain.target = cluster.address(1, "FRONT")
+            route = Route(Peer("plain", address=str(in_front)), port=0, upstream="", directory=tmp_path)
+            # then clients who came through it are led to it, and others are not
+            assert stage.await_kafka_behind(route) == str(in_front)
+            for address, told in ((str(in_front), str(in_front)), (cluster.bootstrap, cluster.bootstrap)):
+                with contextlib.closing(Connection(address)) as connection:
+                    assert connection.broker() == told
+
+
+def test_a_route_that_sends_its_clients_to_kafka_itself_is_not_measured() -> None:
+    # given something that rewrites nothing, taken for a proxy that does
+    with Forwarder() as plain:
+        (kafka_port,) = free_ports(1)
+        plain.target = ("127.0.0.1", kafka_port)
+        given = Peer("plain", address=f"127.0.0.1:{plain.port}")
+        # when a run is set up with it
+        with stage.Stage(stage.QUICK, [product(), given], kafka_port=kafka_port) as run:
+            routes = [route.name for route in run.routes]
+    # then it is left out, and the result says why
+    assert "sends clients on to Kafka itself" in run.missing["plain"]
+    assert routes == ["direct", "fencepost"]
+    assert not run.product.running
+
+
+def test_only_a_single_broker_can_advertise_something_else() -> None:
+    with pytest.raises(ValueError, match="several brokers"):
+        KafkaCluster(2, advertised={"FRONT": Address("127.0.0.1", 1)})
+
+
+def test_a_route_without_kafka_behind_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "_ROUTE_SECONDS", 0.3)
+    with Forwarder() as nowhere:
+        route = Route(Peer("lost", address=f"127.0.0.1:{nowhere.port}"), port=0, upstream="", directory=tmp_path)
+        with pytest.raises(StartError, match="Kafka does not answer through lost"):
+            stage.await_kafka_behind(route)

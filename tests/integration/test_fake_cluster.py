@@ -1,0 +1,152 @@
+"""The fake cluster answers as real Kafka does, where the proxy and its benchmarks look: one script for both."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+
+import pytest
+
+from fencepost_proxy.config import Limits
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.net.control import ControlClient, Found, UpstreamUnavailable
+from fencepost_proxy.types import Address, Offset, ProducerId, TopicPartition
+from tests.support.fake_cluster import INVALID_RECORD, FakeClusterProcess
+from tests.support.kafka import unique_topic
+from tests.support.raw import Connection, Log, Producer, Record, batch, read_batches, until
+
+pytestmark = pytest.mark.kafka
+
+LIMITS = replace(Limits(), request_timeout_seconds=10.0)
+Told = list[tuple[str, object]]
+
+
+@pytest.fixture(scope="module")
+def fake() -> Iterator[FakeClusterProcess]:
+    with FakeClusterProcess() as cluster:
+        yield cluster
+
+
+def test_produce_and_fetch_are_answered_alike(kafka: KafkaCluster, fake: FakeClusterProcess) -> None:
+    assert produce_and_fetch(fake.bootstrap) == produce_and_fetch(kafka.bootstrap)
+
+
+def test_the_control_clients_questions_are_answered_alike(kafka: KafkaCluster, fake: FakeClusterProcess) -> None:
+    assert asyncio.run(questions(fake.bootstrap)) == asyncio.run(questions(kafka.bootstrap))
+
+
+def test_an_error_without_an_answer_closes_the_connection(kafka: KafkaCluster, fake: FakeClusterProcess) -> None:
+    for bootstrap in (kafka.bootstrap, fake.bootstrap):
+        with Connection(bootstrap) as client:
+            client.send_produce({"no-such-topic": {0: batch(b"a")}}, acks=0)
+            assert client.is_closed()
+
+
+def produce_and_fetch(bootstrap: str) -> Told:
+    topic = unique_topic("fake")
+    told: Told = []
+
+    def tell(what: str, answer: object) -> None:
+        told.append((what, answer))
+
+    with Connection(bootstrap) as client:
+        tell("create", client.create_topic(topic, partitions=2, configs={"max.message.bytes": "2000000"})[0])
+        tell("create again", client.create_topic(topic, partitions=2)[0])
+        _until_led(client, topic)
+        one, two = client.init_producer_id(), client.init_producer_id()
+        tell("ids differ", one.id != two.id)
+        metadata = client.metadata(topic, "no-such-topic")
+        tell("metadata", [(each.error_code, len(each.partitions)) for each in metadata.topics])
+        tell("no such topic", client.append("no-such-topic", batch(b"a")).error_code)
+
+        def append(what: str, records: bytes, partition: int = 0) -> None:
+            answer = client.append(topic, records, partition=partition)
+            # Of a duplicate it says when it was first appended, else -1: which of them, not when.
+            seen = _whether_told(answer.log_append_time_ms)
+            tell(what, (answer.error_code, answer.base_offset, seen, answer.log_start_offset))
+
+        append("first", batch(b"a", b"b"))
+        append("second", batch(b"c"))
+        append("base offset", batch(b"c", base_offset=7))
+        append("broken", batch(b"c")[:-1] + b"\xff")
+        append("no such partition", batch(b"c"), 2)
+        append("any first sequence", batch(b"d", producer=Producer(one.id, 0, 77)))
+        append("again", batch(b"d", producer=Producer(one.id, 0, 77)))
+        append("other content, same sequence", batch(b"x", producer=Producer(one.id, 0, 77)))
+        append("gap", batch(b"e", producer=Producer(one.id, 0, 79)))
+        append("next", batch(b"e", b"f", producer=Producer(one.id, 0, 78)))
+        append("higher epoch, not at 0", batch(b"g", producer=Producer(one.id, 1, 5)))
+        append("higher epoch", batch(b"g", producer=Producer(one.id, 1, 0)))
+        append("older epoch", batch(b"h", producer=Producer(one.id, 0, 80)))
+        append("before the wrap", batch(b"i", producer=Producer(two.id, 0, 2**31 - 1)))
+        append("behind the wrap", batch(b"j", producer=Producer(two.id, 0, 0)))
+        for number in range(5):
+            append(f"more {number}", batch(b"k", producer=Producer(two.id, 0, 1 + number)))
+        append("one of the last five", batch(b"k", producer=Producer(two.id, 0, 1)))
+        append("forgotten", batch(b"j", producer=Producer(two.id, 0, 0)))
+        append("with headers", batch(Record(b"l", expected=3)), 1)
+    log = Log(bootstrap)
+    for partition in (0, 1):
+        tell(f"log end {partition}", log.end(topic, partition))
+        tell(f"log {partition}", [(each.base_offset, each.values) for each in log.batches(topic, partition)])
+    return told
+
+
+def _whether_told(log_append_time_ms: int) -> str:
+    return "none" if log_append_time_ms == -1 else "some"
+
+
+def _until_led(client: Connection, topic: str) -> None:
+    """A leader takes its role a moment after metadata names it: till then an append is answered 3 or 6."""
+
+    def led() -> bool:
+        described = client.metadata(topic).topics[0]
+        if described.error_code or any(each.leader_id < 0 for each in described.partitions):
+            return False
+        # Not a batch, so nothing is appended.
+        return all(
+            client.append(topic, batch(b"a", base_offset=1), partition=each.partition_index).error_code
+            == INVALID_RECORD
+            for each in described.partitions
+        )
+
+    until(led, f"{topic} to have leaders that know it")
+
+
+async def questions(bootstrap: str) -> Told:
+    topic = unique_topic("fake")
+    told: Told = []
+    client = ControlClient([Address.parse(each) for each in bootstrap.split(",")], LIMITS)
+    try:
+        await client.start(timeout_seconds=10)
+        told.append(("created", await client.create_topic(topic, partitions=1, replication_factor=1, configs={})))
+        told.append(("again", await client.create_topic(topic, partitions=1, replication_factor=1, configs={})))
+        tp = TopicPartition(topic, 0)
+        told.append(("empty", (await client.log_end(tp)).offset))
+        producer_id, epoch = await client.init_producer_id()
+        records = batch(b"a", b"b", producer=Producer(producer_id, epoch, 5))
+        told.append(("produce", (await client.produce(tp, records, timeout_ms=5_000)).base_offset))
+        reading = await client.read_partition(tp)
+        state = asdict(reading.producers[ProducerId(producer_id)])
+        told.append(("state", {name: state[name] for name in ("epoch", "last_sequence", "current_txn_start_offset")}))
+        told.append(("consistent", (reading.consistent, reading.log_start_offset, reading.log_end.offset)))
+        told.append(("high watermark", await client.high_watermark(tp)))
+        found = await client.read_batch(tp, Offset(1))
+        assert isinstance(found, Found)
+        told.append(("batch", [(each.base_offset, each.values) for each in read_batches(found.batch)]))
+        told.append(("not yet", await client.read_batch(tp, Offset(2))))
+        told.append(("far behind the end", await client.read_batch(tp, Offset(1_000))))
+        told.append(("facts", asdict(await client.topic_facts(topic))))
+        told.append(("of many", sorted(await client.facts_of_topics([topic, "no-such-topic"])) == [topic]))
+        told.append(("brokers", asdict(await client.broker_facts())))
+        told.append(("transaction", await client.transaction_partitions("no-such-transaction")))
+        try:
+            await client.log_end(TopicPartition("no-such-topic", 0), timeout_seconds=3)
+        except UpstreamUnavailable as error:
+            told.append(("missing", error.error_code))
+        again = await client.refresh_metadata([topic])
+        told.append(("the same bytes again", await client.refresh_metadata([topic]) is again))
+    finally:
+        await client.close()
+    return told

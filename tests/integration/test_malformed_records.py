@@ -1,0 +1,67 @@
+"""What the proxy need not look at: Kafka walks over every record before it appends any of them.
+
+`scan_batch` takes apart only records that could have a header of ours. These batches it may let through; were one of
+them appended, a batch could say one thing to the proxy and be another in the log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support import raw
+from tests.support.bytewise import CODECS, batch, framed, record, sized, varint
+
+pytestmark = pytest.mark.kafka
+
+GOOD = record(1)
+MALFORMED: dict[str, tuple[list[bytes], int]] = {
+    "fewer-records-than-claimed": ([record(0), GOOD], 3),
+    "more-records-than-claimed": ([record(0), GOOD, record(2)], 2),
+    "a-byte-left-over": ([record(0), GOOD, b"\0"], 2),
+    "last-byte-missing": ([record(0), record(1)[:-1]], 2),
+    "negative-length": ([record(0), varint(-5) + GOOD], 2),
+    "negative-header-count": ([record(0), framed(b"\0\0\x02\x01\x01" + varint(-1))], 2),
+    "more-headers-than-it-has": ([record(0), framed(b"\0\0\x02\x01\x01" + varint(5))], 2),
+    "header-without-a-name": ([record(0), framed(b"\0\0\x02\x01\x01\x02" + varint(-1) + sized(b"v"))], 2),
+    "a-header-value-beyond-the-record": ([record(0), framed(b"\0\0\x02\x01\x01\x02" + sized(b"h") + varint(9))], 2),
+    "a-value-beyond-the-record": ([record(0), framed(b"\0\0\x02\x01" + varint(99) + b"\0")], 2),
+    "bytes-behind-the-headers": ([record(0), framed(b"\0\0\x02\x01\x01\0xyz")], 2),
+}
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("case", MALFORMED)
+def test_kafka_appends_nothing_of_a_batch_with_a_malformed_record(
+    kafka: KafkaCluster, unique_topic: Callable[..., str], case: str, codec: str
+) -> None:
+    records, count = MALFORMED[case]
+    now_ms = int(time.time() * 1000)
+    name = unique_topic("malformed")
+    log = raw.Log(kafka.bootstrap)
+    with raw.Connection(kafka.bootstrap) as connection:
+        connection.create_topic(name)
+        log.leader(name)
+        answer = connection.append(name, bytes(batch(records, count=count, base_timestamp_ms=now_ms, codec=codec)))
+        assert answer.error_code != 0
+    assert log.end(name) == 0
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("delta", [0, 7])
+def test_only_in_uncompressed_batches_kafka_believes_the_offset_deltas(
+    kafka: KafkaCluster, unique_topic: Callable[..., str], delta: int, codec: str
+) -> None:
+    """Why a record with an expectation must have its place in the batch for its offset delta."""
+    now_ms = int(time.time() * 1000)
+    name = unique_topic("deltas")
+    with raw.Connection(kafka.bootstrap) as connection:
+        connection.create_topic(name)
+        raw.Log(kafka.bootstrap).leader(name)
+        answer = connection.append(
+            name, bytes(batch([record(0), record(delta)], base_timestamp_ms=now_ms, codec=codec))
+        )
+    assert (answer.error_code == 0) == (codec == "none")

@@ -1,0 +1,176 @@
+"""What the control client does again and again, against the fake cluster: no more than there is news."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from fencepost_proxy.config import Limits
+from fencepost_proxy.net import control
+from fencepost_proxy.net.control import ControlClient
+from fencepost_proxy.net.reads import GateReads
+from fencepost_proxy.net.state_topic import StateTopic
+from fencepost_proxy.topics.state import encode_process
+from fencepost_proxy.types import Address, Monotonic, TopicPartition
+from fencepost_proxy.wire import control as wire
+from fencepost_proxy.wire.apis import FETCH, METADATA, PRODUCE
+from tests.support.fake_cluster import FakeCluster
+
+Story = Callable[[FakeCluster, ControlClient], Awaitable[None]]
+
+
+def with_client(story: Story, *, brokers: int = 1) -> None:
+    async def run() -> None:
+        kafka = FakeCluster(brokers, {"orders": 3, "payments": 2})
+        await kafka.start()
+        client = ControlClient([Address.parse(kafka.bootstrap.split(",")[0])], Limits())
+        try:
+            await client.start(timeout_seconds=10)
+            await story(kafka, client)
+        finally:
+            await client.close()
+            kafka.close()
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The API keys of the answers that were decoded, in their order."""
+    keys: list[int] = []
+    decode = wire.decode_response
+
+    def decode_and_note(api_key: int, version: int, body: memoryview) -> Any:
+        keys.append(api_key)
+        return decode(api_key, version, body)
+
+    monkeypatch.setattr(wire, "decode_response", decode_and_note)
+    return keys
+
+
+def test_metadata_that_says_the_same_again_is_not_decoded(decoded: list[int]) -> None:
+    async def story(kafka: FakeCluster, client: ControlClient) -> None:
+        # Given two questions that are asked by turns, as housekeeping does
+        known = await client.refresh_metadata(["orders", "payments"])
+        await client.refresh_metadata(["orders"])
+        decoded.clear()
+
+        for _ in range(3):
+            assert await client.refresh_metadata(["orders", "payments"]) is known
+            assert await client.refresh_metadata(["orders"]) is known
+
+        assert METADATA not in decoded
+
+    with_client(story)
+
+
+def test_news_between_two_equal_answers_is_seen() -> None:
+    async def story(kafka: FakeCluster, client: ControlClient) -> None:
+        await client.refresh_metadata(["orders"])
+        first = kafka.topics["orders"].partitions[0]
+        led_by_two = TopicPartition("orders", 0)
+
+        for leader in (2, 1, 2):
+            first.leader = leader
+            kafka.changed()
+            await client.refresh_metadata(["orders"])
+
+            told = client.leader(led_by_two)
+            assert told is not None
+            assert told.node_id == leader
+
+    with_client(story, brokers=2)
+
+
+def test_an_answer_as_before_is_taken_over_where_something_else_was_learned_since() -> None:
+    async def story(kafka: FakeCluster, client: ControlClient) -> None:
+        # Given that all topics were asked for, and one of them was gone at another question
+        await client.refresh_metadata(None)
+        orders = kafka.topics.pop("orders")
+        kafka.changed()
+        await client.refresh_metadata(["orders"])
+        assert client.topic("orders") is None
+
+        # When it is back as it was, so that the answer about all of them is the same to the byte
+        kafka.topics = {"orders": orders, **kafka.topics}
+        kafka.changed()
+        await client.refresh_metadata(None)
+
+        assert client.topic("orders") is not None
+
+    with_client(story)
+
+
+def test_the_questions_that_are_remembered_are_few() -> None:
+    async def story(kafka: FakeCluster, client: ControlClient) -> None:
+        for number in range(50):
+            await client.refresh_metadata([f"no-such-topic-{number}"])
+
+        assert len(client._told._answers) <= control._QUESTIONS_REMEMBERED
+
+    with_client(story)
+
+
+def test_the_newest_version_of_all_brokers_is_known_once_all_have_told_theirs() -> None:
+    async def story(kafka: FakeCluster, client: ControlClient) -> None:
+        assert client.version_max(PRODUCE) == 13
+
+        kafka.add_broker()
+        kafka.changed()
+        await kafka.start()
+        await client.refresh_metadata([])
+        assert client.version_max(PRODUCE) == 0, "the new broker has not told yet"
+
+        await client._greet_brokers()
+        assert client.version_max(PRODUCE) == 13
+
+    with_client(story, brokers=2)
+
+
+def test_configs_of_many_topics_are_read_in_one_request_and_only_changes_are_told(decoded: list[int]) -> None:
+    async def story(kafka: FakeCluster, client: ControlClient) -> None:
+        reads = GateReads(client, StateTopic(client, name="s", lease_seconds=1, limits=Limits()), 1)
+        decoded.clear()
+        assert await reads.changed_facts(["orders", "payments", "no-such-topic"]) == ["orders", "payments"]
+        assert len(decoded) == 1
+
+        kafka.topics["payments"].configs["message.timestamp.type"] = "LogAppendTime"
+
+        assert await reads.changed_facts(["orders", "payments"]) == ["payments"]
+        facts = reads.known_facts("payments")
+        assert facts is not None
+        assert facts.log_append_time
+        assert await reads.changed_facts(["orders", "payments"]) == []
+
+    with_client(story)
+
+
+def test_a_start_does_not_wait_at_the_end_of_the_state_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    encode = wire.encode_request_frame
+
+    def encode_and_note(api_key: int, version: int, correlation_id: int, client_id: str | None, message: Any) -> bytes:
+        if api_key == FETCH:
+            waits.append(message.max_wait_ms)
+        return encode(api_key, version, correlation_id, client_id, message)
+
+    monkeypatch.setattr(wire, "encode_request_frame", encode_and_note)
+
+    async def story(kafka: FakeCluster, client: ControlClient) -> None:
+        # Given a state topic with nothing in it, as after a first start that was cut short
+        state = StateTopic(client, name="__state", lease_seconds=3.0, limits=Limits())
+        try:
+            await state.start()
+            assert waits[0] == 0
+            assert state.fresh_until > Monotonic(0)
+            # Then it waits for news
+            await state.append([encode_process(uuid4(), 0)])
+            assert set(waits[1:]) == {250}
+        finally:
+            await state.close()
+
+    with_client(story)

@@ -1,0 +1,66 @@
+"""Record batches byte by byte, for tests that need odd or broken ones: no builder of a client's would make them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+
+import cramjam
+import crc32c
+
+NOW_MS = 1_700_000_000_000
+
+#: By the codec's number in a batch's attributes.
+CODECS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
+    "none": (0, bytes),
+    "gzip": (1, lambda data: bytes(cramjam.gzip.compress(data))),
+    "snappy": (2, lambda data: bytes(cramjam.snappy.compress_raw(data))),
+    "zstd": (4, lambda data: bytes(cramjam.zstd.compress(data))),
+}
+
+
+def varint(value: int) -> bytes:
+    raw = value << 1 if value >= 0 else -(value << 1) - 1
+    out = bytearray()
+    while raw > 127:
+        out.append(raw & 127 | 128)
+        raw >>= 7
+    return bytes([*out, raw])
+
+
+def sized(value: bytes | None) -> bytes:
+    return varint(-1) if value is None else varint(len(value)) + value
+
+
+def record(
+    offset_delta: int,
+    headers: Sequence[tuple[bytes, bytes | None]] = (),
+    *,
+    timestamp_delta: int = 0,
+    key: bytes | None = None,
+    value: bytes | None = b"value",
+) -> bytes:
+    body = b"\0" + varint(timestamp_delta) + varint(offset_delta) + sized(key) + sized(value)
+    return framed(body + varint(len(headers)) + b"".join(sized(name) + sized(data) for name, data in headers))
+
+
+def framed(body: bytes) -> bytes:
+    return varint(len(body)) + body
+
+
+def batch(
+    records: Sequence[bytes],
+    *,
+    base_offset: int = 0,
+    base_timestamp_ms: int = NOW_MS,
+    max_timestamp_ms: int = -1,
+    count: int | None = None,
+    codec: str = "none",
+) -> memoryview:
+    """`count` is what the batch claims, where that is not how many records it has."""
+    count = len(records) if count is None else count
+    number, compress = CODECS[codec]
+    covered = struct.pack(
+        ">hiqqqhii", number, count - 1, base_timestamp_ms, max_timestamp_ms, -1, -1, -1, count
+    ) + compress(b"".join(records))
+    return memoryview(struct.pack(">qiibI", base_offset, len(covered) + 9, -1, 2, crc32c.crc32c(covered)) + covered)

@@ -1,0 +1,379 @@
+"""What `make bench` works out: its frames, what it reads from the tools, goals, peers, and what it writes."""
+
+from __future__ import annotations
+
+import re
+import struct
+import tomllib
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatch
+from kafka.protocol.producer import ProduceRequest, ProduceResponse
+
+from benchmarks import __main__ as command
+from benchmarks import chart, routes
+from benchmarks.java import LoadError, consumed, produced_mib_per_second
+from benchmarks.raw import PRODUCE_VERSION, Appends, RefusedError, Shape, percentile
+from benchmarks.results import (
+    ADDED_P50,
+    CPU_PER_GB,
+    OF_DIRECT,
+    P99,
+    Report,
+    Row,
+    at_least,
+    at_most,
+    goal_lines,
+    number,
+    ratios,
+    table_lines,
+    with_goals,
+)
+from benchmarks.routes import Peer, PeersError, filled, given_route, read_peers
+from benchmarks.workloads import rotated
+
+PEERS_FILE = Path(routes.__file__).with_name("peers.toml")
+
+
+# --- rows and goals ---------------------------------------------------------------------------------------------------
+
+
+def test_a_row_shows_its_median_and_its_range() -> None:
+    assert str(Row("produce", "direct", "MiB/s", (180.0, 170.0, 176.0))) == "176 (170–180)"
+    assert str(Row("memory", "fencepost", "idle MB", (23.96,))) == "24.0"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (1234.5, "1,234"), (17.26, "17.3"), (0.914, "0.91"), (0.01234, "0.0123"), (-3.14159, "-3.14")],
+)
+def test_numbers_have_as_many_digits_as_tell_something(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+def test_a_row_without_values_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match=r"produce, direct, MiB/s"):
+        Row("produce", "direct", "MiB/s", ())
+
+
+def test_a_slow_round_slows_both_sides_of_a_ratio() -> None:
+    # given a machine that was twice as slow in the second round
+    direct, proxied = (200.0, 100.0, 200.0), (190.0, 95.0, 190.0)
+    # then the ratio does not notice, whereas one of medians might
+    assert ratios(proxied, direct) == (0.95, 0.95, 0.95)
+
+
+def test_the_products_rows_get_their_goals_and_others_get_none() -> None:
+    rows = with_goals(
+        [
+            Row("produce", "fencepost, checks on", OF_DIRECT, (0.96,)),
+            Row("produce", "HAProxy (TCP)", OF_DIRECT, (0.96,)),
+            Row("produce", "fencepost, checks on", "MiB/s", (160.0,)),
+            Row("produce", "fencepost-like", CPU_PER_GB, (9.0,)),
+        ],
+        peers=[],
+    )
+    assert [row.goal for row in rows] == [at_least(0.97), None, None, None]
+
+
+def test_a_goal_is_met_at_its_limit() -> None:
+    assert at_least(0.97).met_by(0.97)
+    assert not at_least(0.97).met_by(0.969)
+    assert at_most(45).met_by(45)
+    assert not at_most(45).met_by(45.1)
+
+
+def test_the_tail_is_held_against_the_better_of_the_peers() -> None:
+    rows = [
+        Row("one in flight", "fencepost, checks off", P99, (290.0,)),
+        Row("one in flight", "Kroxylicious", P99, (285.0,)),
+        Row("one in flight", "kafka-proxy", P99, (343.0,)),
+        Row("one in flight", "HAProxy (TCP)", P99, (200.0,)),
+    ]
+    (product, *_) = with_goals(rows, peers=["Kroxylicious", "kafka-proxy"])
+    assert product.goal == at_most(285.0)
+    # and against nothing where none was measured
+    (product, *_) = with_goals(rows[:1], peers=[])
+    assert product.goal is None
+
+
+def test_a_row_with_a_goal_of_its_own_keeps_it() -> None:
+    (row,) = with_goals([Row("growth", "fencepost", "× from 1 to 5,000", (1.1,), at_most(1.2))], peers=[])
+    assert row.goal == at_most(1.2)
+
+
+def test_goals_are_listed_as_met_or_missed() -> None:
+    lines = goal_lines(
+        [
+            Row("start", "fencepost", "s", (0.31,), at_most(0.5)),
+            Row("consume", "fencepost", OF_DIRECT, (0.85, 0.87, 0.86), at_least(0.9)),
+            Row("consume", "direct", "MiB/s", (600.0,)),
+        ]
+    )
+    assert lines[2:] == [
+        "| start | fencepost | s | ≤ 0.5 | 0.31 | met |",
+        "| consume | fencepost | of direct | ≥ 0.9 | 0.86 (0.85–0.87) | **missed** |",
+    ]
+
+
+def test_a_table_has_a_line_for_each_route_and_says_where_there_is_nothing() -> None:
+    lines = table_lines(
+        [
+            Row("produce", "direct", "MiB/s", (176.0,)),
+            Row("produce", "fencepost", "MiB/s", (170.0,), note="one broker"),
+            Row("produce", "fencepost", OF_DIRECT, (0.97,)),
+            Row("consume", "direct", "MiB/s", (652.0,)),
+        ],
+        "produce",
+    )
+    assert lines == [
+        "| | MiB/s | of direct |",
+        "|---|---|---|",
+        "| direct | 176 | – |",
+        "| fencepost | 170 | 0.97 |",
+        "",
+        "- fencepost, MiB/s: one broker",
+    ]
+
+
+# --- the report -------------------------------------------------------------------------------------------------------
+
+
+def _report(*rows: Row) -> Report:
+    return Report(
+        when="2026-01-02 03:04 UTC",
+        command="python -m benchmarks --quick",
+        commit="0123456789ab+",
+        machine={"cores": "2"},
+        versions={"Kafka": "4.4.0"},
+        settings={"produce": "With these settings."},
+        missing={"Kroxylicious": "its command was not found"},
+        rows=rows,
+        failures=("consume: it hung",),
+    )
+
+
+def test_a_report_says_what_is_missing_and_what_failed() -> None:
+    text = _report(Row("produce", "direct", "MiB/s", (176.0,))).to_markdown()
+    assert "**Not measured: Kroxylicious** – its command was not found" in text
+    assert "**Failed: consume: it hung**" in text
+    assert "`python -m benchmarks --quick` at commit `0123456789ab+`" in text
+    assert "## Produce, 1 KB records\n\nWith these settings.\n\n| | MiB/s |" in text
+
+
+def test_a_report_comes_back_from_its_json() -> None:
+    report = _report(
+        Row("produce", "direct", "MiB/s", (176.0, 170.0)),
+        Row("growth", "fencepost", "×", (1.0,), at_most(1.2), "a fake cluster"),
+    )
+    assert Report.from_json(report.to_json()) == report
+
+
+def test_a_report_is_written_twice_under_its_date(tmp_path: Path) -> None:
+    report = _report(Row("produce", "direct", "MiB/s", (176.0,)))
+    written = command.write(report, tmp_path / "results")
+    assert written.name == "2026-01-02-0304.md"
+    assert written.read_text("utf-8") == report.to_markdown()
+    assert Report.from_json(written.with_suffix(".json").read_text("utf-8")) == report
+
+
+def test_the_chart_is_svg_with_a_panel_for_each_measure_that_there_is() -> None:
+    svg = chart.svg(
+        _report(
+            Row("produce", "direct", "MiB/s", (176.0, 170.0)),
+            Row("produce", "fencepost, checks <on>", "MiB/s", (150.0,)),
+            # faster than direct, by noise
+            Row("one in flight", "fencepost", ADDED_P50, (-2.0,)),
+        )
+    )
+    root = ElementTree.fromstring(svg)
+    texts = ["".join(each.itertext()) for each in root.iter("{http://www.w3.org/2000/svg}text")]
+    bars = list(root.iter("{http://www.w3.org/2000/svg}rect"))
+    assert "Produce, MiB/s" in texts
+    assert "Consume, MiB/s" not in texts
+    assert "fencepost, checks <on>" in texts
+    assert "173" in texts
+    assert [bar.get("class") for bar in bars] == ["direct", "product", "product"]
+    assert all(float(bar.get("width", "0")) > 0 for bar in bars)
+
+
+# --- peers ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_examples_of_peers_toml_are_right_once_uncommented() -> None:
+    text = PEERS_FILE.read_text("utf-8")
+    assert tomllib.loads(text) == {}, "what is committed names no program of anybody's"
+    first = text.index("# [Kroxylicious]")
+    uncommented = re.sub(r"(?m)^# ?", "", text[first:])
+    known = {"host", "port", "upstream", "config"}
+    for name, table in tomllib.loads(uncommented).items():
+        used = set(re.findall(r"\$\{(\w+)\}", f"{table['start']} {table.get('config', '')}"))
+        assert used <= known
+        assert {"upstream", "port"} <= used, name
+    assert {peer.name for peer in read_peers(uncommented)} == set(routes.KNOWN_PEERS)
+
+
+def test_a_peer_whose_program_is_not_there_is_missing_not_an_error() -> None:
+    (peer,) = read_peers('[other]\nstart = ["/no/such/proxy"]')
+    assert "/no/such/proxy was not found" in peer.missing
+
+
+def test_a_peer_that_can_be_started(tmp_path: Path) -> None:
+    program = tmp_path / "proxy"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    (peer,) = read_peers(f'[other]\nstart = ["{program}", "--listen", "${{port}}"]\nrewrites = false')
+    assert peer == Peer("other", (str(program), "--listen", "${port}"), rewrites=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("other = 1", r"other: must be a table"),
+        ("[other]", r"give either `start`, or the `address`"),
+        ('[other]\nstart = ["sh"]\naddress = "127.0.0.1:1"', r"give either"),
+        ('[other]\nstart = "sh"', r"start must be a list of words"),
+        ('[other]\naddress = "127.0.0.1:1"\nrewrite = true', r"unknown: rewrite"),
+        ('[direct]\naddress = "127.0.0.1:1"', r"this name is taken"),
+        ("[other", r"not TOML"),
+    ],
+)
+def test_what_is_wrong_in_peers_toml_is_said(text: str, problem: str) -> None:
+    with pytest.raises(PeersError, match=problem):
+        read_peers(text)
+
+
+def test_any_address_can_be_a_route() -> None:
+    assert given_route("mine=127.0.0.1:9999", rewrites=True) == Peer("mine", address="127.0.0.1:9999")
+    assert not given_route("mine=[::1]:9999", rewrites=False).rewrites
+    for wrong in ("127.0.0.1:9999", "mine=", "mine=host", "mine=host:port", "=host:1"):
+        with pytest.raises(PeersError, match="NAME=HOST:PORT"):
+            given_route(wrong, rewrites=True)
+
+
+def test_placeholders_are_replaced_and_a_misspelt_one_is_told() -> None:
+    assert filled("${host}:${port} $$5 {}", {"host": "h", "port": "1"}) == "h:1 $5 {}"
+    with pytest.raises(PeersError, match=r"prot.*known are host, port"):
+        filled("${prot}", {"host": "h", "port": "1"})
+
+
+def test_each_round_begins_with_another() -> None:
+    assert [rotated("abc", by)[0] for by in range(4)] == ["a", "b", "c", "a"]
+    assert sorted(rotated("abc", 2)) == ["a", "b", "c"]
+    assert rotated([], 3) == []
+
+
+# --- what the tools print ---------------------------------------------------------------------------------------------
+
+
+def test_the_last_summary_of_the_producer_tool_counts() -> None:
+    printed = (
+        "311113 records sent, 62222.6 records/sec (60.76 MB/sec), 8.7 ms avg latency, 200.0 ms max latency.\n"
+        "400000 records sent, 180180.2 records/sec (175.96 MB/sec), 5.11 ms avg latency, 89.00 ms max latency, "
+        "4 ms 50th, 12 ms 95th, 20 ms 99th, 30 ms 99.9th.\n"
+    )
+    assert produced_mib_per_second(printed) == 175.96
+    with pytest.raises(LoadError, match="no brokers"):
+        produced_mib_per_second("no brokers\n")
+
+
+_CONSUMED = (
+    "start.time, end.time, data.consumed.in.MB, MB.sec, data.consumed.in.nMsg, nMsg.sec, rebalance.time.ms, "
+    "fetch.time.ms, fetch.MB.sec, fetch.nMsg.sec\n"
+    "2026-01-02 03:04:05:000, 2026-01-02 03:04:06:000, 195.3125, 97.6, 200000, 100000.0, 1700, 300, 651.0417, 6.6\n"
+)
+
+
+def test_the_consumer_tool_is_judged_by_the_time_it_fetched() -> None:
+    found = consumed(_CONSUMED, at_least_mib=195)
+    assert (found.mib, found.mib_per_second) == (195.3125, 651.0417)
+
+
+def test_a_consumer_that_gave_up_early_has_measured_nothing() -> None:
+    with pytest.raises(LoadError, match="not 196"):
+        consumed(_CONSUMED, at_least_mib=196)
+
+
+# --- the raw client ---------------------------------------------------------------------------------------------------
+
+
+def _sent(frame: bytearray) -> tuple[int, DefaultRecordBatch]:
+    """The correlation id and the batch of a frame, read by code that did not write it."""
+    request = ProduceRequest.decode(bytes(frame[4:]), version=PRODUCE_VERSION, header=True)
+    assert int.from_bytes(frame[:4], "big") == len(frame) - 4
+    (topic,) = request.topic_data
+    (partition,) = topic.partition_data
+    batch = DefaultRecordBatch(bytes(partition.records))
+    assert batch.validate_crc()
+    return int.from_bytes(frame[8:12], "big"), batch
+
+
+def test_frames_expect_what_the_log_end_will_be_also_where_that_gets_a_digit_more() -> None:
+    appends = Appends(Shape("orders", 2, 10, "header"), next_offset=7)
+    said = []
+    for number_ in (1, 2, 3):
+        correlation_id, batch = _sent(appends.frame())
+        records = list(batch)
+        assert correlation_id == number_
+        assert [len(record.value) for record in records] == [10, 10]
+        said.append(records[0].headers)
+    assert said == [[("expected-offset", b"7")], [("expected-offset", b"9")], [("expected-offset", b"11")]]
+
+
+def test_the_other_carrier_is_the_batchs_base_offset() -> None:
+    appends = Appends(Shape("orders", 3, 10, "base"), next_offset=40)
+    assert [_sent(appends.frame())[1].base_offset for _ in range(2)] == [40, 43]
+
+
+def test_without_an_expectation_nothing_is_said() -> None:
+    _, batch = _sent(Appends(Shape("orders", 1, 10), next_offset=40).frame())
+    assert batch.base_offset == 0
+    assert [record.headers for record in batch] == [[]]
+
+
+def test_an_idempotent_chain_counts_its_sequences() -> None:
+    appends = Appends(Shape("orders", 16, 10, "header", producer=(5, 1, 0)))
+    batches = [_sent(appends.frame())[1] for _ in range(3)]
+    assert [(batch.producer_id, batch.producer_epoch, batch.base_sequence) for batch in batches] == [
+        (5, 1, 0),
+        (5, 1, 16),
+        (5, 1, 32),
+    ]
+
+
+def _answer(topic: str, error_code: int, base_offset: int) -> bytes:
+    partition = ProduceResponse.TopicProduceResponse.PartitionProduceResponse(
+        index=0,
+        error_code=error_code,
+        base_offset=base_offset,
+        log_append_time_ms=-1,
+        log_start_offset=0,
+        record_errors=[],
+        error_message=None,
+    )
+    response = ProduceResponse(
+        responses=[ProduceResponse.TopicProduceResponse(name=topic, partition_responses=[partition])],
+        throttle_time_ms=0,
+    )
+    # A response header of the flexible kind: correlation id, no tags.
+    body = struct.pack(">ib", 9, 0) + bytes(response.encode(version=PRODUCE_VERSION))
+    return struct.pack(">i", len(body)) + body
+
+
+def test_a_refused_append_is_no_measurement() -> None:
+    appends = Appends(Shape("orders", 1, 10))
+    appends.check(_answer("orders", 0, 41))
+    with pytest.raises(RefusedError, match="answered with 44"):
+        appends.check(_answer("orders", 44, 57))
+
+
+def test_percentiles_are_values_that_were_measured() -> None:
+    hundred = list(range(1, 101))
+    assert percentile(hundred, 0.5) == 50
+    assert percentile(hundred, 0.99) == 99
+    assert percentile([3], 0.5) == 3
+    assert percentile([1, 2, 3], 0.5) == 2
+    with pytest.raises(ValueError, match="no values"):
+        percentile([], 0.5)

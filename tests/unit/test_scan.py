@@ -1,0 +1,295 @@
+"""The scan that looks only where it must, held against one that takes every record apart.
+
+Batches here are made to mislead the first: names of headers inside keys and values, followed by just what a header
+would say; headers twice; numbers with one digit more than the one before; records cut so that a name lies across two.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from fencepost_proxy.wire import batch as product
+from fencepost_proxy.wire.batch import BatchScan, HeaderNames, MalformedBatch, scan_batch
+from tests.support.bytewise import CODECS, NOW_MS, batch, framed, record, sized, varint
+from tests.support.properties import some
+
+LIMIT = 1 << 20
+INT64_MAX = 2**63 - 1
+NAMES = HeaderNames()
+#: Names that contain each other and themselves.
+AWKWARD = HeaderNames(b"aa", b"aaa", b"a-a")
+
+Header = tuple[bytes, bytes | None]
+
+
+class Row(NamedTuple):
+    """A record before it is bytes. `place` is its offset delta, None where that is its place in the batch."""
+
+    headers: tuple[Header, ...] = ()
+    key: bytes | None = None
+    value: bytes | None = b"value"
+    timestamp_delta: int = 0
+    place: int | None = None
+
+
+class Said(NamedTuple):
+    expected_base_offset: int | None = None
+    contradiction: tuple[int, int] | None = None
+    unreadable: int | None = None
+    partition_count: int | None = None
+    write_id: bytes | None = None
+
+
+def plainly(rows: list[Row], names: HeaderNames = NAMES) -> Said | None:
+    """What the rows say, by the rules and nothing else; None where a record with a header of ours is out of place."""
+    said = Said()
+    for index, row in enumerate(rows):
+        seen = set()
+        for name, value in row.headers:
+            if name not in (names.expected_offset, names.partition_count, names.write_id):
+                continue
+            if row.place not in (None, index):
+                return None
+            number = int(value) if value is not None and value.isdigit() and len(value) <= 19 else None
+            if name in seen or value is None:
+                return said._replace(unreadable=index)
+            seen.add(name)
+            if name == names.write_id:
+                if not value:
+                    return said._replace(unreadable=index)
+                said = said._replace(write_id=said.write_id or value)
+            elif name == names.partition_count:
+                if number is None or not 1 <= number < 2**31 or said.partition_count not in (None, number):
+                    return said._replace(unreadable=index)
+                said = said._replace(partition_count=number)
+            elif value != b"-1":
+                if number is None or number > INT64_MAX:
+                    return said._replace(unreadable=index)
+                if said.expected_base_offset is None:
+                    said = said._replace(expected_base_offset=number - index)
+                elif said.expected_base_offset != number - index and said.contradiction is None:
+                    said = said._replace(contradiction=(index, number))
+    return said
+
+
+def built(rows: list[Row], codec: str = "none", max_timestamp_ms: int | None = None) -> memoryview:
+    records = [
+        record(
+            i if row.place is None else row.place,
+            row.headers,
+            timestamp_delta=row.timestamp_delta,
+            key=row.key,
+            value=row.value,
+        )
+        for i, row in enumerate(rows)
+    ]
+    if max_timestamp_ms is None:
+        max_timestamp_ms = NOW_MS + max(row.timestamp_delta for row in rows)
+    return batch(records, codec=codec, max_timestamp_ms=max_timestamp_ms)
+
+
+def scanned(records: memoryview, names: HeaderNames = NAMES) -> BatchScan:
+    return scan_batch(records, names, carrier_base=False, decompressed_bytes_max=LIMIT)
+
+
+def heard(records: memoryview, names: HeaderNames = NAMES) -> Said | None:
+    try:
+        scan = scanned(records, names)
+    except MalformedBatch:
+        return None
+    return Said(
+        scan.expected_base_offset,
+        scan.contradiction and (scan.contradiction.record, scan.contradiction.expected),
+        scan.unreadable and scan.unreadable.record,
+        scan.partition_count,
+        scan.write_id,
+    )
+
+
+@pytest.fixture(params=["searched", "walked"], autouse=True, scope="module")
+def way(request: pytest.FixtureRequest) -> object:
+    """Both ways at any size of the records."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(product, "_SEARCHED_RECORD_BYTES_MAX", 1 << 40 if request.param == "searched" else 0)
+    yield
+    patch.undo()
+
+
+# --- drawn batches ----------------------------------------------------------------------------------------------------
+
+#: Where numbers get a digit more, where offsets end, and a few plain ones.
+bases = st.sampled_from([0, 1, 7, 8, 9, 41, 95, 96, 98, 995, 10**18 - 2, INT64_MAX - 1, INT64_MAX, INT64_MAX - 5, 1234])
+
+
+@st.composite
+def rows_and_names(draw: st.DrawFn) -> tuple[list[Row], HeaderNames]:
+    names = draw(st.sampled_from([NAMES, NAMES, NAMES, AWKWARD]))
+    base = draw(bases)
+    count = draw(st.integers(1, 9))
+    partition_count = draw(st.sampled_from([b"6", b"12", b"06"]))
+
+    def agreeing(index: int) -> tuple[Header, ...]:
+        return (
+            (names.expected_offset, b"%d" % (base + index)),
+            (names.partition_count, partition_count),
+            (names.write_id, b"w%d" % index),
+        )
+
+    values = st.sampled_from([b"", b"-1", b"5", b"041", b"x", b"9223372036854775808", b"w" * 64, b"w" * 63]) | st.none()
+
+    def misleading(index: int) -> st.SearchStrategy[bytes | None]:
+        """Bytes that look like one of our headers where none is."""
+        looks = [sized(name) + sized(said) for name, said in agreeing(index)]
+        piece = st.sampled_from(
+            [*looks, *(name for name, _ in agreeing(index)), b"\x02", b"\0", b"text", looks[0][:-1]]
+        )
+        return st.none() | st.lists(piece, max_size=4).map(b"".join)
+
+    rows = []
+    for index in range(count):
+        ours = agreeing(index)
+        odd = st.tuples(st.sampled_from([name for name, _ in ours]), values)
+        other = st.tuples(
+            st.sampled_from([b"h", names.expected_offset + b"!", b"x" + names.write_id]), misleading(index)
+        )
+        headers = st.lists(st.sampled_from(ours), unique=True, max_size=3)
+        if draw(st.integers(0, 3)) == 0:
+            headers = st.lists(st.sampled_from(ours) | odd | other, max_size=4)
+        rows.append(
+            Row(
+                tuple(draw(headers)),
+                draw(misleading(index)),
+                draw(misleading(index)),
+                draw(st.sampled_from([0, 0, 0, 1, 70, -1, 999, 1000, 1001, 9000, -70, 2**40])),
+                draw(st.sampled_from([None] * 12 + [0, index + 1])),
+            )
+        )
+    return rows, names
+
+
+@some
+@given(rows_and_names(), st.sampled_from(sorted(CODECS)))
+@example(([Row(((b"expected-offset", b"9"),)), Row(((b"expected-offset", b"10"),))], NAMES), "none")
+@example(([Row(((b"expected-offset", b"9"),)), Row(((b"expected-offset", b"1"),))], NAMES), "none")
+@example(
+    ([Row(((b"expected-offset", b"%d" % INT64_MAX),)), Row(((b"expected-offset", b"%d" % 2**63),))], NAMES), "none"
+)
+@example(([Row(((b"write-id", b"a"),)), Row(((b"h", b"write-id"),))], NAMES), "none")
+def test_what_a_batch_says_is_what_all_its_records_say(case: tuple[list[Row], HeaderNames], codec: str) -> None:
+    rows, names = case
+    plain = plainly(rows, names)
+    said = heard(built(rows, codec), names)
+    if said is None:
+        # A record out of place need not have a header of ours to be noticed.
+        assert any(row.place not in (None, index) for index, row in enumerate(rows))
+    else:
+        assert said == plain
+
+
+@some
+@given(rows_and_names(), st.sampled_from([-(2**40), -1, 0, 1, 999, 2**50]))
+def test_no_batch_is_said_to_be_newer_than_its_newest_record(case: tuple[list[Row], HeaderNames], lie_ms: int) -> None:
+    """And where the header tells the truth, at most a second older."""
+    rows = [row._replace(place=None) for row in case[0]]
+    newest_ms = NOW_MS + max(row.timestamp_delta for row in rows)
+    said = scanned(built(rows))
+    assert newest_ms - 1000 <= said.max_timestamp_ms <= newest_ms
+    assert said.min_timestamp_ms <= said.max_timestamp_ms
+    lying = scanned(built(rows, max_timestamp_ms=newest_ms + lie_ms))
+    assert lying.max_timestamp_ms <= newest_ms
+
+
+@pytest.mark.parametrize("lie_ms", [-1, NOW_MS - 1, NOW_MS + 5000])
+def test_a_header_that_lies_about_its_timestamps_is_not_believed(lie_ms: int) -> None:
+    rows = [Row(timestamp_delta=delta) for delta in (0, 3000, 7, -4000)]
+    said = scanned(built(rows, max_timestamp_ms=lie_ms))
+    assert (said.min_timestamp_ms, said.max_timestamp_ms) == (NOW_MS - 4000, NOW_MS + 3000)
+
+
+# --- single stories ---------------------------------------------------------------------------------------------------
+
+
+def _expect(offset: int) -> Header:
+    return b"expected-offset", b"%d" % offset
+
+
+@pytest.mark.parametrize("count", [63, 64, 65, 200, 8191, 8192, 8193, 9000])
+def test_each_record_of_many_may_say_what_it_expects(count: int) -> None:
+    rows = [Row((_expect(41 + i),), value=b"") for i in range(count)]
+    assert heard(built(rows)) == Said(41)
+    rows[-1] = Row((_expect(41 + count),))
+    assert heard(built(rows)) == Said(41, (count - 1, 41 + count))
+
+
+@pytest.mark.parametrize("count", [3, 70, 8200])
+@pytest.mark.parametrize("timestamp_delta", [0, 100, 10_000])
+def test_a_record_out_of_place_that_expects_its_own_is_malformed(count: int, timestamp_delta: int) -> None:
+    """Kafka would append it at another offset than the one it expects, where the batch is not compressed."""
+    rows = [Row((_expect(41 + i),), timestamp_delta=timestamp_delta) for i in range(count)]
+    assert heard(built(rows)) == Said(41)
+    for place in (0, count - 2, count, 2**31 - 1):
+        assert heard(built([*rows[:-1], rows[-1]._replace(place=place)])) is None
+
+
+def test_a_header_hides_behind_a_value_that_looks_like_it() -> None:
+    """The value says 42, as it should; the header behind says 50."""
+    looks = sized(b"expected-offset") + sized(b"42")
+    rows = [Row((_expect(41),)), Row((_expect(50),), value=b"x" + looks)]
+    assert heard(built(rows)) == Said(41, (1, 50))
+
+
+def test_a_value_of_one_record_does_not_stand_for_the_header_of_the_next() -> None:
+    looks = sized(b"expected-offset") + sized(b"42")
+    rows = [Row((_expect(41),)), Row(value=looks), Row((_expect(44),))]
+    assert heard(built(rows)) == Said(41, (2, 44))
+
+
+def test_a_name_across_two_records_is_nobodys() -> None:
+    """Its first bytes end one record, its last are the length and the body of the next."""
+    tail = b"expect"
+    head = framed(b"\0\0\x02" + sized(None) + sized(b"v") + b"\0")
+    name = tail + head[:6]
+    names = HeaderNames(name, b"count", b"id")
+    first = record(0, [(b"h", tail)])
+    assert name in first + head
+    assert heard(batch([first, head]), names) == Said()
+
+
+def test_a_header_name_with_a_longer_length_than_needed_is_still_that_header() -> None:
+    """Kafka reads such a length, too."""
+    body = b"\0\0\x02" + sized(None) + sized(b"v") + varint(1) + b"\x9e\x00expected-offset" + sized(b"50")
+    assert heard(batch([record(0, [_expect(41)]), framed(body)])) == Said(41, (1, 50))
+
+
+def test_what_stands_behind_an_unreadable_header_is_not_looked_at() -> None:
+    rows = [Row((_expect(41),)), Row(((b"expected-offset", b"?"),)), Row((_expect(99), (b"write-id", b"w")))]
+    assert heard(built(rows)) == Said(41, unreadable=1)
+
+
+def test_offsets_end_where_64_bits_do() -> None:
+    rows = [Row((_expect(INT64_MAX - 2 + i),)) for i in range(5)]
+    assert heard(built(rows[:3])) == Said(INT64_MAX - 2)
+    assert heard(built(rows)) == Said(INT64_MAX - 2, unreadable=3)
+
+
+def test_a_number_with_a_digit_too_few_does_not_agree_by_the_byte_behind_it() -> None:
+    """Where 10 is due the header says 1, and the length of the next header's name reads as a 0."""
+    assert sized(b"n" * 24)[:1] == b"0"
+    rows = [*(Row((_expect(7 + i),)) for i in range(3)), Row(((b"expected-offset", b"1"), (b"n" * 24, b"")))]
+    assert heard(built(rows)) == Said(7, (3, 1))
+
+
+@pytest.mark.parametrize("value", [None, b""])
+def test_a_later_write_id_may_not_be_null_or_empty(value: bytes | None) -> None:
+    rows = [Row(((b"write-id", b"a"),)), Row(((b"write-id", b"b"),)), Row(((b"write-id", value),))]
+    assert heard(built(rows)) == Said(write_id=b"a", unreadable=2)
+
+
+@pytest.mark.parametrize("name", [b"expected-offset", b"partition-count", b"write-id"])
+def test_a_header_twice_in_a_later_record_is_unreadable(name: bytes) -> None:
+    rows = [Row(((name, b"%d" % (6 + (i if name == b"expected-offset" else 0))),)) for i in range(3)]
+    assert heard(built([*rows, rows[2]._replace(headers=rows[2].headers * 2)])).unreadable == 3  # type: ignore[union-attr]

@@ -1,0 +1,69 @@
+"""A start loads what it needs and no more: every import is time before the first client."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from fencepost_proxy.cli.main import main
+
+_START = """
+import sys
+from fencepost_proxy.cli import main
+main._parser("proxy")
+import fencepost_proxy.net.app
+print(*sorted(sys.modules))
+"""
+_SETTLED = """
+import gc
+from fencepost_proxy.cli import proxy
+before = gc.get_threshold()
+proxy._settle_collector()
+assert gc.isenabled() and gc.get_freeze_count() > 1000
+assert gc.get_threshold()[:2] == before[:2] and gc.get_threshold()[2] > before[2]
+"""
+
+
+def run(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_start_of_the_proxy_loads_no_other_command_and_nothing_for_a_scrape() -> None:
+    loaded = set(run(_START).split())
+
+    assert "fencepost_proxy.net.app" in loaded
+    assert not loaded & {
+        "prometheus_client",
+        "http.server",
+        "kafka",
+        "fencepost_proxy.cli.dev",
+        "fencepost_proxy.cli.demo",
+        "fencepost_proxy.dev.cluster",
+        "difflib",
+        "pyspark",
+    }
+
+
+def test_what_a_start_made_is_left_alone_by_the_collector_which_goes_on() -> None:
+    run(_SETTLED)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], [], ["no-such-command"]])
+def test_every_command_is_named_where_none_was_given(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+
+    out = "".join(capsys.readouterr())
+    assert "COMMAND" in out
+    if arguments:
+        assert all(command in out for command in ("demo", "dev", "proxy"))
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["--version"])
+
+    assert exit_.value.code == 0
+    assert capsys.readouterr().out.startswith("fencepost ")
