@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from fencepost_proxy.dev import cluster as clusters
 from fencepost_proxy.dev.cluster import KafkaCluster
@@ -15,6 +16,9 @@ from tests.support.ports import own_ports
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
 
 clusters.FREE_PORTS = own_ports()
+# Whatever else the machine does meanwhile.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("busy")
 
 
 @pytest.hookimpl(optionalhook=True)
