@@ -16,9 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks import chart, machine, routes
-from benchmarks.java import LoadError
-from benchmarks.raw import RefusedError
-from benchmarks.results import PRODUCT, Report, Row, with_goals
+from benchmarks.results import PRODUCT, Report, Row, published, with_goals
 from benchmarks.routes import PeersError, StartError
 from benchmarks.stage import FULL, QUICK, Plan, Run, Stage, say
 from benchmarks.workloads import WORKLOADS, settings_of
@@ -28,7 +26,7 @@ from fencepost_proxy.dev.jars import DEFAULT_VERSION
 _HERE = Path(__file__).parent
 RESULTS = _HERE / "results"
 PEERS = _HERE / "peers.toml"
-CHART = _HERE.parent / "docs" / "performance.svg"
+PAGE = _HERE.parent / "docs" / "performance.md"
 #: Modules of this package that add rows: `def rows(run: Run) -> list[Row]`.
 CONTRIBUTORS = ("growth",)
 _KAFKA_PORT_FOR_GIVEN_ROUTES = 29_092
@@ -71,13 +69,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="repetitions")
     parser.add_argument("--peers", type=Path, default=PEERS, metavar="FILE.toml")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
-    parser.add_argument("--chart", type=Path, help="also draws the chart, by default of a full run into docs/")
     parser.add_argument(
-        "--draw", type=Path, metavar="RESULT.json", help="measures nothing: draws the chart of an earlier run"
+        "--publish", type=Path, metavar="RESULT.json", help="measures nothing: writes an earlier run into docs/"
     )
     options = parser.parse_args()
-    if options.draw is not None:
-        _draw(Report.from_json(options.draw.read_text("utf-8")), options.chart or CHART)
+    if options.publish is not None:
+        publish(Report.from_json(options.publish.read_text("utf-8")), PAGE)
         return 0
     chosen = [name for name in workloads if _matches(name, options.only or ["*"])]
     if not chosen:
@@ -98,8 +95,6 @@ def main() -> int:
     written = write(report, options.results)
     print(report.to_markdown())
     say(f"written to {written} and beside it as JSON")
-    if options.chart is not None:
-        _draw(report, options.chart)
     return 1 if report.failures else 0
 
 
@@ -140,7 +135,7 @@ def _measure(plan: Plan, chosen: list[str], peers: list[routes.Peer], options: a
             started = time.monotonic()
             try:
                 rows += workload(run)
-            except (LoadError, RefusedError, StartError, OSError, AssertionError, ValueError) as error:
+            except Exception as error:  # the others go on, and the result says it
                 failures.append(f"{name}: {str(error).partition(chr(10))[0]}")
                 traceback.print_exc()
             say(f"{name}: {time.monotonic() - started:.0f} s")
@@ -182,9 +177,11 @@ def write(report: Report, directory: Path) -> Path:
     return path
 
 
-def _draw(report: Report, path: Path) -> None:
-    path.write_text(chart.svg(report), "utf-8")
-    say(f"chart drawn: {path}")
+def publish(report: Report, page: Path) -> None:
+    """Tables and chart of a run, into the page and beside it."""
+    page.write_text(published(page.read_text("utf-8"), report), "utf-8")
+    page.with_suffix(".svg").write_text(chart.svg(report), "utf-8")
+    say(f"written into {page}, with a chart beside it")
 
 
 if __name__ == "__main__":

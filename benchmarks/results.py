@@ -228,6 +228,22 @@ class Report:
         return "\n".join(parts)
 
 
+_FROM = "<!-- published:"
+_TO = "<!-- … to here -->"
+
+
+def published(page: str, report: Report) -> str:
+    """The page with this report's goals and tables between its two marks. Raises ValueError where it has none."""
+    before, mark, rest = page.partition(_FROM)
+    first_line, _, rest = rest.partition("\n")
+    _, end, after = rest.partition(_TO)
+    if not mark or not end:
+        raise ValueError(f"the page lacks the lines {_FROM!r} and {_TO!r}")
+    body = report.to_markdown().partition("\n")[2].strip().replace("\n## ", "\n### ")
+    picture = "![Kafka, direct and through proxies](performance.svg)"
+    return f"{before}{mark}{first_line}\n{picture}\n\n{report.when}: {body}\n\n{end}{after}"
+
+
 def table_names(rows: Iterable[Row]) -> list[str]:
     present = list(dict.fromkeys(row.table for row in rows))
     order = list(TABLES)

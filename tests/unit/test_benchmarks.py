@@ -179,6 +179,32 @@ def test_a_report_is_written_twice_under_its_date(tmp_path: Path) -> None:
     assert Report.from_json(written.with_suffix(".json").read_text("utf-8")) == report
 
 
+def test_publishing_replaces_what_was_published_before(tmp_path: Path) -> None:
+    # given the page of the docs, as it is kept
+    page = tmp_path / "performance.md"
+    kept = command.PAGE.read_text("utf-8")
+    page.write_text(kept)
+    # when two runs are published
+    command.publish(_report(Row("produce", "direct", "MiB/s", (100.0,))), page)
+    command.publish(_report(Row("produce", "direct", "MiB/s", (176.0,))), page)
+    # then the page has the second one's tables, below its own headings, and is otherwise as it was
+    text = page.read_text("utf-8")
+    assert "\n### Produce, 1 KB records\n" in text
+    assert "| direct | 176 |" in text
+    assert "| direct | 100 |" not in text
+    assert text.startswith(kept.partition("<!-- published")[0])
+    assert text.endswith(kept.partition("<!-- … to here -->")[2])
+    assert "176" in (tmp_path / "performance.svg").read_text("utf-8")
+
+
+def test_a_page_without_marks_is_not_overwritten(tmp_path: Path) -> None:
+    page = tmp_path / "performance.md"
+    page.write_text("# Mine\n")
+    with pytest.raises(ValueError, match="lacks the lines"):
+        command.publish(_report(), page)
+    assert page.read_text() == "# Mine\n"
+
+
 def test_the_chart_is_svg_with_a_panel_for_each_measure_that_there_is() -> None:
     svg = chart.svg(
         _report(
