@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-from benchmarks.results import Row, number
+from benchmarks.results import Goal, Row, at_most, number
 from fencepost_proxy.wire import control
 from fencepost_proxy.wire.produce import PartitionData, ProduceRequest, TopicData, encode_produce_request
 from fencepost_proxy.wire.schema import Message
@@ -55,7 +55,10 @@ _NO_ID: Final = UUID(int=0)
 _RECORD: Final = b"r" * 100
 _TIMEOUT_SECONDS: Final = 30.0
 _UPKEEP_SECONDS: Final = 11.0  # longer than the longest period of anything that is done now and then
-_REPEATS: Final = 5
+#: Many short turns: what else the machine does comes and goes within seconds.
+_TURNS: Final = 25
+_TURN_REQUESTS: Final = 400
+_FLAT: Final = at_most(1.25)
 
 
 # --- one client connection --------------------------------------------------------------------------------------------
@@ -138,18 +141,24 @@ class _Table:
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
-    def add(self, route: str, measure: str, values: Sequence[float], note: str = "") -> None:
-        row = Row(TABLE, f"fencepost, {route}", measure, tuple(values), note=note)
+    def add(self, route: str, measure: str, values: Sequence[float], note: str = "", goal: Goal | None = None) -> None:
+        row = Row(TABLE, f"fencepost, {route}", measure, tuple(values), goal, note)
         self.rows.append(row)
         print(f"{row.route:55} {measure:25} {row} {note}", flush=True)
 
-    def costs(self, found: dict[str, list[float]]) -> None:
-        """The first is the smallest; ratios are made within each repetition."""
+    def costs(self, loads: dict[str, tuple[ProxyProcess, Callable[[], int]]]) -> None:
+        """Each load in turn, again and again. The first is the smallest; ratios are made within each turn."""
+        found: dict[str, list[float]] = {route: [] for route in loads}
+        for turn in range(_TURNS + 1):
+            for route, (proxy, load) in loads.items():
+                cost = cost_us(proxy, load)
+                if turn:  # the first warms up
+                    found[route].append(cost)
         smallest = next(iter(found.values()))
         for route, values in found.items():
             self.add(route, COST, values)
             if values is not smallest:
-                self.add(route, OF_SMALLEST, [a / b for a, b in zip(values, smallest, strict=True)])
+                self.add(route, OF_SMALLEST, [a / b for a, b in zip(values, smallest, strict=True)], goal=_FLAT)
 
 
 # --- connections ------------------------------------------------------------------------------------------------------
@@ -180,29 +189,31 @@ def connections(stack: ExitStack, scale: float) -> list[Row]:
     table.add("1 connection", UPKEEP, [upkeep_ms(small)])
     table.add(f"{many:,} idle connections", UPKEEP, [upkeep_ms(large)])
 
-    def alone(client: Client, count: int) -> Callable[[], int]:
-        def load() -> int:
-            for _ in range(count):
-                client.ask(frame)
-            return count
-
-        return load
+    everybody = itertools.cycle(crowd)
 
     def in_turn() -> int:
-        for client in crowd:
+        for client in itertools.islice(everybody, _TURN_REQUESTS):
             client.ask(frame)
-        return len(crowd)
+        return _TURN_REQUESTS
 
-    found: dict[str, list[float]] = {"1 connection": [], f"1 of {many:,} connections": [], f"{many:,} in turn": []}
-    loads = [(small, alone(one, many // 2)), (large, alone(crowd[0], many // 2)), (large, in_turn)]
-    for proxy, load in loads:
-        cost_us(proxy, load)
-    for _ in range(_REPEATS):
-        for values, (proxy, load) in zip(found.values(), loads, strict=True):
-            values.append(cost_us(proxy, load))
-    table.costs(found)
+    table.costs(
+        {
+            "1 connection": (small, _again_and_again(one, frame)),
+            f"1 of {many:,} connections": (large, _again_and_again(crowd[0], frame)),
+            f"{many:,} connections in turn": (large, in_turn),
+        }
+    )
     table.add(f"{many:,} connections that have worked", KB_EACH, [(rss_kb(large.pid) - empty_kb) / many])
     return table.rows
+
+
+def _again_and_again(client: Client, frame: bytes) -> Callable[[], int]:
+    def load() -> int:
+        for _ in range(_TURN_REQUESTS):
+            client.ask(frame)
+        return _TURN_REQUESTS
+
+    return load
 
 
 # --- guarded partitions -----------------------------------------------------------------------------------------------
@@ -224,34 +235,38 @@ def partitions(stack: ExitStack, scale: float) -> list[Row]:
         client = clients[proxy] = Client(proxy.bootstrap)
         stack.callback(client.close)
         client.greet("required-one")
-    ends = itertools.count(0)
+    each_once = itertools.cycle(enumerate(spread))
+    rounds = [0] * many
 
-    def one() -> int:
-        count = max(500, many // 4)
-        frames = [produce_frame("required-one", 0, expected=next(ends)) for _ in range(count)]
-        return _ask_all(clients[small], frames)
+    def in_turn(count: int = _TURN_REQUESTS) -> int:
+        frames = []
+        for index, (name, partition) in itertools.islice(each_once, count):
+            frames.append(produce_frame(name, partition, expected=rounds[index]))
+            rounds[index] += 1
+        return _ask_all(clients[large], frames)
 
-    rounds = itertools.count(0)
-
-    def each() -> int:
-        expected = next(rounds)
-        return _ask_all(clients[large], (produce_frame(name, index, expected=expected) for name, index in spread))
-
+    one = _appends(clients[small])
     empty_kb = rss_kb(large.pid)
     cost_us(small, one)
-    first = cost_us(large, each)
+    first = cost_us(large, lambda: in_turn(many))
     table.add(f"first append to each of {many:,} guarded partitions", COST, [first], "their log ends are read")
-    cost_us(large, each)
+    cost_us(large, lambda: in_turn(many))
     table.add(f"{many:,} guarded partitions", KB_EACH, [(rss_kb(large.pid) - empty_kb) / many])
     table.add("1 guarded partition", UPKEEP, [upkeep_ms(small)])
     table.add(f"{many:,} guarded partitions", UPKEEP, [upkeep_ms(large)])
-    found: dict[str, list[float]] = {"1 guarded partition": [], f"{many:,} guarded partitions in turn": []}
-    for _ in range(_REPEATS):
-        for values, (proxy, load) in zip(found.values(), ((small, one), (large, each)), strict=True):
-            values.append(cost_us(proxy, load))
-    table.costs(found)
-    table.add(f"{many:,} guarded partitions, seven appends each", KB_EACH, [(rss_kb(large.pid) - empty_kb) / many])
+    table.costs({"1 guarded partition": (small, one), f"{many:,} guarded partitions in turn": (large, in_turn)})
     return table.rows
+
+
+def _appends(client: Client) -> Callable[[], int]:
+    """To one guarded partition, each behind the last."""
+    ends = itertools.count(0)
+
+    def load() -> int:
+        frames = [produce_frame("required-one", 0, expected=next(ends)) for _ in range(_TURN_REQUESTS)]
+        return _ask_all(client, frames)
+
+    return load
 
 
 def _ask_all(client: Client, frames: Iterator[bytes] | Sequence[bytes]) -> int:
@@ -271,54 +286,34 @@ def brokers(stack: ExitStack, scale: float) -> list[Row]:
     table = _Table()
     sizes = [1, 10, max(20, int(100 * scale))]
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-    count = int(1_000 * max(scale, 0.2))
-    found: dict[str, dict[int, list[float]]] = {"unguarded": {}, "guarded": {}}
-    loads: dict[str, dict[int, tuple[ProxyProcess, Callable[[], int]]]] = {"unguarded": {}, "guarded": {}}
+    loads: dict[int, tuple[ProxyProcess, Client]] = {}
     memory: dict[int, int] = {}
     for size in sizes:
-        kafka = stack.enter_context(
-            FakeClusterProcess(brokers=size, topics={"open": size, "required-one": 1, "required-all": size}, kept_max=8)
-        )
+        topics = {"open": size, "required-one": 1, "required-all": size}
+        kafka = stack.enter_context(FakeClusterProcess(brokers=size, topics=topics, kept_max=8))
         proxy = stack.enter_context(ProxyProcess(kafka.bootstrap, directory, config=_CONFIG))
         client = Client(proxy.bootstrap)
         stack.callback(client.close)
         client.greet("open")
+        loads[size] = proxy, client
         memory[size] = rss_kb(proxy.pid)
         table.add(_brokers(size), IDLE_MB, [memory[size] / 1024])
-        loads["unguarded"][size] = proxy, _unguarded(client, count)
-        loads["guarded"][size] = proxy, _guarded(client, count)
     table.add(_brokers(sizes[-1]), KB_EACH, [(memory[sizes[-1]] - memory[1]) / (sizes[-1] - 1)])
     for size in sizes:
-        table.add(_brokers(size), UPKEEP, [upkeep_ms(loads["guarded"][size][0])])
-    for kind, of_kind in loads.items():
-        for proxy, load in of_kind.values():
-            cost_us(proxy, load)
-        found[kind] = {size: [] for size in sizes}
-        for _ in range(_REPEATS):
-            for size, (proxy, load) in of_kind.items():
-                found[kind][size].append(cost_us(proxy, load))
-        table.costs({f"{_brokers(size)}, {kind}": values for size, values in found[kind].items()})
+        table.add(_brokers(size), UPKEEP, [upkeep_ms(loads[size][0])])
+    frame = produce_frame("open", 0)
+    table.costs(
+        {
+            f"{_brokers(size)}, unguarded": (proxy, _again_and_again(client, frame))
+            for size, (proxy, client) in loads.items()
+        }
+    )
+    table.costs({f"{_brokers(size)}, guarded": (proxy, _appends(client)) for size, (proxy, client) in loads.items()})
     return table.rows
 
 
 def _brokers(size: int) -> str:
     return f"{size} broker{'s' if size > 1 else ''}"
-
-
-def _unguarded(client: Client, count: int) -> Callable[[], int]:
-    frame = produce_frame("open", 0)
-
-    def load() -> int:
-        for _ in range(count):
-            client.ask(frame)
-        return count
-
-    return load
-
-
-def _guarded(client: Client, count: int) -> Callable[[], int]:
-    ends = itertools.count(0)
-    return lambda: _ask_all(client, [produce_frame("required-one", 0, expected=next(ends)) for _ in range(count)])
 
 
 # --- the run ----------------------------------------------------------------------------------------------------------
@@ -330,16 +325,16 @@ _PARTS: Final[dict[str, Callable[[ExitStack, float], list[Row]]]] = {
 }
 
 
-def rows(run: Any = None, *, quick: bool = False, only: str | None = None) -> list[Row]:
-    """Every row of the table. `run` is not needed: this brings its own Kafka."""
+def rows(run: Any = None, *, quick: bool = False, only: str | None = None, scale: float | None = None) -> list[Row]:
+    """Every row of the table. Of `run` only its plan is looked at: this brings its own Kafka."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    quick = quick or bool(getattr(run, "quick", False))
+    quick = quick or bool(run is not None and run.plan.quick)
     found = []
     for name, part in _PARTS.items():
         if only in (None, name):
             with ExitStack() as stack:
-                found += part(stack, 0.1 if quick else 1.0)
+                found += part(stack, scale or (0.1 if quick else 1.0))
     return found
 
 

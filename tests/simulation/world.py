@@ -883,7 +883,7 @@ def _without_records(batch: LogBatch) -> LogBatch:
     struct.pack_into(">i", data, 8, 61 - 12)
     struct.pack_into(">i", data, 57, 0)
     struct.pack_into(">I", data, 17, crc32c.crc32c(bytes(data[21:])))
-    return replace(batch, data=bytes(data), header=replace(batch.header, record_count=0))
+    return replace(batch, data=bytes(data), header=batch.header._replace(record_count=0))
 
 
 class World:

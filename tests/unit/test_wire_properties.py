@@ -30,6 +30,7 @@ from kio.serial import readers, writers
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
 from fencepost_proxy.types import NO_TOPIC_ID
 from fencepost_proxy.wire import primitives as p
+from fencepost_proxy.wire import produce
 from fencepost_proxy.wire.api_versions import restrict_api_versions
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE
 from fencepost_proxy.wire.batch import (
@@ -234,6 +235,26 @@ def test_a_produce_request_is_peeked_at_and_parsed_or_refused_wherever_it_is_cut
             with pytest.raises(ClientProtocolError):
                 parse_produce_request(frame[:length])
     assert known
+
+
+@some
+@given(plain_requests(), st.integers(0, 10))
+def test_what_is_peeked_in_one_step_is_what_is_read_field_by_field(request: ProduceRequest, more: int) -> None:
+    frame = _frame(request)
+
+    def peeked(length: int, frame_bytes: int) -> object:
+        try:
+            peek = peek_produce(frame[:length], frame_bytes)
+            return peek and (peek, peek.end)
+        except ClientProtocolError as error:
+            return str(error)
+
+    # The frame may say that it is shorter than what came, or longer.
+    sizes = [(length, size) for length in range(len(frame) + 1) for size in {length, len(frame), len(frame) + more}]
+    with pytest.MonkeyPatch.context() as patch:
+        in_one_step = [peeked(*each) for each in sizes]
+        patch.setattr(produce, "_peek_usual", lambda *_, **__: None)
+        assert [peeked(*each) for each in sizes] == in_one_step
 
 
 @some

@@ -1,0 +1,36 @@
+"""The benchmark of growth runs and tells what it promises; how large the figures are is nobody's business here."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import growth
+from benchmarks.growth import COST, KB_EACH, OF_SMALLEST, UPKEEP
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "_UPKEEP_SECONDS", 0.05)
+    monkeypatch.setattr(growth, "_TURNS", 2)
+    monkeypatch.setattr(growth, "_TURN_REQUESTS", 10)
+
+
+@pytest.mark.parametrize("only", ["connections", "partitions"])
+def test_each_dimension_tells_cost_upkeep_and_memory(only: str) -> None:
+    found = growth.rows(quick=True, only=only, scale=0.01)
+
+    assert {COST, OF_SMALLEST, UPKEEP, KB_EACH} <= {row.measure for row in found}
+    costs = [row for row in found if row.measure == COST and len(row.values) == 2]
+    assert len(costs) >= 2
+    assert all(value > 0 for row in costs for value in row.values)
+
+
+def test_a_refused_append_ends_the_measurement() -> None:
+    with growth.FakeClusterProcess(topics={"open": 1}) as kafka:
+        client = growth.Client(kafka.bootstrap)
+        try:
+            answer = client.ask(growth.produce_frame("no-such-topic", 0))
+            with pytest.raises(AssertionError, match="Produce answered 3"):
+                growth.check(answer, "append 1")
+        finally:
+            client.close()
