@@ -7,6 +7,9 @@ PYTHON ?= $(shell for each in python3 python3.14 python3.13 python3.12 python3.1
 	command -v $$each >/dev/null 2>&1 && $$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& { echo $$each; break; }; done)
 PYTEST := $(BIN)/python -m pytest
+# Test processes at once: one more than there are cores, since many tests wait. Each has Kafkas of its own, of up to 3 GB.
+WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 5 ? cores + 1 : 6)))
+ALL_AT_ONCE := -n $(WORKERS)
 KAFKA_VERSIONS_OLDER := 4.0.2 3.9.2
 
 .DEFAULT_GOAL := help
@@ -22,14 +25,14 @@ help:  ## this list
 demo: $(VENV)/.installed-run  ## see it work: real Kafka, the proxy, a Spark bulk load that is killed half way
 	@$(BIN)/fencepost demo
 
-test: lint jars  ## lint, then every test, real Kafka and Spark included, with coverage
-	@$(PYTEST) -m "not soak" --cov --cov-report=term:skip-covered
+test: lint jars  ## lint, then every test, real Kafka and Spark included, with coverage; WORKERS=3 processes at once
+	@$(PYTEST) $(ALL_AT_ONCE) -m "not soak" --cov --cov-report=term:skip-covered
 
 test-fast: $(VENV)/.installed-all  ## only the tests that need no Kafka, Spark or Docker
-	@$(PYTEST) -m "not kafka and not spark and not docker and not soak"
+	@$(PYTEST) $(ALL_AT_ONCE) -m "not kafka and not spark and not docker and not soak"
 
 test-kafka: jars  ## only the tests against real Kafka
-	@$(PYTEST) -m "kafka and not soak"
+	@$(PYTEST) $(ALL_AT_ONCE) -m "kafka and not soak"
 
 SEEDS ?= 20000
 simulate: $(VENV)/.installed-all  ## SEEDS=20000 runs of the proxy among modelled brokers, clients and faults
@@ -52,7 +55,7 @@ bench: jars  ## all routes to Kafka measured in one run; BENCH="--quick --only '
 
 test-brokers: jars  ## the core tests on older Kafka releases
 	@set -e; for version in $(KAFKA_VERSIONS_OLDER); do \
-		echo "Kafka $$version"; FENCEPOST_KAFKA=$$version $(PYTEST) -m brokers; done
+		echo "Kafka $$version"; FENCEPOST_KAFKA=$$version $(PYTEST) $(ALL_AT_ONCE) -m "brokers and not soak"; done
 
 lint: $(VENV)/.installed-all  ## ruff, mypy, import layers
 	@$(BIN)/ruff check

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import fnmatch
 import importlib.util
@@ -134,7 +135,9 @@ def _measure(plan: Plan, chosen: list[str], peers: list[routes.Peer], options: a
                 continue
             started = time.monotonic()
             try:
-                rows += workload(run)
+                # The result alone goes to standard output.
+                with contextlib.redirect_stdout(sys.stderr):
+                    rows += workload(run)
             except Exception as error:  # the others go on, and the result says it
                 failures.append(f"{name}: {str(error).partition(chr(10))[0]}")
                 traceback.print_exc()

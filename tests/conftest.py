@@ -3,12 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+from fencepost_proxy.dev import cluster as clusters
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support import kafka as support
+from tests.support import workers
+from tests.support.ports import own_ports
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+
+clusters.FREE_PORTS = own_ports()
+# Whatever else the machine does meanwhile.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.load_profile("busy")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return workers.ByFile(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=workers.longest_first)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Saying(config))
+
+
+class _Saying:
+    """Prints what tests say, in the process that has the terminal."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._plugins = config.pluginmanager
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._plugins.get_plugin("terminalreporter")
+        if terminal is None:
+            return
+        if report.failed:
+            terminal.write_line(f"FAILED {report.nodeid} ({report.when})")  # which, long before the end says why
+        if report.when == "teardown":
+            for name, value in report.user_properties:
+                if name == "said":
+                    terminal.write_line(f"    {value}")
+
+
+@pytest.fixture
+def say(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Prints a line although the test passes, whichever process it runs in."""
+    return lambda text: request.node.user_properties.append(("said", text))
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -42,14 +42,3 @@ def stage3(shared_stage3: Stage3) -> Iterator[Stage3]:
     """Three brokers to kill, stop and cut off, and two proxies in front of them: mended after each test."""
     yield shared_stage3
     shared_stage3.mend()
-
-
-@pytest.fixture
-def say(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
-    """Prints although the test passes."""
-
-    def print_it(text: str) -> None:
-        with capsys.disabled():
-            print(f"\n    {text}", end="")
-
-    return print_it

@@ -120,7 +120,7 @@ class Neighbour(threading.Thread):
 
     def run(self) -> None:
         try:
-            with RawConnection(self._address, 5.0) as connection:
+            with RawConnection(self._address, 60.0) as connection:
                 while not self._stop_it.is_set():
                     assert connection.ask(METADATA, 9, {"Topics": [{"Name": self._topic}]})["Brokers"]
                     response = connection.ask(PRODUCE, 9, _produce(self._topic, b"mine"))

@@ -25,6 +25,7 @@ from tests.support import clients
 from tests.support.clients import LIBRARIES
 from tests.support.framepipe import Cut, FramePipe
 from tests.support.kafka import running_kafka
+from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, Logged, batch, read_batches, until
 from tests.support.senders import (
@@ -93,7 +94,7 @@ class Stage:
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     with ExitStack() as stack:
         upstream = stack.enter_context(FramePipe())
-        port = _free_port()
+        port = free_port()
         kafka = stack.enter_context(
             running_kafka(
                 1,
@@ -119,11 +120,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
 def java() -> Iterator[JavaProducers]:
     with JavaProducers() as process:
         yield process
-
-
-def _free_port() -> int:
-    with FramePipe() as nobody:
-        return nobody.port
 
 
 def _append(stage: Stage, topic: str, value: bytes, *, expected: int) -> None:

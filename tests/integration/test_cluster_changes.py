@@ -20,10 +20,11 @@ import kafka as kafka_python
 import pytest
 from kafka.admin import NewTopic
 
-from fencepost_proxy.dev.cluster import KafkaCluster, _free_ports
+from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.types import Address
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
+from tests.support.ports import free_port, free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
 
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers, pytest.mark.timeout(240)]
@@ -172,16 +173,11 @@ def test_a_broker_that_moved_is_found_behind_its_old_listener(
 def move(cluster: KafkaCluster, node_id: int) -> Address:
     """Another port for a broker that is down."""
     old = cluster.address(node_id)
-    (new_port,) = _free_port()
+    new_port = free_port()
     file = cluster.data / f"node-{node_id}" / "server.properties"
     file.write_text(file.read_text().replace(f"PLAINTEXT://{old}", f"PLAINTEXT://{old.host}:{new_port}"))
     cluster._ports[node_id]["PLAINTEXT"] = new_port
     return cluster.address(node_id)
-
-
-def _free_port() -> list[int]:
-    """As the clusters choose theirs."""
-    return _free_ports(1, set())
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -208,7 +204,7 @@ def test_a_new_broker_gets_a_listener(cluster: KafkaCluster, proxy: ProxyProcess
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_proxy_may_be_started_before_its_kafka(tmp_path: Path) -> None:
     """Clients of a proxy without a Kafka wait in the kernel's queue or are sent away; then all is well."""
-    port, listen = (_free_port()[0] for _ in range(2))
+    port, listen = free_port(), free_ports_in_a_row(7)
     with (tmp_path / "proxy.log").open("w") as log:
         process = subprocess.Popen(
             [

@@ -9,10 +9,8 @@ from __future__ import annotations
 import csv
 import json
 import os
-import random
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -28,8 +26,8 @@ from kafka.admin import NewTopic
 
 from fencepost.errors import OffsetMismatch
 from fencepost.kafka_python import ConditionalProducer
-from fencepost_proxy.dev.cluster import FREE_PORTS
 from tests.support.clients import create_topic, log_end, read_all
+from tests.support.ports import free_port, free_ports_in_a_row
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
@@ -100,9 +98,9 @@ class Stack:
 
     def __init__(self, command: list[str], data: Path) -> None:
         self._command = [*command, "-f", str(ROOT / "docker-compose.yml"), "-p", f"fencepost-test-{os.getpid()}"]
-        port = _free_ports(3)  # the last one is broker 1's
+        port = free_ports_in_a_row(3)  # the last one is broker 1's
         self.bootstrap = f"{HOST}:{port}"
-        self.status_port = _free_ports(1)
+        self.status_port = free_port()
         self._environment = {
             "FENCEPOST_PORT": str(port),
             "FENCEPOST_BROKER_PORT": str(port + 2),
@@ -139,19 +137,6 @@ class Stack:
 
     def spark(self, *arguments: str) -> str:
         return self.compose("run", "--rm", "-T", "spark", *arguments)
-
-
-def _free_ports(count: int) -> int:
-    """The first of so many in a row."""
-    while True:
-        port = random.choice(FREE_PORTS[:-count])
-        try:
-            for each in range(port, port + count):
-                with socket.socket() as probe:
-                    probe.bind((HOST, each))
-        except OSError:
-            continue
-        return port
 
 
 @pytest.fixture(scope="module")

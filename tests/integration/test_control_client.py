@@ -313,7 +313,7 @@ def test_what_is_not_replicated_yet_is_in_the_log_end_but_cannot_be_read(kafka3:
         async def replicated() -> bool:
             return await client.high_watermark(tp) == 2
 
-        await until(replicated, seconds=20)
+        await until(replicated)
         assert values_of(await client.read_batch(tp, Offset(1))) == [b"b"]
 
     with_client(kafka3, story)
@@ -443,7 +443,7 @@ def test_a_broker_that_dies_and_comes_back_is_found_again(kafka3: KafkaCluster) 
                 await client.log_end(tp, timeout_seconds=0.3)
         finally:
             await asyncio.to_thread(kafka3.restart, node_id)
-        assert (await client.log_end(tp, timeout_seconds=20)).offset == 1
+        assert (await client.log_end(tp, timeout_seconds=60)).offset == 1
         assert (await client.produce(tp, batch(b"b"), timeout_ms=5_000)).base_offset == 1
 
     with_client(kafka3, story)

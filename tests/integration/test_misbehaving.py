@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -193,7 +193,7 @@ def _tries(again: Counter[int | None]) -> str:
 
 
 def test_one_good_client_beside_a_thousand_others(
-    kafka: KafkaCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], unique_topic: type[str]
+    kafka: KafkaCluster, tmp_path: Path, say: Callable[[str], None], unique_topic: type[str]
 ) -> None:
     if allow_open_files(FILES) < FILES:
         pytest.skip(f"needs {FILES} open files; raise the hard limit (ulimit -Hn)")
@@ -228,15 +228,14 @@ def test_one_good_client_beside_a_thousand_others(
         good.close()
         log = proxy.log
 
-    with capsys.disabled():
-        print(f"\none good client beside {sum(KINDS.values())} that misbehave (seed {SEED}):")
-        print(f"  alone:  {_milliseconds(alone)} ({len(alone)} appends, tried again {_tries(again_alone)})")
-        print(f"  beside: {_milliseconds(beside)} ({len(beside)} appends, tried again {_tries(good.again)})")
-        print(
-            f"  proxy: RSS {rss_before / 1e6:.0f} MB before, {watch.rss_bytes_max / 1e6:.0f} MB at most, "
-            f"{rss_after / 1e6:.0f} MB after; sockets {sockets_before} before, {watch.sockets_max} at most"
-        )
-        print(f"  they came {sum(came.values())} times: {', '.join(f'{kind} {n}' for kind, n in sorted(came.items()))}")
+    say(
+        f"one good client beside {sum(KINDS.values())} that misbehave (seed {SEED}):\n"
+        f"  alone:  {_milliseconds(alone)} ({len(alone)} appends, tried again {_tries(again_alone)})\n"
+        f"  beside: {_milliseconds(beside)} ({len(beside)} appends, tried again {_tries(good.again)})\n"
+        f"  proxy: RSS {rss_before / 1e6:.0f} MB before, {watch.rss_bytes_max / 1e6:.0f} MB at most, "
+        f"{rss_after / 1e6:.0f} MB after; sockets {sockets_before} before, {watch.sockets_max} at most\n"
+        f"  they came {sum(came.values())} times: {', '.join(f'{kind} {n}' for kind, n in sorted(came.items()))}"
+    )
     assert [value for _, value in read_all(kafka.bootstrap, mine)] == good.appended
     assert [offset for offset, _ in read_all(kafka.bootstrap, mine)] == list(range(len(good.appended)))
     assert set(came) == set(KINDS)

@@ -18,14 +18,9 @@ import pytest
 from confluent_kafka import Producer
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.kafka
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
 
 
 @contextmanager
@@ -98,7 +93,7 @@ def test_while_it_waits_for_kafka_it_says_so_and_can_be_stopped() -> None:
         assert get(status, "/readyz")[0] == 503
 
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
         assert process.returncode == 0
 
 
@@ -116,7 +111,7 @@ def test_a_second_signal_ends_it_at_once(kafka: KafkaCluster) -> None:
                 time.sleep(0.5)
                 assert process.poll() is None, "it must wait for the answer under way"
                 process.send_signal(signal.SIGTERM)
-                _, err = process.communicate(timeout=2)
+                _, err = process.communicate(timeout=8)  # a drain may take 10
                 assert process.returncode == 1
                 assert "asked twice to stop" in err
         finally:

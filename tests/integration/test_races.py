@@ -19,6 +19,7 @@ import pytest
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.forwarder import Forwarder
 from tests.support.kafka import running_kafka
+from tests.support.ports import free_port
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
 from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, Record, batch, produce_request, until
 
@@ -379,7 +380,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
     """Both proxies start cold, and at once: neither finds a state topic or a producer id."""
     with ExitStack() as stack:
         wire = stack.enter_context(Forwarder())
-        port = _free_port()
+        port = free_port()
         advertised = f"PLAINTEXT://127.0.0.1:{port},WIRE://{wire.address}"
         kafka = stack.enter_context(
             running_kafka(
@@ -398,11 +399,6 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
             stack.enter_context(each)
         p1, p2, n1, n2 = started
         yield Stage(kafka, wire, Log(kafka.bootstrap), (p1, p2), (n1, n2))
-
-
-def _free_port() -> int:
-    with Forwarder() as nobody:
-        return nobody.port
 
 
 def test_proxies_that_start_at_once_stamp_alike(stage: Stage, unique_topic: Callable[..., str]) -> None:

@@ -258,7 +258,10 @@ def test_what_a_dead_proxy_left_on_its_way_shifts_an_append_on_a_true_topic_and_
     assert (answer.message or "").startswith("OFFSET_VIOLATION")
     assert f"appended_at={end + 1}" in (answer.message or "")
     assert offsets(stage3.log.batches(topic))[c] == end + 1
-    assert any("OFFSET_VIOLATION" in line and topic in line for line in living.log.splitlines())
+    until(
+        lambda: any("OFFSET_VIOLATION" in line and topic in line for line in living.log.splitlines()),
+        "the log line: it names the other writer, who is looked up first",
+    )
     stage3.mend()
     for proxy in stage3.proxies:
         append_at_the_end(stage3.log, proxy, topic, "after", ledger)

@@ -11,7 +11,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -29,8 +28,9 @@ from aiokafka.errors import PolicyViolationError
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.partitioner import murmur2
 
-from fencepost_proxy.dev.cluster import FREE_PORTS, KafkaCluster
+from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.jars import fetch
+from tests.support.ports import free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
 
 pytestmark = [
@@ -435,16 +435,6 @@ def test_bulk_load_stops_where_another_writer_interferes_and_goes_on_if_told_to(
     assert_each_row_once(kafka, topic, rows, others=1)
 
 
-def free_ports() -> int:
-    """A bootstrap port whose successors, for the brokers 0 to 2, are free too: a restarted proxy needs them again."""
-    while True:
-        port = random.choice(FREE_PORTS)
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            for each in range(port, port + 4):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", each))
-            return port
-
-
 def session_of(leader: int) -> dict[int, tuple[int, str]]:
     """Parent and name of each living process of a session."""
     found = {}
@@ -469,7 +459,7 @@ def test_bulk_load_survives_kills_of_driver_worker_and_proxy(
     output = tmp_path / "load.log"
     conf = [word for name, value in SPARK_SETTINGS.items() for word in ("--conf", f"{name}={value}")]
 
-    with ProxyProcess(kafka.bootstrap, tmp_path, config=CONFIG, port=free_ports()) as proxy:
+    with ProxyProcess(kafka.bootstrap, tmp_path, config=CONFIG, port=free_ports_in_a_row(4)) as proxy:
         # Two tasks at once, each tried up to four times.
         command = [str(home / "bin/spark-submit"), "--master", "local[2,4]", *conf, str(JOBS / "bulk_load.py")]
         command += ["--input", str(tmp_path / "rows.csv"), "--bootstrap", proxy.bootstrap, "--topic", topic]

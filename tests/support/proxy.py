@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tests.support.ports import free_ports_in_a_row
+
 #: A config that guards topics by the beginning of their names.
 GUARDED_BY_NAME = """
 config_lease_seconds = 1.0
@@ -32,7 +34,9 @@ config_lease_seconds = 1.0
 "expected.offsets.carrier" = "base"
 """
 
-_READY_SECONDS = 30.0
+#: The bootstrap listener's; and 1 + node id above it, each broker's.
+_PORTS = 7
+_READY_SECONDS = 60.0
 _STOP_SECONDS = 20.0
 
 
@@ -47,8 +51,8 @@ class ProxyProcess:
     """Starts on construction; `bootstrap` is there once clients can connect.
 
     `config` is TOML text. Where it does not say otherwise, a takeover is waited for briefly: many proxies share a Kafka
-    here, and are killed. `port` 0 takes a free one; `restart` keeps the port that was given or found. `log` has all
-    that it wrote to stderr.
+    here, and are killed. Without a `port` it takes free ones for itself and the first brokers; `restart` keeps them.
+    `log` has all that it wrote to stderr.
     """
 
     def __init__(
@@ -57,7 +61,8 @@ class ProxyProcess:
         self.upstream = upstream
         self.directory = directory
         self.config = config
-        self.port = port
+        # Chosen here: no outgoing connection may take one while the proxy is down for a restart.
+        self.port = port or free_ports_in_a_row(_PORTS)
         self.arguments = arguments
         self.bootstrap = ""
         self._log_path = directory / f"proxy-{time.monotonic_ns()}.log"

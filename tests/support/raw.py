@@ -210,7 +210,7 @@ Batches = Mapping[str, Mapping[int, bytes]]
 class Connection:
     """To one address. `send…` and `receive…` may be mixed freely: answers come in the order of requests."""
 
-    def __init__(self, address: str, *, timeout_seconds: float = 20.0) -> None:
+    def __init__(self, address: str, *, timeout_seconds: float = 60.0) -> None:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)), timeout_seconds)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -541,7 +541,7 @@ def until(
     look: Callable[[], Any],
     what: str,
     *,
-    within_seconds: float = 15.0,
+    within_seconds: float = 60.0,
     is_there: Callable[[Any], bool] = bool,
     pause_seconds: float = 0.05,
 ) -> Any:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import random
-import socket
 import subprocess
 import threading
 from collections.abc import Iterator, Mapping
@@ -26,9 +24,9 @@ from kafka import KafkaProducer
 import fencepost.aiokafka
 import fencepost.confluent
 import fencepost.kafka_python
-from fencepost_proxy.dev.cluster import FREE_PORTS
 from fencepost_proxy.dev.tools import compile_java, java_command
 from tests.support.kafka import kafka_version
+from tests.support.ports import free_ports_in_a_row
 from tests.support.raw import Connection, until
 
 WAIT_SECONDS = 60.0
@@ -378,12 +376,7 @@ def create_topic(address: str, name: str, partitions: int = 1) -> str:
 
 def free_proxy_port() -> int:
     """A bootstrap port whose listener for broker 1 (+ 1 + broker id) is free too: a restart finds both again."""
-    for port in random.sample(FREE_PORTS, 100):
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", port))
-            two.bind(("127.0.0.1", port + 2))
-            return port
-    raise AssertionError("no free port")
+    return free_ports_in_a_row(3)
 
 
 def documented(heading: str) -> Iterator[dict[str, str]]:

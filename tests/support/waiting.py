@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 
-async def until(happened: Callable[[], Awaitable[bool] | bool], *, seconds: float = 10.0) -> None:
+async def until(happened: Callable[[], Awaitable[bool] | bool], *, seconds: float = 60.0) -> None:
     """Asks until the answer is yes. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while True:

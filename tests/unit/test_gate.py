@@ -684,7 +684,7 @@ def test_a_connection_that_breaks_after_its_answer_puts_nothing_in_doubt() -> No
 # ----------------------------------------------------------------------- rules 2 and 3: what makes Kafka forget
 
 
-@pytest.mark.parametrize("timestamp_ms", [-1, now_ms() - 13 * 3600 * 1000])
+@pytest.mark.parametrize("timestamp_ms", [-1, now_ms() - 13 * 3600 * 1000], ids=["missing", "old"])
 def test_old_or_missing_timestamps_are_refused_where_stamps_are_due(timestamp_ms: int) -> None:
     talk = warm(10)
     ticket = talk.offer(expecting(10, b"a", timestamp_ms=timestamp_ms))

@@ -1,0 +1,42 @@
+"""Ports for what tests start: nobody else's, also while who has them is down for a restart.
+
+They lie below every ephemeral range, so that no outgoing connection takes one meanwhile, and each test process has a
+part of its own (`own_ports`).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+
+from fencepost_proxy.dev import cluster
+from fencepost_proxy.dev.errors import PortTakenError
+
+_ATTEMPTS = 1000
+
+
+def own_ports() -> range:
+    """Of `cluster.FREE_PORTS`, the part of this one of pytest-xdist's workers; all of them where there are none."""
+    everything = cluster.FREE_PORTS
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if not worker.startswith("gw"):
+        return everything
+    share = len(everything) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    number = int(worker.removeprefix("gw"))
+    return everything[number * share : (number + 1) * share]
+
+
+def free_port() -> int:
+    return free_ports_in_a_row(1)
+
+
+def free_ports_in_a_row(count: int) -> int:
+    """The first of them. A port is given out once."""
+    for _ in range(_ATTEMPTS):
+        first = random.choice(cluster.FREE_PORTS[:-count])
+        row = range(first, first + count)
+        with cluster._port_lock:
+            if cluster._ports_given_out.isdisjoint(row) and all(map(cluster._is_free, row)):
+                cluster._ports_given_out.update(row)
+                return first
+    raise PortTakenError(f"no {count} free ports in a row within {cluster.FREE_PORTS}")

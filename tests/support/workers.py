@@ -1,0 +1,55 @@
+"""Several test processes at once (`make test`, pytest-xdist): which tests stay together, and what begins first.
+
+A file of integration tests stays in one process, since its tests share clusters and proxies that its fixtures start;
+each process has Kafkas of its own. Simulations share nothing: they go wherever somebody is idle.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xdist.scheduler import LoadScopeScheduling
+
+if TYPE_CHECKING:
+    import pytest
+
+#: The longest first, as measured, so that nobody is left alone with one of them at the end; then all others, and last
+#: what can be cut into small pieces.
+LONGEST = (
+    "test_spark",
+    "test_conformance",
+    "test_soak",
+    "test_races",
+    "test_embedded_kafka",
+    "test_client_retries",
+    "test_leader_changes",
+    "test_client_library",
+    "test_client_outcomes",
+    "test_restarts",
+    "test_doubts",
+    "test_bad_input",
+    "test_state_topic",
+    "test_equivalence",
+    "test_java_tools",
+    "test_demo",
+    "test_several_proxies",
+    "test_producer_state",
+    "test_contract",
+    "test_guarded_transactions",
+)
+_ALONE = "tests/simulation/"
+
+
+class ByFile(LoadScopeScheduling):
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        config.option.loadscopereorder = False  # the number of a file's tests does not tell how long they take
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if nodeid.startswith(_ALONE) else nodeid.split("::", 1)[0]
+
+
+def longest_first(item: pytest.Item) -> tuple[bool, int]:
+    """The key to sort by; files and tests keep their order otherwise."""
+    name = item.path.stem
+    return item.nodeid.startswith(_ALONE), LONGEST.index(name) if name in LONGEST else len(LONGEST)

@@ -1,0 +1,534 @@
+"""What one request costs, counted and not timed: the counts are the same on any machine, however busy it is.
+
+Each case is a canned dialogue on real sockets with the real links, switch, sessions and gates, told again and again.
+Only the event loop and Kafka are played here. Counted are, of one request:
+
+- opcodes that the interpreter executes, ours and those of the libraries in Python that are called;
+- held: the bytes that are allocated at most while one read is handled, summed over its reads. A copy of what passes
+  shows here;
+- left: the objects that hold others, and the whole kilobytes, that stay behind once it is answered. There should be
+  none (a few hundred bytes Python keeps for itself).
+
+And of a connection that is idle: the bytes that it holds, without its sockets.
+
+A budget that is exceeded by more than a tenth fails. Then look first whether a needless copy or loop is on the way.
+Where the cost is worth it, or has become smaller, `python -m tests.unit.test_cost` prints the table anew; put it in,
+and say in the commit why. Opcodes differ between Python releases: each has figures of its own; one without is skipped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import select
+import socket
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass, fields
+from itertools import islice, pairwise
+from types import CodeType, FrameType, MappingProxyType
+from typing import Any, Final, NamedTuple, Self
+
+import pytest
+
+from fencepost_policies.append import Check
+from fencepost_proxy.net.link import ClientSide, Link, UpstreamSide
+from fencepost_proxy.net.metrics import Traffic
+from fencepost_proxy.net.side import Buffers
+from fencepost_proxy.partitions import events as g
+from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.switch import ForConnection, ForControl, Switch
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import Address
+from fencepost_proxy.wire.batch import HeaderNames
+from tests.support.batches import batch, expecting
+from tests.unit.test_session import Around, Unchanged, produce, produced, request, response
+
+#: More than this above its budget fails. Opcodes do not vary at all; small changes need not touch the table.
+TOLERANCE: Final = 0.10
+#: Of Python's own making, and not the same on every run: free lists, dictionaries that grow.
+BYTES_TOLERATED: Final = MappingProxyType({"held_bytes": 512, "idle_bytes": 256})
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    opcodes: int
+    held_bytes: int
+    left_objects: int
+    left_kilobytes: int
+    idle_bytes: int
+
+
+# fmt: off
+#: By Python release: what it cost when it was measured last.
+BUDGETS: Final[dict[tuple[int, int], dict[str, Cost]]] = {
+    (3, 11): {
+        #                                                opcodes, held_bytes, left_objects, left_kilobytes, idle_bytes
+        "Heartbeat, relayed":                            Cost(    659,    1746,       0,       0,    2078),
+        "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(   8322,    2928,       0,       0,    2260),
+        "Produce, unguarded, 1 KB":                      Cost(    696,    1761,       0,       0,    2277),
+        "Produce, guarded, unconditional":               Cost(  11825,    9603,       0,       0,    3127),
+        "Produce, conditional by header":                Cost(  12515,    9622,       0,       0,    3160),
+        "Produce, conditional by base offset":           Cost(  11821,    9666,       0,       0,    3132),
+        "Produce, conditional, 100 records":             Cost(  12533,   31020,       0,       0,    3135),
+        "Produce, conditional, 5 in flight, all five":   Cost(  65579,  129069,       0,       0,    4181),
+    },
+    (3, 12): {
+        #                                                opcodes, held_bytes, left_objects, left_kilobytes, idle_bytes
+        "Heartbeat, relayed":                            Cost(    604,    1698,       0,       0,    2078),
+        "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(   7605,    2753,       0,       0,    2229),
+        "Produce, unguarded, 1 KB":                      Cost(    639,    1698,       0,       0,    2259),
+        "Produce, guarded, unconditional":               Cost(  10838,    9668,       0,       0,    3015),
+        "Produce, conditional by header":                Cost(  11505,    9742,       0,       0,    3010),
+        "Produce, conditional by base offset":           Cost(  10830,    9613,       0,       0,    3024),
+        "Produce, conditional, 100 records":             Cost(  11522,   31160,       0,       0,    3064),
+        "Produce, conditional, 5 in flight, all five":   Cost(  60413,  126882,       0,       0,    3700),
+    },
+    (3, 13): {
+        #                                                opcodes, held_bytes, left_objects, left_kilobytes, idle_bytes
+        "Heartbeat, relayed":                            Cost(    600,    1746,       0,       0,    2078),
+        "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(   7925,    2753,       0,       0,    2078),
+        "Produce, unguarded, 1 KB":                      Cost(    634,    1746,       0,       0,    2210),
+        "Produce, guarded, unconditional":               Cost(  10749,    8799,       0,       0,    2611),
+        "Produce, conditional by header":                Cost(  11354,    8818,       0,       0,    2612),
+        "Produce, conditional by base offset":           Cost(  10737,    8799,       0,       0,    2609),
+        "Produce, conditional, 100 records":             Cost(  11372,   30291,       0,       0,    2644),
+        "Produce, conditional, 5 in flight, all five":   Cost(  59571,  120447,       0,       0,    2644),
+    },
+}
+# fmt: on
+
+# ------------------------------------------------------------------------------------------------------- the dialogues
+
+_FETCH, _HEARTBEAT = 1, 12
+#: What is sent at once, and taken from the other end before more is: any socket holds that much.
+_PIECE_BYTES = 64 * 1024
+_POLICIES = MappingProxyType(
+    {
+        "checked": TopicPolicy(Check.ON),
+        "required": TopicPolicy(Check.REQUIRED),
+        "based": TopicPolicy(Check.REQUIRED, carrier_base=True),
+    }
+)
+
+
+class Said(NamedTuple):
+    by_client: bool
+    data: memoryview
+
+
+#: What is said for the request of this number.
+Dialogue = Callable[[int], Sequence[Said]]
+
+
+class _Process(Around):
+    """Grants are the gates' to confirm."""
+
+    switch: Switch
+
+    def policy(self, topic: str) -> TopicPolicy | None:
+        return _POLICIES.get(topic)
+
+    def may_send(self, ticket: g.Ticket, now: float) -> bool:
+        return self.switch.may_send(ticket, now)
+
+
+class Wire(NamedTuple):
+    """The near ends are the proxy's."""
+
+    client: socket.socket
+    near_client: socket.socket
+    kafka: socket.socket
+    near_kafka: socket.socket
+
+
+class _Loop:
+    """An event loop whose turns are the test's."""
+
+    def __init__(self) -> None:
+        self.readers: dict[int, Callable[[], None]] = {}
+
+    def add_reader(self, fd: int, callback: Callable[[], None]) -> None:
+        self.readers[fd] = callback
+
+    def remove_reader(self, fd: int) -> None:
+        del self.readers[fd]
+
+    def turn(self, wire: Wire) -> None:
+        """Whoever wants to read and can, does; until nobody can."""
+        ends = (wire.near_client.fileno(), wire.near_kafka.fileno())
+        while ready := select.select([fd for fd in ends if fd in self.readers], [], [], 0)[0]:
+            for fd in ready:
+                self.readers[fd]()
+
+    def add_writer(self, fd: int, callback: Callable[[], None]) -> None:
+        raise AssertionError("so little does not fill a socket")
+
+    def call_soon(self, callback: Callable[..., None], *arguments: object) -> None:
+        raise AssertionError("no connection ends here")
+
+
+class Stage:
+    """The process between clients and one broker, whose log begins empty. Gates soon remember all they may."""
+
+    def __init__(self, connections: int = 1) -> None:
+        around = _Process(frame_bytes_max=1 << 24, free_bytes=1 << 24, newest_produce=13, in_flight_requests_max=100)
+        limits = g.GateLimits(remembered_batches_max=8)
+        self.switch = around.switch = Switch(around, Unchanged(), limits, HeaderNames())  # type: ignore[arg-type]
+        self.traffic = Traffic()
+        self.now = 100.0
+        self._loop = _Loop()
+        self._buffers = Buffers()
+        self._links: dict[int, Link] = {}
+        self._taken = bytearray(_PIECE_BYTES)
+        with socket.create_server(("127.0.0.1", 0), backlog=2 * connections) as server:
+            self._wires = [Wire(*_pair(server), *_pair(server)) for _ in range(connections)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._buffers.pipes.close()
+        for wire in self._wires:
+            for each in wire:
+                each.close()
+
+    def connect(self) -> int:
+        connection = len(self._links)
+        wire = self._wires[connection]
+        asyncio._set_running_loop(self._loop)  # type: ignore[arg-type]
+        try:
+            link = Link(
+                connection,
+                wire.near_client,
+                self,
+                self._buffers,
+                peer=Address("127.0.0.1", 1),
+                local_host="127.0.0.1",
+                node_id=None,
+            )
+        finally:
+            asyncio._set_running_loop(None)
+        self._links[connection] = link
+        link.connected(wire.near_kafka)
+        return connection
+
+    def tell(self, connection: int, said: Said) -> None:
+        wire = self._wires[connection]
+        far = wire.client if said.by_client else wire.kafka
+        for at in range(0, len(said.data), _PIECE_BYTES):
+            far.sendall(said.data[at : at + _PIECE_BYTES])
+            self._loop.turn(wire)
+            self._take(wire.client)
+            self._take(wire.kafka)
+
+    def _take(self, far: socket.socket) -> None:
+        with suppress(BlockingIOError):
+            while far.recv_into(self._taken, flags=socket.MSG_DONTWAIT):
+                pass
+
+    # ---- what a link tells the process
+
+    def link_opened(self, link: Link) -> Session:
+        return self.switch.open(link.connection, link.local_host, self.now)
+
+    def link_closed(self, link: Link) -> None:
+        raise AssertionError("no connection ends here")
+
+    def session_event(self, connection: int, event: m.Event) -> None:
+        actions = self.switch.session_event(connection, event, self.now)
+        while actions:
+            more = []
+            for action in actions:
+                if isinstance(action, ForControl):
+                    assert isinstance(action.effect, g.ReadTail), "only the first append has to look at the log"
+                    more += self.switch.gate_event(action.partition, g.TailRead(self._empty_log()), self.now)
+                else:
+                    assert isinstance(action, ForConnection), action
+                    assert not isinstance(action.command, m.CloseClient), action.command.reason
+                    self._links[action.connection].perform(action.command)
+            actions = more
+
+    def _empty_log(self) -> g.Tail:
+        return g.Tail(
+            requested_at=self.now,
+            log_end_offset=0,
+            log_start_offset=0,
+            producer_id=7000,
+            producer_state=None,
+            stamp_base=(0, 0),
+            open_transactions=frozenset(),
+            log_append_time=False,
+            expiration_seconds=86_400.0,
+            wall_minus_monotonic_seconds=time.time() - self.now,
+            transactions_as_of=self.now,
+        )
+
+
+def _pair(server: socket.socket) -> tuple[socket.socket, socket.socket]:
+    far = socket.create_connection(server.getsockname())
+    far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return far, server.accept()[0]
+
+
+def _asked(frame: bytes) -> Said:
+    return Said(True, memoryview(frame))
+
+
+def _answered(frame: bytes) -> Said:
+    return Said(False, memoryview(frame))
+
+
+def _relayed(api_key: int, version: int, answer_bytes: int) -> Dialogue:
+    said = [_asked(request(api_key, version, 1, b"q" * 60)), _answered(response(1, bytes(answer_bytes)))]
+    return lambda number: said
+
+
+def _unguarded(number: int) -> list[Said]:
+    ask = produce(("plain", 0, batch(b"v" * 1000)), correlation=number, acks=-1)
+    return [_asked(ask), _answered(produced(("plain", 0, 0, number), correlation=number))]
+
+
+def _guarded(topic: str, make: Callable[[int], memoryview], *, records: int = 1, together: int = 1) -> Dialogue:
+    """Appends that are accepted, one behind the other; `together` of them are sent before the first is answered."""
+
+    def ask(number: int) -> Said:
+        return _asked(produce((topic, 0, make(number * records)), correlation=number, acks=-1, timeout_ms=30_000))
+
+    def answer(number: int) -> Said:
+        return _answered(produced((topic, 0, 0, number * records), correlation=number, version=13, by_id=True))
+
+    def said(number: int) -> list[Said]:
+        numbers = range(number * together, (number + 1) * together)
+        return [*map(ask, numbers), *map(answer, numbers)]
+
+    return said
+
+
+def _of_idempotent_client(offset: int) -> memoryview:
+    return expecting(offset, b"v" * 100, producer=(4000, 0, offset))
+
+
+_IN_FLIGHT = 5
+CASES: Final[dict[str, Dialogue]] = {
+    "Heartbeat, relayed": _relayed(_HEARTBEAT, 4, 20),
+    "Fetch of 1 MiB, relayed in pieces of 64 KiB": _relayed(_FETCH, 12, 16 * _PIECE_BYTES - 8),
+    "Produce, unguarded, 1 KB": _unguarded,
+    "Produce, guarded, unconditional": _guarded("checked", lambda offset: batch(b"v" * 100)),
+    "Produce, conditional by header": _guarded("required", lambda offset: expecting(offset, b"v" * 100)),
+    "Produce, conditional by base offset": _guarded("based", lambda offset: batch(b"v" * 100, base_offset=offset)),
+    "Produce, conditional, 100 records": _guarded(
+        "required", lambda offset: expecting(offset, *[b"v" * 100] * 100), records=100
+    ),
+    "Produce, conditional, 5 in flight, all five": _guarded("required", _of_idempotent_client, together=_IN_FLIGHT),
+}
+
+# ------------------------------------------------------------------------------------------------------------- counting
+
+_WARM_UP, _COUNTED, _WEIGHED = 24, 3, 8
+#: What is left is looked at so many times, after so many requests each.
+_LOOKS, _BETWEEN_LOOKS = 2, 40
+_CONNECTIONS = 20
+#: Not counted: what stands here for the process around the switch.
+_STAND_INS = frozenset({__file__, Around.policy.__code__.co_filename})
+_NOTHING_MUCH = CASES["Heartbeat, relayed"](0)
+
+Tell = Callable[[Sequence[Said]], None]
+
+
+def measure(name: str) -> Cost:
+    dialogue = CASES[name]
+    told = iter([dialogue(number) for number in range(_WARM_UP + _COUNTED + _WEIGHED + _LOOKS * _BETWEEN_LOOKS)])
+    with _undisturbed(), Stage() as stage:
+        connection = stage.connect()
+
+        def tell(said: Sequence[Said]) -> None:
+            for each in said:
+                stage.tell(connection, each)
+
+        for said in islice(told, _WARM_UP):
+            tell(said)
+        counts = {_opcodes(tell, said) for said in islice(told, _COUNTED)}
+        held = min(_held(tell, said) for said in islice(told, _WEIGHED))
+        looks = [_settled()]
+        while more := list(islice(told, _BETWEEN_LOOKS)):
+            for said in more:
+                tell(said)
+            looks.append(_settled())
+    assert stage.switch.sessions[connection].drained, "the dialogue is out of step with the code"
+    assert len(counts) == 1, f"the opcodes of one request vary: {sorted(counts)}"
+    left = [min(after[of] - before[of] for before, after in pairwise(looks)) for of in range(2)]
+    left_objects, left_bytes = (max(0, each) // _BETWEEN_LOOKS for each in left)
+    return Cost(min(counts), held, left_objects, left_bytes // 1024, _idle_bytes(dialogue))
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Nobody else counts meanwhile (coverage's tracer would be counted too), or collects; allocations are watched."""
+    tracer, collecting = sys.gettrace(), gc.isenabled()
+    sys.settrace(None)
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+        if collecting:
+            gc.enable()
+        sys.settrace(tracer)
+
+
+def _opcodes(tell: Tell, said: Sequence[Said]) -> int:
+    return (_opcodes_monitored if sys.version_info >= (3, 12) else _opcodes_traced)(tell, said)
+
+
+def _opcodes_traced(tell: Tell, said: Sequence[Said]) -> int:
+    count = 0
+
+    def each_opcode(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "opcode"
+        return each_opcode
+
+    def each_call(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename in _STAND_INS:
+            return None
+        frame.f_trace_opcodes = True
+        frame.f_trace_lines = False
+        return each_opcode
+
+    sys.settrace(each_call)
+    try:
+        tell(said)
+    finally:
+        sys.settrace(None)
+    return count
+
+
+def _opcodes_monitored(tell: Tell, said: Sequence[Said]) -> int:
+    """Since Python 3.12 tracing stands on monitoring, and misses some opcodes."""
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined, unused-ignore]
+    count = 0
+
+    def each_opcode(code: CodeType, offset: int) -> None:
+        nonlocal count
+        count += code.co_filename not in _STAND_INS
+
+    tool = next(each for each in range(6) if monitoring.get_tool(each) is None)
+    monitoring.use_tool_id(tool, "cost")
+    try:
+        monitoring.register_callback(tool, monitoring.events.INSTRUCTION, each_opcode)
+        monitoring.set_events(tool, monitoring.events.INSTRUCTION)
+        tell(said)
+    finally:
+        monitoring.set_events(tool, 0)
+        monitoring.free_tool_id(tool)
+    return count
+
+
+def _held(tell: Tell, said: Sequence[Said]) -> int:
+    tell(_NOTHING_MUCH)  # what was kept of the request before is not taken for granted
+    before, held = tracemalloc.get_traced_memory()[0], 0
+    for each in said:
+        tracemalloc.reset_peak()
+        tell((each,))
+        held += tracemalloc.get_traced_memory()[1] - before
+    return held
+
+
+def _settled() -> tuple[int, int]:
+    """Objects that hold others, and bytes."""
+    gc.collect()  # empties the interpreter's free lists
+    return len(gc.get_objects()), tracemalloc.get_traced_memory()[0]
+
+
+def _idle_bytes(dialogue: Dialogue) -> int:
+    """Of a connection that is idle after this request; what its gate keeps is shared by all."""
+    told = [dialogue(number) for number in range(2 * _CONNECTIONS)]
+    with _undisturbed(), Stage(len(told)) as stage:
+
+        def come(said: Sequence[Said]) -> None:
+            connection = stage.connect()
+            for each in said:
+                stage.tell(connection, each)
+
+        for said in told[:_CONNECTIONS]:
+            come(said)
+        before = _settled()[1]
+        for said in told[_CONNECTIONS:]:
+            come(said)
+        return (_settled()[1] - before) // _CONNECTIONS
+
+
+# -------------------------------------------------------------------------------------------------------------- judging
+
+
+def too_much(cost: Cost, budget: Cost) -> list[str]:
+    found = []
+    for field in fields(Cost):
+        now, then = getattr(cost, field.name), getattr(budget, field.name)
+        if now > then * (1 + TOLERANCE) + BYTES_TOLERATED.get(field.name, 0):
+            found.append(f"{field.name} {now}, budget {then}")
+    return found
+
+
+def _budgets() -> dict[str, Cost]:
+    release = sys.version_info[:2]
+    if sys.implementation.name != "cpython" or release not in BUDGETS:
+        pytest.skip(f"no budgets for this Python {release[0]}.{release[1]}; `python -m tests.unit.test_cost` has them")
+    return BUDGETS[release]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_request_costs_no_more_than_its_budget(name: str) -> None:
+    budget = _budgets()[name]
+    found = too_much(measure(name), budget)
+    assert not found, f"{name}: {'; '.join(found)}. The head of {__name__} says what to do"
+
+
+def test_each_release_has_a_budget_for_every_case() -> None:
+    for release, budgets in BUDGETS.items():
+        assert list(budgets) == list(CASES), release
+
+
+# Each of these is done for every read, as a careless line in the product would.
+_WASTE = {
+    "opcodes": "for _ in range(100): pass",
+    "held_bytes": "copy = bytes(bytearray(data))",
+    "left_objects": "kept.append([])",
+    "left_kilobytes": "kept.append(bytes(1000))",
+    "idle_bytes": "held[id(self)] = bytes(1000)",
+}
+
+
+@pytest.mark.parametrize("what", _WASTE)
+def test_waste_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "Produce, conditional, 100 records" if what == "held_bytes" else "Heartbeat, relayed"
+    budget = measure(name)
+    assert too_much(measure(name), budget) == []
+
+    code = f"def wasteful(self, data):\n {_WASTE[what]}\n real(self, data)"
+    for side in (ClientSide, UpstreamSide):
+        names: dict[str, Any] = {"real": side._received, "kept": [], "held": {}}
+        exec(compile(code, "<waste>", "exec"), names)
+        monkeypatch.setattr(side, "_received", names["wasteful"])
+
+    assert what in " ".join(too_much(measure(name), budget))
+
+
+def table() -> str:
+    release = sys.version_info[:2]
+    lines = [f"    {release}: {{", f"        # {'':46} {', '.join(field.name for field in fields(Cost))}"]
+    for name in CASES:
+        figures = ", ".join(f"{figure:7}" for figure in astuple(measure(name)))
+        lines.append(f'        "{name}":{" " * (46 - len(name))}Cost({figures}),')
+    return "\n".join([*lines, "    },"])
+
+
+if __name__ == "__main__":
+    print(table())
