@@ -480,7 +480,7 @@ def test_records_must_be_as_many_as_the_batch_says(
     build: Callable[[Headers], memoryview], reason: str, headers: Headers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where all records are looked at. Kafka looks at all of them in any case (`test_malformed_records.py`)."""
-    monkeypatch.setattr(product, "_SEARCHED_RECORD_BYTES_MAX", 0)
+    monkeypatch.setattr(product, "_WALKED_RECORDS_MAX", 1 << 40)
     with pytest.raises(MalformedBatch, match=reason):
         _scan(build(headers))
 

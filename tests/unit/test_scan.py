@@ -114,8 +114,7 @@ def heard(records: memoryview, names: HeaderNames = NAMES) -> Said | None:
 def way(request: pytest.FixtureRequest) -> object:
     """Both ways at any size and number of the records."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(product, "_WALKED_RECORDS_MAX", 0)
-    patch.setattr(product, "_SEARCHED_RECORD_BYTES_MAX", 1 << 40 if request.param == "searched" else 0)
+    patch.setattr(product, "_WALKED_RECORDS_MAX", 0 if request.param == "searched" else 1 << 40)
     yield
     patch.undo()
 

@@ -225,7 +225,6 @@ class Gate:
     # ---- the only way in
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        self._effects = []
         match event:
             case Offered(ticket):
                 self._offered(ticket, now)
@@ -256,7 +255,9 @@ class Gate:
             case Forget():
                 self._forget()
         self._advance(now)
-        return self._effects
+        # Given away: the last batch must not stay in memory until the partition's next one.
+        effects, self._effects = self._effects, []
+        return effects
 
     # ---- the short way: an append where nothing is unusual, in two calls instead of five events
 
