@@ -33,8 +33,8 @@ PORTS = 8
 #: Below those that a Kafka of ours chooses from, which come to be used a moment later.
 _FREE_PORTS = range(10_000, FREE_PORTS.start)
 
-#: HAProxy hands bytes on and looks at none of them. One thread for each core, as by default; buffers of 64 KiB instead of
-#: 16, which took a tenth off its CPU for large answers; no splicing, which took nothing off.
+#: HAProxy hands bytes on and looks at none of them. One thread for each core, as by default; buffers of 64 KiB, not 16,
+#: which took a tenth off its CPU for large answers; no splicing, which took nothing off.
 _HAPROXY_CONFIG = """
 global
     maxconn ${connections}

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import growth
 from benchmarks.growth import COST, KB_EACH, OF_SMALLEST, UPKEEP
+from tests.support.fake_cluster import FakeClusterProcess
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +27,7 @@ def test_each_dimension_tells_cost_upkeep_and_memory(only: str) -> None:
 
 
 def test_a_refused_append_ends_the_measurement() -> None:
-    with growth.FakeClusterProcess(topics={"open": 1}) as kafka:
+    with FakeClusterProcess(topics={"open": 1}) as kafka:
         client = growth.Client(kafka.bootstrap)
         try:
             answer = client.ask(growth.produce_frame("no-such-topic", 0))
