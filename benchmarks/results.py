@@ -117,6 +117,7 @@ TABLES: Mapping[str, str] = {
     "read_committed": "read_committed consumer",
     "memory": "Memory",
     "start": "Start",
+    "growth": "Growth: cost of the largest beside the smallest",
 }
 
 OF_DIRECT = "of direct"

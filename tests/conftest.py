@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,9 @@ from tests.support import kafka as support
 from tests.support import workers
 from tests.support.ports import own_ports
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+
+#: By what coverage's `patch = subprocess` finds its way into child processes.
+_COVERAGE = "COVERAGE_PROCESS_CONFIG"
 
 clusters.FREE_PORTS = own_ports()
 # Whatever else the machine does meanwhile.
@@ -29,6 +33,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
         items.sort(key=workers.longest_first)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """`no_cover`, of pytest-cov, for the processes that the test starts too: being measured takes most of their time.
+
+    For tests of what other tests cover anyway, under many more faults and with many more clients.
+    """
+    covered = os.environ.get(_COVERAGE)
+    if item.get_closest_marker("no_cover") is not None:
+        os.environ.pop(_COVERAGE, None)
+    try:
+        return (yield)
+    finally:
+        if covered is not None:
+            os.environ[_COVERAGE] = covered
 
 
 def pytest_configure(config: pytest.Config) -> None:
