@@ -66,11 +66,11 @@ class _Saying:
         if terminal is None:
             return
         if report.failed:
-            terminal.write_line(f"FAILED {report.nodeid} ({report.when})")  # which, long before the end says why
+            terminal.write_line(f"\nFAILED {report.nodeid} ({report.when})")  # which, long before the end says why
         if report.when == "teardown":
             for name, value in report.user_properties:
                 if name == "said":
-                    terminal.write_line(f"    {value}")
+                    terminal.write_line(f"\n    {value}")
 
 
 @pytest.fixture
