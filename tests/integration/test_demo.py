@@ -45,6 +45,8 @@ def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path, numbe
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
         start_new_session=True,
+        # A shell's background jobs, these tests perhaps, ignore SIGINT, and so would all that they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no lock is taken in it
     )
     try:
         assert demo.stdout is not None
