@@ -13,7 +13,7 @@ ALL_AT_ONCE := -n $(WORKERS)
 KAFKA_VERSIONS_OLDER := 4.0.2 3.9.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-fast test-kafka test-brokers simulate fuzz mutants soak lint lock clean
+.PHONY: help demo bench test test-fast test-kafka test-long test-brokers simulate fuzz mutants soak lint lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -33,6 +33,9 @@ test-fast: $(VENV)/.installed-all  ## only the tests that need no Kafka, Spark o
 
 test-kafka: jars  ## only the tests against real Kafka
 	@$(PYTEST) $(ALL_AT_ONCE) -m "kafka and not soak"
+
+test-long: jars  ## the long forms of tests, with many rounds of each fault (marker soak): most of an hour
+	@$(PYTEST) $(ALL_AT_ONCE) -m soak
 
 SEEDS ?= 20000
 simulate: $(VENV)/.installed-all  ## SEEDS=20000 runs of the proxy among modelled brokers, clients and faults

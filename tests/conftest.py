@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +15,9 @@ from tests.support import kafka as support
 from tests.support import workers
 from tests.support.ports import own_ports
 from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+
+#: By what coverage's `patch = subprocess` finds its way into child processes.
+_COVERAGE = "COVERAGE_PROCESS_CONFIG"
 
 clusters.FREE_PORTS = own_ports()
 # Whatever else the machine does meanwhile.
@@ -31,6 +35,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=workers.longest_first)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
+    """`no_cover`, of pytest-cov, for the processes that the test starts too: being measured takes most of their time.
+
+    For tests of what other tests cover anyway, under many more faults and with many more clients.
+    """
+    covered = os.environ.get(_COVERAGE)
+    if item.get_closest_marker("no_cover") is not None:
+        os.environ.pop(_COVERAGE, None)
+    try:
+        return (yield)
+    finally:
+        if covered is not None:
+            os.environ[_COVERAGE] = covered
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Saying(config))
 
@@ -46,11 +66,11 @@ class _Saying:
         if terminal is None:
             return
         if report.failed:
-            terminal.write_line(f"FAILED {report.nodeid} ({report.when})")  # which, long before the end says why
+            terminal.write_line(f"\nFAILED {report.nodeid} ({report.when})")  # which, long before the end says why
         if report.when == "teardown":
             for name, value in report.user_properties:
                 if name == "said":
-                    terminal.write_line(f"    {value}")
+                    terminal.write_line(f"\n    {value}")
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ _SEEDS = int(os.environ.get("FENCEPOST_CONFORMANCE_SEEDS", "10"))
 each_case = pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES])
 
 
+@pytest.mark.no_cover
 @each_case
 def test_the_model(case: Case) -> None:
     for seed in range(_SEEDS):
@@ -30,6 +31,7 @@ def test_the_model(case: Case) -> None:
 
 
 @pytest.mark.kafka
+@pytest.mark.no_cover
 @each_case
 def test_real_kafka(case: Case, request: pytest.FixtureRequest) -> None:
     fixture = "one_broker_that_expires" if case.expires else "one_broker" if case.brokers == 1 else "three_brokers"

@@ -187,7 +187,7 @@ def _difference(direct: Any, proxied: Any, where: str = "") -> str:
     elif isinstance(direct, list) and isinstance(proxied, list) and len(direct) == len(proxied):
         pairs = [(f"{where}[{index}]", *both) for index, both in enumerate(zip(direct, proxied, strict=True))]
     else:
-        return f"{where} direct {direct!r:.300} proxied {proxied!r:.300}"
+        return f"{where} direct {direct!r:.1500} proxied {proxied!r:.1500}"
     return next(_difference(one, other, path) for path, one, other in pairs if one != other)
 
 

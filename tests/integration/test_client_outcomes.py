@@ -22,6 +22,7 @@ from tests.support.senders import CLIENTS, Client, JavaProducers, Seen, create_t
 
 pytestmark = [
     pytest.mark.kafka,
+    pytest.mark.no_cover,
     # kafka-python leaves the socket of a failed connection attempt to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]

@@ -41,6 +41,7 @@ from tests.support.senders import (
 
 pytestmark = [
     pytest.mark.kafka,
+    pytest.mark.no_cover,
     pytest.mark.timeout(300),
     # kafka-python leaves the socket of a failed connection attempt to the garbage collector.
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),

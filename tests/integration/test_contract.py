@@ -48,6 +48,8 @@ DAY_MS = 86_400_000
 CHECK = "check.expected.offsets"
 CARRIER = "expected.offsets.carrier"
 STATE_TOPIC = "__fencepost_state"
+#: The value of records that must not get into it.
+FORGED = b'{"forged": true}'
 
 NewTopic = Callable[..., str]
 
@@ -1042,11 +1044,10 @@ def test_the_state_topic_is_closed_to_clients(client: Connection, log: Log) -> N
     assert (asked.error_code, asked.partitions) == (TOPIC_AUTHORIZATION_FAILED, [])
     with log.connect(STATE_TOPIC) as direct:
         assert direct.metadata(STATE_TOPIC).topics[0].error_code == OK
-    end = log.end(STATE_TOPIC)
 
     for version in (3, 9, 12):
         for acks in (1, -1):
-            answer = client.append(STATE_TOPIC, batch(Record(b"{}", key=b"x")), version=version, acks=acks)
+            answer = client.append(STATE_TOPIC, batch(Record(FORGED, key=b"x")), version=version, acks=acks)
             assert answer.error_code == TOPIC_AUTHORIZATION_FAILED
     assert client.delete_topic(STATE_TOPIC) == TOPIC_AUTHORIZATION_FAILED
     for incremental in (True, False):
@@ -1070,7 +1071,7 @@ def test_the_state_topic_is_closed_to_clients(client: Connection, log: Log) -> N
     )
     fetched = client.ask(fetch, 11).responses[0].partitions[0]
     assert (fetched.error_code, bytes(fetched.records or b"")) == (TOPIC_AUTHORIZATION_FAILED, b"")
-    assert log.end(STATE_TOPIC) == end
+    assert FORGED not in log.values(STATE_TOPIC)  # its end moves meanwhile: proxies say that they are there
 
 
 @pytest.mark.parametrize("version", [9, 13])
@@ -1078,10 +1079,9 @@ def test_the_state_topic_takes_nothing_beside_other_topics_nor_silently(
     version: int, proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:
     plain = new_topic("plain")
-    end = log.end(STATE_TOPIC)
     with log.connect(STATE_TOPIC) as direct:
         ids = {topic.name: topic.topic_id for topic in direct.metadata(plain, STATE_TOPIC).topics}
-    state = batch(Record(b"{}", key=b"x"))
+    state = batch(Record(FORGED, key=b"x"))
     with Connection(proxy.bootstrap) as other:
         try:
             other.send_produce({STATE_TOPIC: {0: state}}, acks=0, version=version, topic_ids=ids)
@@ -1092,4 +1092,4 @@ def test_the_state_topic_takes_nothing_beside_other_topics_nor_silently(
         answers = client.produce({plain: {0: batch(b"x")}, STATE_TOPIC: {0: state}}, version=version)
         assert answers[STATE_TOPIC, 0].error_code == TOPIC_AUTHORIZATION_FAILED
         assert answers[plain, 0].error_code == OK
-    assert log.end(STATE_TOPIC) == end
+    assert FORGED not in log.values(STATE_TOPIC)  # its end moves meanwhile: proxies say that they are there

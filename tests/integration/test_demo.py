@@ -34,7 +34,7 @@ def processes_about(path: Path) -> list[str]:
 
 @pytest.mark.kafka
 @pytest.mark.spark
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
@@ -45,6 +45,8 @@ def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path, numbe
         text=True,
         env={**os.environ, "TMPDIR": str(tmp_path)},
         start_new_session=True,
+        # A shell's background jobs, these tests perhaps, ignore SIGINT, and so would all that they start.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no lock is taken in it
     )
     try:
         assert demo.stdout is not None
@@ -52,13 +54,13 @@ def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path, numbe
             if "PySpark, process" in line:
                 break
         # In the middle of Spark's start: a shell, then a JVM, then Python below it.
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not any("bulk_load.py" in each for each in processes_about(tmp_path)) and time.monotonic() < deadline:
             time.sleep(0.1)
         time.sleep(2)
         assert any("kafka.Kafka" in each for each in processes_about(tmp_path))
         demo.send_signal(number)
-        _, errors = demo.communicate(timeout=30)
+        _, errors = demo.communicate(timeout=120)
     finally:
         demo.kill()
         demo.wait()

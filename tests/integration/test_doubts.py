@@ -27,7 +27,7 @@ from tests.support.writers import (
     value_of,
 )
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
 
 Say = Callable[[str], None]
 NOT_LEADER, NOT_ENOUGH_REPLICAS, NOT_ENOUGH_REPLICAS_AFTER_APPEND, UNKNOWN_SERVER_ERROR = 6, 19, 20, -1

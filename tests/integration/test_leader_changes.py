@@ -31,7 +31,7 @@ from tests.support.writers import (
     writing,
 )
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
 
 Say = Callable[[str], None]
 STATE_TOPIC = "__fencepost_state"

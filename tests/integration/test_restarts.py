@@ -27,7 +27,7 @@ from tests.support.kafka import running_kafka
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import GZIP, Answer, Closed, Connection, Log, Producer, Record, batch, until
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover]
 
 OK, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER, TIMED_OUT, POLICY_VIOLATION = 0, 3, 6, 7, 44
 CHECK = "check.expected.offsets"

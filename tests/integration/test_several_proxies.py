@@ -14,7 +14,7 @@ import pytest
 from tests.support.kafka import unique_topic
 from tests.support.pipe import CutResponse, HoldRequest, HoldResponse
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Closed, Connection, batch, until
+from tests.support.raw import Answer, Closed, Connection, batch, until
 from tests.support.three_brokers import Stage3, leaders_listener, required_topic
 from tests.support.writers import (
     OK,
@@ -30,7 +30,9 @@ from tests.support.writers import (
     writing,
 )
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
+
+NOT_LEADER = 6
 
 Say = Callable[[str], None]
 ONE_ROUND_AND_MANY = [1, pytest.param(10, marks=[pytest.mark.soak, pytest.mark.timeout(1800)])]
@@ -308,6 +310,11 @@ def test_the_same_on_a_required_topic_cannot_happen(stage3: Stage3) -> None:
 # --- retries that come to another proxy -------------------------------------------------------------------------------
 
 
+def _that_counts(answer: Answer) -> Answer | None:
+    """6: the log could not be read in time; ask again."""
+    return None if answer.error_code == NOT_LEADER else answer
+
+
 @pytest.mark.parametrize("how", ["the wire was cut", "the proxy was killed"])
 @pytest.mark.parametrize("kind", ["named", "idempotent", "bare"])
 def test_a_retry_through_another_proxy(how: str, kind: str, stage3: Stage3) -> None:
@@ -336,7 +343,7 @@ def test_a_retry_through_another_proxy(how: str, kind: str, stage3: Stage3) -> N
                 first.kill()
     append_at_the_end(stage3.log, second, topic, "behind", ledger)
     with Connection(leaders_listener(second, topic)) as client:
-        answer = client.append(topic, records)
+        answer = until(lambda: _that_counts(client.append(topic, records)), "an answer that counts")
     ledger.note(value, answer, again=True, named=kind == "named")
     if kind == "named":
         assert (answer.error_code, answer.base_offset) == (OK, end)

@@ -35,6 +35,7 @@ from tests.support.proxy import ProxyProcess
 
 pytestmark = [
     pytest.mark.kafka,
+    pytest.mark.no_cover,
     pytest.mark.spark,
     pytest.mark.timeout(240),
     # PySpark's own: sockets that it leaves to the garbage collector, and what it thinks of this pandas.

@@ -15,9 +15,11 @@ from typing import Self
 
 from tests.support.ports import free_ports_in_a_row
 
+#: Of those that tests share: a proxy that gets no time for so long stops serving, and a machine may be busy.
+LEASE_SECONDS = 3.0
 #: A config that guards topics by the beginning of their names.
-GUARDED_BY_NAME = """
-config_lease_seconds = 1.0
+GUARDED_BY_NAME = f"""
+config_lease_seconds = {LEASE_SECONDS}
 
 [topics."required-*"]
 "check.expected.offsets" = "required"

@@ -495,7 +495,7 @@ class Log:
         end = self.end(topic, partition)
         found: list[Logged] = []
         at = start
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         with self.connect(topic, partition) as connection:
             while at < end and time.monotonic() < deadline:
                 fetch_topic = FetchRequest.FetchTopic

@@ -18,7 +18,7 @@ from fencepost_proxy.types import Address
 from tests.support.kafka import kafka_version, unique_topic
 from tests.support.messages import Closed, Fields, RawConnection
 from tests.support.pipe import Pipe
-from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.proxy import GUARDED_BY_NAME, LEASE_SECONDS, ProxyProcess
 from tests.support.raw import Connection, Log, until
 
 NODES = (1, 2, 3)
@@ -35,7 +35,7 @@ takeover_seconds = 3.0
 STAMPED = GUARDED_BY_NAME + LIMITS
 #: With a long lease: what is wrong with them should show also where a slow machine lets them pause for long.
 NAIVE = "unsafe_disable_stamping = true\n" + STAMPED.replace(
-    "config_lease_seconds = 1.0", "config_lease_seconds = 30.0"
+    f"config_lease_seconds = {LEASE_SECONDS}", "config_lease_seconds = 30.0"
 )
 _ELECT_LEADERS, _REASSIGN, _DESCRIBE_QUORUM, _METADATA = 43, 45, 55, 3
 _OFFSET_FOR_LEADER_EPOCH = 23
