@@ -237,6 +237,12 @@ class Around:
         if seconds < 0:
             raise Failure("a wait of negative length", seconds)
 
+    def forwarded(self, waited_seconds: float) -> None:
+        self.gate_waited(waited_seconds)
+
+    def answered(self, waited_seconds: float) -> None:
+        self.gate_waited(waited_seconds)
+
     def unread_bytes(self, connection: int) -> int:
         return self.unread.get(connection, 0)
 

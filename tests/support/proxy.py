@@ -136,7 +136,9 @@ class ProxyProcess:
         self._process.wait(_STOP_SECONDS)
 
     def pause(self) -> None:
+        """Once it returns, it stands still: it is single-threaded but for a moment."""
         os.kill(self.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

@@ -226,7 +226,7 @@ class KafkaCluster:
 
     def pause(self, node_id: int) -> None:
         """SIGSTOP: connections stay open, requests queue up, nothing is answered."""
-        self._processes[node_id].signal(signal.SIGSTOP)
+        self._processes[node_id].stop_all_threads()
         self._paused.add(node_id)
 
     def resume(self, node_id: int) -> None:

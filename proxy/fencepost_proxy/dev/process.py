@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 
 #: Run in the child before the real command: PR_SET_PDEATHSIG makes the kernel kill it when its parent is gone, also
@@ -85,6 +87,23 @@ class GuardedProcess:
     def signal(self, number: signal.Signals) -> None:
         """Does nothing where it has ended: its id may by now be somebody else's."""
         self._child.send_signal(number)
+
+    def stop_all_threads(self, timeout_seconds: float = 10.0) -> None:
+        """SIGSTOP, and waits until it has worked: on a busy machine threads run on until one of them is scheduled.
+
+        Where there is no /proc, nothing is waited for.
+        """
+        self.signal(signal.SIGSTOP)
+        deadline = time.monotonic() + timeout_seconds
+        while time.monotonic() < deadline and not self._stands_still():
+            time.sleep(0.005)
+
+    def _stands_still(self) -> bool:
+        states = []
+        for task in Path(f"/proc/{self._child.pid}/task").glob("*/stat"):
+            with suppress(OSError):  # that thread has ended
+                states.append(task.read_text().rpartition(")")[2].split()[0])
+        return all(state in "TtZX" for state in states)
 
     def wait(self, timeout_seconds: float) -> bool:
         """True once it has ended."""

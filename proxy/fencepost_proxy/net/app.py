@@ -104,6 +104,9 @@ class Proxy:
         self._marked_topic_id: UUID | None = None
         self._state_topic_marks: tuple[bytes, ...] = (config.state_topic.encode(),)
         self._free_bytes = limits.buffered_bytes_max
+        #: Of the event that is being handled: how long before it each of the requests and answers was here.
+        self._forwarded: list[float] = []
+        self._answered: list[float] = []
         self._policies: dict[str, TopicPolicy | None] = {}
         self._bootstrap_turn = itertools.cycle(range(len(config.upstream)))
         self._listening: dict[NodeId | None, socket.socket] = {}
@@ -310,7 +313,7 @@ class Proxy:
         now = time.monotonic()
         for topic in {_topic_of(record) for record in records}:
             if topic is not None:
-                self._perform(self.switch.forget_topic(topic, now))
+                self._perform(self.switch.forget_topic(topic, now), now)
 
     async def _store(self, connection: int, store: sessions.Store) -> None:
         """A switch-on is reported only once every process knows of it, or has stopped serving (its lease ran out)."""
@@ -439,9 +442,11 @@ class Proxy:
             self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
 
     def session_event(self, connection: int, event: sessions.Event) -> None:
-        self._perform(self.switch.session_event(connection, event, time.monotonic()))
+        now = time.monotonic()
+        self._perform(self.switch.session_event(connection, event, now), now)
 
-    def _perform(self, actions: list[Action]) -> None:
+    def _perform(self, actions: list[Action], began: float) -> None:
+        """`began` – when the event came of which they are."""
         for action in actions:
             if isinstance(action, ForConnection):
                 self._for_connection(action.connection, action.command)
@@ -449,6 +454,14 @@ class Proxy:
                 self._spawn(self._read(action), f"read {action.partition}")
             else:
                 self._report(action)
+        if self._forwarded or self._answered:
+            took = time.monotonic() - began
+            for waited in self._forwarded:
+                self.traffic.request_seconds.observe(waited + took)
+            for waited in self._answered:
+                self.traffic.response_seconds.observe(waited + took)
+            self._forwarded.clear()
+            self._answered.clear()
         if self._ticker is None and self.switch.needs_ticks:
             self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
 
@@ -485,12 +498,14 @@ class Proxy:
 
     def _tick(self) -> None:
         self._ticker = None
-        self._perform(self.switch.tick(time.monotonic()))
+        now = time.monotonic()
+        self._perform(self.switch.tick(now), now)
 
     async def _read(self, wanted: ForControl) -> None:
         assert self._reads is not None
         event = await self._reads.carry_out(wanted)
-        self._perform(self.switch.gate_event(wanted.partition, event, time.monotonic()))
+        now = time.monotonic()
+        self._perform(self.switch.gate_event(wanted.partition, event, now), now)
 
     def _report(self, report: Report) -> None:
         self._violations += 1
@@ -621,7 +636,8 @@ class Proxy:
                     self._topic_replaced(topic)
             there = sorted(topic for topic in gated if self.topic_id(topic) is not None)
             for topic in await self._reads.changed_facts(there):
-                self._perform(self.switch.forget_topic(topic, time.monotonic()))
+                now = time.monotonic()
+                self._perform(self.switch.forget_topic(topic, now), now)
         except UpstreamUnavailable as error:
             _limited_log.warning("topics", "guarded topics could not be looked up", reason=error)
 
@@ -638,7 +654,8 @@ class Proxy:
 
     def _topic_replaced(self, topic: str) -> None:
         self._policies.pop(topic, None)
-        self._perform(self.switch.forget_topic(topic, time.monotonic()))
+        now = time.monotonic()
+        self._perform(self.switch.forget_topic(topic, now), now)
 
     # ---- for people and machines that watch
 
@@ -651,6 +668,12 @@ class Proxy:
 
     def gate_waited(self, seconds: float) -> None:
         self._metrics.gate_wait_seconds.observe(seconds)
+
+    def forwarded(self, waited_seconds: float) -> None:
+        self._forwarded.append(waited_seconds)
+
+    def answered(self, waited_seconds: float) -> None:
+        self._answered.append(waited_seconds)
 
     def _in_flight(self) -> int:
         return sum(session.in_flight for session in self.switch.sessions.values())
@@ -671,11 +694,18 @@ class Proxy:
             bytes_to_kafka=traffic.bytes_to_kafka,
             bytes_to_clients=traffic.bytes_to_clients,
             violations=self._violations,
+            added_seconds=self._added_seconds(),
             state_lease_seconds=None if state is None else state.fresh_until - now,
             refusals=dict(self._metrics.refusals),
             brokers=tuple(self._broker_status()),
             guarded_topics=tuple(self._guarded_status()),
         )
+
+    def _added_seconds(self) -> tuple[float, float] | None:
+        """Requests and answers together, gates not counted."""
+        both = self.traffic.request_seconds.plus(self.traffic.response_seconds)
+        half, nearly_all = both.quantile_bound(0.5), both.quantile_bound(0.99)
+        return None if half is None or nearly_all is None else (half, nearly_all)
 
     def _broker_status(self) -> list[BrokerStatus]:
         connections: dict[NodeId, int] = {}

@@ -70,6 +70,16 @@ class _Everything(Collector):
             metrics.violations.value,
         )
         yield _histogram(
+            "fencepost_added_request_seconds",
+            "What the proxy adds to a request: from its last byte read to the broker's socket, gates not counted.",
+            traffic.request_seconds,
+        )
+        yield _histogram(
+            "fencepost_added_response_seconds",
+            "What the proxy adds to an answer: from its last byte read to the client's socket.",
+            traffic.response_seconds,
+        )
+        yield _histogram(
             "fencepost_gate_wait_seconds",
             "How long appends waited for their turn at a guarded partition.",
             metrics.gate_wait_seconds,

@@ -63,6 +63,8 @@ class StatusSnapshot:
 
     `not_ready` – why clients should not be sent here yet, or any more; ready when empty.
     `warnings` – what an operator should look at although the proxy serves.
+    `added_seconds` – below what the time added to requests and answers lies: (half of them, 99 of 100), None before the
+    first.
     `state_lease_seconds` – how long the view of the virtual configs may still be acted on, None where unknown.
     """
 
@@ -78,6 +80,7 @@ class StatusSnapshot:
     bytes_to_kafka: int = 0
     bytes_to_clients: int = 0
     violations: int = 0
+    added_seconds: tuple[float, float] | None = None
     state_lease_seconds: float | None = None
     refusals: Mapping[str, int] = field(default_factory=dict)
     brokers: tuple[BrokerStatus, ...] = ()
@@ -273,6 +276,7 @@ def _as_html(s: StatusSnapshot) -> str:
         ("held in memory", _bytes(s.buffered_bytes)),
         ("refusals", f"{sum(s.refusals.values()):,}"),
         ("violations", f"{s.violations:,}"),
+        ("time added (median, p99)", _added(s.added_seconds)),
         ("config lease left", lease),
     ]
     parts = [
@@ -331,6 +335,13 @@ def _bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def _added(bounds: tuple[float, float] | None) -> str:
+    """They are bounds of a histogram: below them it was."""
+    if bounds is None:
+        return "–"
+    return " · ".join(f"&lt; {each * 1e6:.0f} µs" if each < 0.001 else f"&lt; {each * 1e3:g} ms" for each in bounds)
 
 
 def _duration(seconds: float) -> str:

@@ -51,15 +51,22 @@ class UpstreamSide(Side):
         self.received_at = now = monotonic()
         session = link.session
         assert session is not None
+        waiting = session.in_flight
         taken, out = session.take_down(data, now)
         if taken:
-            link.driver.traffic.bytes_to_clients += taken
             link.client.write(out)
+            traffic = link.driver.traffic
+            traffic.bytes_to_clients += taken
+            traffic.response_seconds.observe(monotonic() - now, waiting - session.in_flight)
             if taken == len(data):
                 return
             data = data[taken:]
         link.driver.session_event(link.connection, messages.UpstreamBytes(data))
         self.passing_bytes = session.passing_down_bytes
+
+    def _forget(self) -> None:
+        super()._forget()
+        del self._link
 
     def _passed(self, byte_count: int) -> None:
         link = self._link
@@ -87,10 +94,13 @@ class ClientSide(Side):
         session, upstream = link.session, link.upstream
         assert session is not None
         assert upstream is not None
+        waiting = session.in_flight
         taken, out = session.take_up(data, now)
         if taken:
-            link.driver.traffic.bytes_to_kafka += taken
             upstream.write(out)
+            traffic = link.driver.traffic
+            traffic.bytes_to_kafka += taken
+            traffic.request_seconds.observe(monotonic() - now, session.in_flight - waiting)
             if session.needs_ticks:
                 link.driver.keep_time(session)
             if taken == len(data):
@@ -98,6 +108,10 @@ class ClientSide(Side):
             data = data[taken:]
         link.driver.session_event(link.connection, messages.ClientBytes(data))
         self.passing_bytes = session.passing_up_bytes
+
+    def _forget(self) -> None:
+        super()._forget()
+        del self._link
 
     def _passed(self, byte_count: int) -> None:
         link = self._link

@@ -18,6 +18,11 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 #: Reasons are words of our own; should one ever be made from a peer's text, it ends as `other`.
 _REASONS_MAX: Final = 64
 _OTHER: Final = "other"
+#: A relay takes tens of microseconds; what takes a thousand times as long waited for something.
+_ADDED_SECONDS: Final = (
+    *(each * 1e-6 for each in (5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 250, 500, 750)),
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1),
+)
 _WAIT_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
 
@@ -57,26 +62,55 @@ class Distribution:
         self.counts = [0] * (len(self.bounds) + 1)  # the last for what is above all bounds
         self.total = 0.0
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def plus(self, other: Distribution) -> Distribution:
+        """Of both together; `other` has the same bounds."""
+        whole = Distribution(self.bounds)
+        whole.counts = [one + another for one, another in zip(self.counts, other.counts, strict=True)]
+        whole.total = self.total + other.total
+        return whole
+
+    def quantile_bound(self, quantile: float) -> float | None:
+        """The bound below which that part of all lies; None while there is nothing, infinite above the last bound."""
+        wanted = quantile * sum(self.counts)
+        below = 0
+        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
+            below += count
+            if count and below >= wanted:
+                return bound
+        return None
 
 
 class Traffic:
     """Counters of the hot path: `traffic.bytes_to_kafka += n`, `traffic.requests[api_key] += 1`.
 
-    `requests` has a key for every API of the table; for another API key use `UNKNOWN_API`.
+    `requests` has a key for every API of the table; for another API key use `UNKNOWN_API`. `request_seconds`,
+    `response_seconds` – the time that the proxy adds to a request, and to its answer: from the read that brought its
+    last byte to where it was handed to the other socket. What a request waits for at gates is not in it
+    (`Metrics.gate_wait_seconds`).
     """
 
     UNKNOWN_API: Final = -1
 
-    __slots__ = ("bytes_to_clients", "bytes_to_kafka", "requests", "requests_in_flight")
+    __slots__ = (
+        "bytes_to_clients",
+        "bytes_to_kafka",
+        "request_seconds",
+        "requests",
+        "requests_in_flight",
+        "response_seconds",
+    )
 
     def __init__(self) -> None:
         self.bytes_to_kafka = 0
         self.bytes_to_clients = 0
         self.requests: dict[int, int] = dict.fromkeys((*APIS, self.UNKNOWN_API), 0)
         self.requests_in_flight = 0
+        self.request_seconds = Distribution(_ADDED_SECONDS)
+        self.response_seconds = Distribution(_ADDED_SECONDS)
 
 
 class Metrics:

@@ -412,3 +412,8 @@ class Side:
     def _finish(self, error: OSError | None) -> None:
         self._lost(error)
         self._sock.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is called any more: what refers back goes, so that all of it is freed without a collection."""
+        self.other = None

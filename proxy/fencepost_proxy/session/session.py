@@ -207,6 +207,12 @@ class Surroundings(Protocol):
     def gate_waited(self, seconds: float) -> None:
         """For the metrics: from an append's offer to its turn."""
 
+    def forwarded(self, waited_seconds: float) -> None:
+        """For the metrics: a request goes up now; it was read so long before this event, gates not counted."""
+
+    def answered(self, waited_seconds: float) -> None:
+        """For the metrics: an answer of Kafka's goes to its client now; it was read so long before this event."""
+
     def reserve(self, byte_count: int) -> bool:
         """Takes from the memory that all connections share; False if there is not enough now."""
 
@@ -276,6 +282,7 @@ class Slot:
 
     __slots__ = (
         "answer",
+        "answered_at",
         "api_key",
         "chains",
         "chunks",
@@ -296,6 +303,8 @@ class Slot:
         self.on_response: Callable[[memoryview], None] | None = None
         self.chunks: list[bytes | memoryview] = []
         self.done = False
+        #: When Kafka's answer was here; None where it has passed, or does not come from Kafka.
+        self.answered_at: float | None = None
         #: Asked by us on behalf of another slot: no client's request of its own.
         self.inner = False
         self.single: _Single | None = None
@@ -337,6 +346,7 @@ class Session:
         "_made_here",
         "_may_write",
         "_next_token",
+        "_now",
         "_opened_at",
         "_owner",
         "_owner_wanted",
@@ -397,6 +407,7 @@ class Session:
         self._known = _NOTHING_KNOWN
         self._made_here = 0  # answers, since the connection or the clock was heard last
         self._drain_until = float("inf")
+        self._now = 0.0  # of the event that is being handled
         self._client_paused = False
         self._upstream_paused = False
         self.client_gone = False
@@ -667,6 +678,7 @@ class Session:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Raises nothing: a peer that breaks the protocol costs this connection, by a command."""
+        self._now = now
         try:
             match event:
                 case ClientBytes(data):
@@ -681,11 +693,10 @@ class Session:
                 case ClientPassed(byte_count):
                     self._received_bytes += byte_count
                     self._client.passed(byte_count)
-                    self._send_probes()
+                    self._frame_passes_up()
                 case UpstreamPassed(byte_count):
                     self._upstream.passed(byte_count)
-                    if self._upstream.between_frames:
-                        self._end(self._from_upstream.pop(0), [])
+                    self._frame_passes_down()
                 case TurnGranted(ticket):
                     self._turn_granted(ticket, now)
                 case TurnEnded(ticket, result, reason):
@@ -759,7 +770,7 @@ class Session:
                 if not view:
                     break
                 self._upstream_out.append(view)
-                self._send_probes()
+                self._frame_passes_up()
             elif cutter.state is CutterState.COLLECTING:
                 frame = cutter.collected()
                 if frame is None:
@@ -777,6 +788,16 @@ class Session:
                     break
                 self._around.count_request(int.from_bytes(head[1][:2], "big"))
         cutter.save()
+
+    def _frame_passes_up(self) -> None:
+        if not self._client.passing_bytes:
+            self._around.forwarded(0.0)
+            self._send_probes()
+
+    def _frame_passes_down(self) -> None:
+        if not self._upstream.passing_bytes:
+            self._around.answered(0.0)
+            self._end(self._from_upstream.pop(0), [])
 
     def _pause_client(self) -> None:
         if not self._client_paused:
@@ -942,6 +963,7 @@ class Session:
             self._join(slot, exchange.joins)
         self._from_upstream.append(slot)
         self._upstream_out.append(exchange.forward)
+        self._around.forwarded(0.0)
 
     def _join(self, slot: Slot, joins: Joins) -> None:
         """The gates hear of it before Kafka does: from then on its marker may come at any time."""
@@ -1025,7 +1047,9 @@ class Session:
             return
         slot = Slot(PRODUCE, request.api_version, request.correlation_id, _Answer.MADE_HERE)
         starts_at = self._received_bytes - self._client.unread_bytes - len(frame)
-        turn = Turn(request, starts_at=starts_at, answer_by=_answer_by(now, request.timeout_ms))
+        turn = Turn(
+            request, starts_at=starts_at, answer_by=_answer_by(now, request.timeout_ms), received_at=now, offered_at=now
+        )
         if not around.fresh(now):
             self._fail_closed(turn)
         else:
@@ -1054,7 +1078,9 @@ class Session:
         reserved, self._collecting_bytes = self._collecting_bytes, 0
         self._around.release(reserved)
         chunks = self._take_single(frame, correlation_id, starts_at, now)
-        if chunks is None:
+        if chunks is not None:
+            self._around.forwarded(0.0)
+        else:
             taken_back = self._around.reserve(reserved)
             assert taken_back, "it was given back a moment ago"
             self._collecting_bytes = reserved
@@ -1073,6 +1099,7 @@ class Session:
         else:
             self._around.release(slot.reserved_bytes)
         self._upstream_out += [_INT32.pack(len(frame)), frame]
+        self._around.forwarded(0.0)
 
     def _fail_closed(self, turn: Turn) -> None:
         """Whether a topic is guarded is not known: no append is let through, and each may be tried again."""
@@ -1157,7 +1184,7 @@ class Session:
             ticket = turn.to_offer.pop()
             if self._falls_with_its_chain(turn, ticket):
                 continue  # while it waited for its turn at another gate
-            turn.waiting_for = ticket
+            turn.waiting_for, turn.offered_at = ticket, now
             self._commands.append(ToGate(ticket, Offered(ticket)))
             return
         turn.waiting_for = None
@@ -1167,7 +1194,8 @@ class Session:
         turn = self._turn
         if turn is not None and ticket is turn.waiting_for:
             turn.granted.append(ticket)
-            self._around.gate_waited(now - ticket.offered_at)
+            turn.gate_seconds += now - turn.offered_at
+            self._around.gate_waited(now - turn.offered_at)
             self._next_turn(now)
             return
         slot, sent = self._sent_turn_of(ticket)
@@ -1243,6 +1271,7 @@ class Session:
             self._finish_turn(slot, turn)
             return
         turn.sent = True
+        self._around.forwarded(max(0.0, now - turn.received_at - turn.gate_seconds))
         for ticket in turn.granted:
             self._commands.append(ToGate(ticket, Sent(ticket)))
         self._forward(slot, turn, request)
@@ -1353,6 +1382,7 @@ class Session:
         asked: set[TopicPartition],
     ) -> None:
         turn.throttle_time_ms = response.throttle_time_ms
+        slot.answered_at = self._now
         answers = {
             TopicPartition(topic.name or names.get(topic.topic_id, ""), result.partition): result
             for topic in response.topics
@@ -1484,8 +1514,7 @@ class Session:
                 if not view:
                     break
                 self._client_out.append(view)
-                if not cutter.passing_bytes:
-                    self._end(self._from_upstream.pop(0), [])
+                self._frame_passes_down()
             elif cutter.state is CutterState.COLLECTING:
                 frame = cutter.collected()
                 if frame is None:
@@ -1514,9 +1543,12 @@ class Session:
             self._collected_single(frame, now)
             return
         slot = self._from_upstream.pop(0)
+        if not slot.inner:
+            slot.answered_at = now
         if slot.answer is _Answer.MADE_FROM_RESPONSE:
-            assert slot.on_response is not None
-            slot.on_response(frame)
+            on_response, slot.on_response = slot.on_response, None  # it refers back to the slot
+            assert on_response is not None
+            on_response(frame)
             self._answer_front()
         elif slot.answer is _Answer.RELAYED_UNLESS_BROKERS:
             self._end(slot, self._with_own_addresses(slot, frame))
@@ -1531,6 +1563,7 @@ class Session:
             self._collected(frame, now)
         else:
             del self._from_upstream[0]
+            slot.answered_at = now
             self._end(slot, [answer])
 
     def _expected_slot(self, head: memoryview) -> Slot:
@@ -1557,6 +1590,8 @@ class Session:
             slot = self._to_client.pop(0)
             self._around.release(slot.reserved_bytes)
             slot.reserved_bytes = 0
+            if slot.answered_at is not None:
+                self._around.answered(self._now - slot.answered_at)
             self._client_out += slot.chunks
             self._may_know(slot.chains)
 

@@ -45,12 +45,17 @@ class Turn:
 
     `waiting_for` is the ticket offered last, None once all have a verdict. `granted` hold their gates until the
     request is sent or withdrawn. `answer_by` – when the client has to be told something, monotonic seconds.
+    `received_at` – when it was here whole; `offered_at` – when `waiting_for` was offered; `gate_seconds` – how long it
+    has waited at gates so far.
     `proving` – it only waits for Kafka to say whether the client may know.
     """
 
     request: ProduceRequest
     starts_at: int = 0
     answer_by: float = float("inf")
+    received_at: float = 0.0
+    offered_at: float = 0.0
+    gate_seconds: float = 0.0
     proving: bool = False
     tickets: dict[TopicPartition, Ticket] = field(default_factory=dict)
     results: dict[TopicPartition, PartitionResult] = field(default_factory=dict)

@@ -1,0 +1,112 @@
+"""The time that the proxy adds, as its metrics tell it: each request and each answer once, waiting at a gate apart."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.kafka import unique_topic
+from tests.support.ports import free_port
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, batch
+
+pytestmark = pytest.mark.kafka
+
+CONFIG = '[topics."guarded-*"]\n"check.expected.offsets" = "true"\n'
+#: Less than the longest wait at a gate.
+HELD_SECONDS = 1.5
+
+
+class Scraped:
+    """One proxy, and what its metrics say has been added since the last look."""
+
+    def __init__(self, proxy: ProxyProcess, port: int) -> None:
+        self.proxy = proxy
+        self._port = port
+        self._before = self._series()
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def _series(self) -> dict[str, float]:
+        pattern = r"^fencepost_(added_request|added_response|gate_wait)_seconds_(count|sum) (\S+)$"
+        found = re.findall(pattern, self.get("/metrics"), re.MULTILINE)
+        return {f"{name} {what}": float(value) for name, what, value in found}
+
+    def more(self) -> dict[str, float]:
+        before, self._before = self._before, self._series()
+        return {name: value - before[name] for name, value in self._before.items()}
+
+
+@pytest.fixture
+def scraped(kafka: KafkaCluster, tmp_path: Path) -> Iterator[Scraped]:
+    port = free_port()
+    options = (f"--status=127.0.0.1:{port}",)
+    with ProxyProcess(kafka.bootstrap, tmp_path, config=CONFIG, arguments=options) as proxy:
+        yield Scraped(proxy, port)
+
+
+@pytest.mark.parametrize("prefix", ["free", "guarded"])
+@pytest.mark.parametrize("size", [100, 400_000], ids=["small", "streamed or collected"])
+def test_each_request_and_each_answer_is_counted_once(
+    prefix: str, size: int, scraped: Scraped, kafka: KafkaCluster
+) -> None:
+    topic = unique_topic(prefix)
+    with Connection(kafka.bootstrap) as direct, Connection(scraped.proxy.bootstrap) as client:
+        direct.create_topic(topic)
+        client.api_versions()
+        assert client.append(topic, batch(b"first")).error_code == 0
+        scraped.more()
+        for _ in range(20):
+            assert client.append(topic, batch(b"x" * size)).error_code == 0
+        more = scraped.more()
+    assert more["added_request count"] == 20
+    assert more["added_response count"] == 20
+    assert more["gate_wait count"] == (20 if prefix == "guarded" else 0)
+    for direction in ("added_request", "added_response"):
+        assert 0 < more[f"{direction} sum"] < 20, "seconds, and Kafka's own time is not in it"
+
+
+def test_what_waits_at_a_gate_is_told_apart(scraped: Scraped, kafka: KafkaCluster) -> None:
+    """The second append waits for the outcome of the first, which a broker that stands still holds back."""
+    topic = unique_topic("guarded")
+    with (
+        Connection(kafka.bootstrap) as direct,
+        Connection(scraped.proxy.bootstrap) as first,
+        Connection(scraped.proxy.bootstrap) as second,
+    ):
+        direct.create_topic(topic)
+        for each in (first, second):
+            each.api_versions()
+        assert first.append(topic, batch(b"a", expected=0)).error_code == 0
+        scraped.more()
+        kafka.pause(1)
+        try:
+            first.send_produce({topic: {0: batch(b"b", expected=1)}})
+            second.send_produce({topic: {0: batch(b"c", expected=2)}})
+            time.sleep(HELD_SECONDS)
+        finally:
+            kafka.resume(1)
+        answers = [each.receive_produce()[1][topic, 0].error_code for each in (first, second)]
+        more = scraped.more()
+    assert answers == [0, 0]
+    assert more["gate_wait sum"] > HELD_SECONDS / 2
+    assert more["added_request count"] == 2
+    assert more["added_request sum"] < HELD_SECONDS / 2
+
+
+def test_the_status_page_shows_it(scraped: Scraped, kafka: KafkaCluster) -> None:
+    assert json.loads(scraped.get("/status.json"))["added_seconds"] is None
+    with Connection(scraped.proxy.bootstrap) as client:
+        client.api_versions()
+    half, nearly_all = json.loads(scraped.get("/status.json"))["added_seconds"]
+    assert 0 < half <= nearly_all
+    assert "time added (median, p99)" in scraped.get("/")
