@@ -365,6 +365,7 @@ class Side:
         self._unsent = None
         self._unsent_bytes = 0
         self._ended = True
+        self._loop.call_soon(self._forget)
         return self._sock, bytes(unsent)
 
     # ---- the end
