@@ -184,14 +184,16 @@ def test_writers_at_both_workers_race_for_a_required_topic(shared: Workers, log:
 
 def test_a_connection_goes_over_to_the_owner_with_all_that_was_sent_ahead(shared: Workers, log: Log) -> None:
     plain, topic = new_topic(shared, "plain"), new_topic(shared, "checked")
+    with shared.connect(OWNER, topic) as first:
+        assert append(first, topic, batch(b"first", expected=0)).base_offset == 0
     with shared.connect(OTHER, topic) as connection:
         before = shared.of_worker("client_connections", OWNER)
         frames = [
             connection.frame(request, 9)[1]
             for request in (
                 produce({plain: {0: batch(b"before")}}),
-                produce({topic: {0: batch(b"a", expected=0)}}),
-                produce({plain: {0: batch(b"between")}, topic: {0: batch(b"b", expected=1)}}),
+                produce({topic: {0: batch(b"a", expected=1)}}),
+                produce({plain: {0: batch(b"between")}, topic: {0: batch(b"b", expected=2)}}),
                 produce({plain: {0: batch(b"behind")}}),
             )
         ]
@@ -203,10 +205,10 @@ def test_a_connection_goes_over_to_the_owner_with_all_that_was_sent_ahead(shared
         answers = [connection.receive_produce()[1] for _ in range(3)]
 
         assert [answer[topic, 0].error_code for answer in answers[:2]] == [OK, OK]
-        assert [answer[topic, 0].base_offset for answer in answers[:2]] == [0, 1]
+        assert [answer[topic, 0].base_offset for answer in answers[:2]] == [1, 2]
         assert shared.of_worker("client_connections", OWNER) == before + 1
-        assert connection.append(topic, batch(b"c", expected=2)).base_offset == 2
-    assert log.values(topic) == [b"a", b"b", b"c"]
+        assert connection.append(topic, batch(b"c", expected=3)).base_offset == 3
+    assert log.values(topic) == [b"first", b"a", b"b", b"c"]
     assert log.values(plain) == [b"before", b"between", b"behind"]
 
 
@@ -250,20 +252,21 @@ def await_end(log: Log, topic: str, end: int, writers: Sequence[Writer]) -> None
 
 @pytest.mark.parametrize("protocol", [1, 2])
 def test_a_transaction_with_expectations_through_the_other_worker(protocol: int, shared: Workers, log: Log) -> None:
+    """The owner knows of it as soon as Kafka does: nobody's expectation is judged before its marker is there."""
     topic = new_topic(shared, "checked")
-    with shared.connect(OTHER, topic) as found:
-        with Transactional(f"{found.socket.getpeername()[0]}:{found.socket.getpeername()[1]}", topic) as transaction:
+    with shared.connect(OTHER, topic) as found, shared.connect(OWNER, topic) as rival:
+        assert append(rival, topic, batch(b"before", expected=0)).base_offset == 0
+        with Transactional(shared.bootstrap, topic) as transaction:
             transaction.connection.close()
             transaction.connection, transaction.protocol = found, protocol
             transaction.begin(topic)
-            assert transaction.append(topic, b"a", b"b", expected=0).base_offset == 0
-            with shared.connect(OTHER, topic) as rival:
-                # The owner knows of the transaction: nobody's expectation is judged before it is over.
-                assert rival.append(topic, batch(b"x", expected=2), timeout_ms=1000).error_code == NOT_LEADER
+            if protocol == 1:
+                assert rival.append(topic, batch(b"x", expected=1), timeout_ms=1000).error_code == NOT_LEADER
+            assert transaction.append(topic, b"a", b"b", expected=1).base_offset == 1
+            assert rival.append(topic, batch(b"x", expected=3), timeout_ms=1000).error_code == NOT_LEADER
             assert transaction.end(commit=True) == OK
-        with shared.connect(OTHER, topic) as connection:
-            until(lambda: log.end(topic) == 3, "the marker")
-            assert append(connection, topic, batch(b"c", expected=3)).base_offset == 3
+        until(lambda: log.end(topic) == 4, "the marker")
+        assert append(rival, topic, batch(b"c", expected=4)).base_offset == 4
 
 
 def test_a_virtual_config_is_changed_by_the_owner_and_known_to_all(shared: Workers) -> None:
