@@ -242,6 +242,7 @@ class _Single:
     starts_at: int
     answer_by: float
     topic: bytes
+    topic_id: bytes
 
 
 @value
@@ -452,7 +453,7 @@ class Session:
                 if passes[2] and self._concerns_state_topic(data[at:end]):
                     break
                 slot = Slot(api_key, version, correlation_id, _Answer.RELAYED)
-            elif api_key != PRODUCE or not self._is_known(data, at, version) or not around.fresh(now):
+            elif api_key != PRODUCE or not self._is_known(data[at:end], version) or not around.fresh(now):
                 break
             elif not self._known.guarded:
                 if around.policy(self._known.topic_name) is not None:
@@ -519,11 +520,11 @@ class Session:
             out.append(data[passing_from:at])
         return at, out
 
-    def _is_known(self, data: memoryview, at: int, version: int) -> bool:
-        """Whether the Produce request at `at` begins as the last one that was read."""
+    def _is_known(self, frame: memoryview, version: int) -> bool:
+        """Whether a Produce request, its length in front, begins as the last one that was read."""
         known = self._known
-        start = at + _LENGTH_BYTES + _REQUEST_BYTES_MIN
-        return version == known.version and data[start : start + len(known.prefix)] == known.prefix
+        start = _LENGTH_BYTES + _REQUEST_BYTES_MIN
+        return version == known.version and frame[start : start + len(known.prefix)] == known.prefix
 
     def _concerns_state_topic(self, frame: memoryview) -> bool:
         data = bytes(frame)
@@ -555,7 +556,6 @@ class Session:
             around.release(len(frame))
             return None
         ticket.leader_epoch = around.leader_epoch(key)
-        ticket.may_write = known.topic_name in self._may_write
         if not gate.take(ticket, now):
             around.release(len(frame))
             return None
@@ -564,7 +564,7 @@ class Session:
         slot = Slot(PRODUCE, known.version, correlation_id, _Answer.SINGLE)
         slot.reserved_bytes = len(frame)
         answer_by = self._answer_by[slot] = _answer_by(now, known.timeout_ms)
-        slot.single = _Single(ticket, frame, starts_at, answer_by, known.topic)
+        slot.single = _Single(ticket, frame, starts_at, answer_by, known.topic, topic_id.bytes)
         self._to_client.append(slot)
         self._from_upstream.append(slot)
         header, rest = sent_batch(ticket)
@@ -583,9 +583,9 @@ class Session:
 
         The caller takes the slot out of the queues.
         """
-        fields = read_single_answer(frame)
         single = slot.single
         assert single is not None
+        fields = read_single_answer(frame, single.topic_id)
         gate = self._around.gate(single.ticket.partition)
         if fields is None or gate is None:
             return None
@@ -826,12 +826,15 @@ class Session:
         return True
 
     def _note_known(self, version: int, head: bytes, peek: ProducePeek, *, guarded: bool) -> None:
+        """Not where that would be only a part of it, or where lengths are written longer than they have to be."""
+        if peek.end > len(head):
+            return
         name = peek.first_topic.encode()
         before_topic = peek.end - len(name) - 1  # its length takes one byte, or it is not noted
         if version < FLEXIBLE:
             self._known = _Known(version, head[_REQUEST_BYTES_MIN : peek.end], b"", 0, peek.first_topic, b"", False)
             return
-        if len(name) >= 0x7F:
+        if len(name) >= 0x7F or head[before_topic - 1] != 2 or head[before_topic] != len(name) + 1:
             return
         before_acks_end = before_topic - 1 - _ACKS_TIMEOUT.size  # the number of topics takes one byte: it is one topic
         _, timeout_ms = _ACKS_TIMEOUT.unpack_from(head, before_acks_end)
