@@ -1389,9 +1389,11 @@ class Session:
         """Whether an answer that has to wait for the front one is held here, in memory, instead of in the socket.
 
         It must be where the front one's answer comes behind it: a guarded append that was refused by its stamp and sent
-        once more, say. False also if there is no memory for it now: then the front one ends by its time limit.
+        once more, say. Or where a gate waits for an answer behind it. False also if there is no memory for it now: then
+        the front one ends by its time limit.
         """
-        if not any(each.inner for each in self._from_upstream) or not self._around.reserve(length):
+        a_gate_waits = any(each.inner or each.single is not None for each in self._from_upstream)
+        if not a_gate_waits or not self._around.reserve(length):
             return False
         slot.reserved_bytes += length
         return True
