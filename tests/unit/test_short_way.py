@@ -144,7 +144,10 @@ def _seen(run: _Run) -> list[Any]:
                 (gate._warm_until, gate._warm_since, gate._warm_epoch, gate._retry_at, gate._sent_count),
                 (gate._stamped_queued_until, gate._stamped_queued_to, gate._own_queued_until, gate._holes),
                 (memory.landed, memory.stamped, memory._own, memory._unresolved, memory._violations),
-                [(t.at, t.stamp, t.kind, t.sent_at, t.sent_as, t.attempts, t.may_write) for t in gate._in_flight],
+                [
+                    [(t.at, t.stamp, t.kind, t.sent_at, t.sent_as, t.attempts, t.may_write) for t in tickets]
+                    for tickets in (gate._in_flight, gate._doubts, gate._queue, gate._looking)
+                ],
             )
         )
     seen.append([(each.partition, type(each.effect)) for each in run.control])

@@ -611,10 +611,12 @@ class Session:
 
     def _no_short_ways(self) -> None:
         """Something is not as usual: appends that took the short way become turns like all others."""
+        found = False
         for index, slot in enumerate(self._from_upstream):
             single = slot.single
             if single is None:
                 continue
+            found = True
             ticket = single.ticket
             turn = Turn(parse_produce_request(single.frame), starts_at=single.starts_at, answer_by=single.answer_by)
             turn.tickets[ticket.partition] = ticket
@@ -625,6 +627,10 @@ class Session:
             names: dict[UUID | None, str] = {ticket.topic_id: ticket.partition.topic}
             asked = {ticket.partition}
             self._from_upstream[index] = self._upstream_slot(slot, turn, _PRODUCE_BY_ID, names=names, asked=asked)
+        if found:
+            # Doubts are settled in the order in which they are told: a successor looked up first would miss its
+            # predecessor, which is only about to be sent again.
+            self._turns = dict(sorted(self._turns.items(), key=lambda item: item[1].starts_at))
 
     # ---- the only way in else
 
