@@ -28,6 +28,8 @@ from typing import Final
 RECEIVE_BUFFER_BYTES: Final = 256 * 1024
 #: Kept for a peer that does not take it; above it the other side is not read. One read may go beyond it.
 UNSENT_BYTES_MAX: Final = 64 * 1024
+#: What one `sendmsg` takes (IOV_MAX of Linux and macOS).
+_CHUNKS_MAX: Final = 1024
 #: Where at least as much is still to pass of a frame, it is spliced.
 SPLICE_BYTES_MIN: Final = 64 * 1024
 _PIPE_BYTES: Final = 1024 * 1024
@@ -235,8 +237,8 @@ class Side:
 
     def write(self, chunks: list[bytes | memoryview]) -> None:
         """Takes chunks that are valid during the call only."""
-        if len(chunks) == 1:
-            self.send(chunks[0])
+        if len(chunks) == 1 or len(chunks) > _CHUNKS_MAX:
+            self.send(chunks[0] if len(chunks) == 1 else b"".join(chunks))
             return
         if self.closing:
             return

@@ -117,6 +117,8 @@ class StateTopic:
         self._tail: asyncio.Task[None] | None = None
         self._waiting: list[tuple[Offset, asyncio.Future[None]]] = []
         self._loaded = asyncio.Event()
+        self._tag = 0
+        self._tag_as_of = Offset(-1)
         self._process: UUID | None = None
         self._others: dict[UUID, float] = {}  # when they were heard of last
         self._heard_until = float("inf")  # until when the others take this one for alive
@@ -244,7 +246,11 @@ class StateTopic:
     @property
     def tag(self) -> int:
         """This process's tag, 1 to 255: no other process of the cluster has it now. 0 while there is none."""
-        return 0 if self._process is None else self.view.tag(self._process)
+        if self._process is None:
+            return 0
+        if self._tag_as_of != self.view.next_offset:  # asked for each append; it changes with the view only
+            self._tag_as_of, self._tag = self.view.next_offset, self.view.tag(self._process)
+        return self._tag
 
     @property
     def tag_runs_out(self) -> bool:

@@ -885,9 +885,10 @@ class Gate:
         """A batch whose records are too old would make the broker forget the stamp (it goes by record timestamps)."""
         if tail.log_append_time or not ticket.kind.stamped:
             return None
-        oldest_seconds = now + tail.wall_minus_monotonic_seconds - tail.expiration_seconds / 2
-        facts = Facts(check_expected_offsets=ticket.check, oldest_timestamp_ms=int(oldest_seconds * 1000))
-        return _POLICY.check(ticket.append, facts)
+        oldest_ms = int((now + tail.wall_minus_monotonic_seconds - tail.expiration_seconds / 2) * 1000)
+        if ticket.append.max_timestamp_ms > oldest_ms:
+            return None
+        return _POLICY.check(ticket.append, Facts(check_expected_offsets=ticket.check, oldest_timestamp_ms=oldest_ms))
 
     @staticmethod
     def _keep_from_stamping(ticket: Ticket) -> None:

@@ -258,6 +258,7 @@ class _Single:
     starts_at: int
     answer_by: float
     topic: bytes
+    topic_id: bytes
 
 
 @value
@@ -498,7 +499,7 @@ class Session:
                 if passes[2] and self._concerns_state_topic(data[at:end]):
                     break
                 slot = Slot(api_key, version, correlation_id, _Answer.RELAYED)
-            elif api_key != PRODUCE or not self._is_known(data, at, version) or not around.fresh(now):
+            elif api_key != PRODUCE or not self._is_known(data[at:end], version) or not around.fresh(now):
                 break
             elif not self._known.guarded:
                 if around.policy(self._known.topic_name) is not None:
@@ -565,11 +566,11 @@ class Session:
             out.append(data[passing_from:at])
         return at, out
 
-    def _is_known(self, data: memoryview, at: int, version: int) -> bool:
-        """Whether the Produce request at `at` begins as the last one that was read."""
+    def _is_known(self, frame: memoryview, version: int) -> bool:
+        """Whether a Produce request, its length in front, begins as the last one that was read."""
         known = self._known
-        start = at + _LENGTH_BYTES + _REQUEST_BYTES_MIN
-        return version == known.version and data[start : start + len(known.prefix)] == known.prefix
+        start = _LENGTH_BYTES + _REQUEST_BYTES_MIN
+        return version == known.version and frame[start : start + len(known.prefix)] == known.prefix
 
     def _concerns_state_topic(self, frame: memoryview) -> bool:
         data = bytes(frame)
@@ -603,7 +604,6 @@ class Session:
             around.release(len(frame))
             return None
         ticket.leader_epoch = around.leader_epoch(key)
-        ticket.may_write = known.topic_name in self._may_write
         if not gate.take(ticket, now):
             around.release(len(frame))
             return None
@@ -612,7 +612,7 @@ class Session:
         slot = Slot(PRODUCE, known.version, correlation_id, _Answer.SINGLE)
         slot.reserved_bytes = len(frame)
         answer_by = self._answer_by[slot] = _answer_by(now, known.timeout_ms)
-        slot.single = _Single(ticket, frame, starts_at, answer_by, known.topic)
+        slot.single = _Single(ticket, frame, starts_at, answer_by, known.topic, topic_id.bytes)
         self._to_client.append(slot)
         self._from_upstream.append(slot)
         header, rest = sent_batch(ticket)
@@ -631,9 +631,9 @@ class Session:
 
         The caller takes the slot out of the queues.
         """
-        fields = read_single_answer(frame)
         single = slot.single
         assert single is not None
+        fields = read_single_answer(frame, single.topic_id)
         gate = self._around.gate(single.ticket.partition)
         if fields is None or gate is None:
             return None
@@ -659,10 +659,12 @@ class Session:
 
     def _no_short_ways(self) -> None:
         """Something is not as usual: appends that took the short way become turns like all others."""
+        found = False
         for index, slot in enumerate(self._from_upstream):
             single = slot.single
             if single is None:
                 continue
+            found = True
             ticket = single.ticket
             turn = Turn(parse_produce_request(single.frame), starts_at=single.starts_at, answer_by=single.answer_by)
             turn.tickets[ticket.partition] = ticket
@@ -673,6 +675,10 @@ class Session:
             names: dict[UUID | None, str] = {ticket.topic_id: ticket.partition.topic}
             asked = {ticket.partition}
             self._from_upstream[index] = self._upstream_slot(slot, turn, _PRODUCE_BY_ID, names=names, asked=asked)
+        if found:
+            # Doubts are settled in the order in which they are told: a successor looked up first would miss its
+            # predecessor, which is only about to be sent again.
+            self._turns = dict(sorted(self._turns.items(), key=lambda item: item[1].starts_at))
 
     # ---- the only way in else
 
@@ -885,12 +891,15 @@ class Session:
         return True
 
     def _note_known(self, version: int, head: bytes, peek: ProducePeek, *, guarded: bool) -> None:
+        """Not where that would be only a part of it, or where lengths are written longer than they have to be."""
+        if peek.end > len(head):
+            return
         name = peek.first_topic.encode()
         before_topic = peek.end - len(name) - 1  # its length takes one byte, or it is not noted
         if version < FLEXIBLE:
             self._known = _Known(version, head[_REQUEST_BYTES_MIN : peek.end], b"", 0, peek.first_topic, b"", False)
             return
-        if len(name) >= 0x7F:
+        if len(name) >= 0x7F or head[before_topic - 1] != 2 or head[before_topic] != len(name) + 1:
             return
         before_acks_end = before_topic - 1 - _ACKS_TIMEOUT.size  # the number of topics takes one byte: it is one topic
         _, timeout_ms = _ACKS_TIMEOUT.unpack_from(head, before_acks_end)
@@ -1499,9 +1508,11 @@ class Session:
         """Whether an answer that has to wait for the front one is held here, in memory, instead of in the socket.
 
         It must be where the front one's answer comes behind it: a guarded append that was refused by its stamp and sent
-        once more, say. False also if there is no memory for it now: then the front one ends by its time limit.
+        once more, say. Or where a gate waits for an answer behind it. False also if there is no memory for it now: then
+        the front one ends by its time limit.
         """
-        if not any(each.inner for each in self._from_upstream) or not self._around.reserve(length):
+        a_gate_waits = any(each.inner or each.single is not None for each in self._from_upstream)
+        if not a_gate_waits or not self._around.reserve(length):
             return False
         slot.reserved_bytes += length
         return True

@@ -194,7 +194,7 @@ def make_ticket(bid: Bid, partition: TopicPartition, data: PartitionData) -> Tic
     if data.records is None:
         return Refusal(Error.INVALID_RECORD, "no_records", f"NO_RECORDS {where}: no record batch for this partition")
     try:
-        require_single_batch(data.records)
+        header = require_single_batch(data.records)
         if not verify_crc(data.records):
             return Refusal(Error.CORRUPT_MESSAGE, "corrupt", f"CORRUPT {where}: the batch does not match its CRC")
         scan = scan_batch(
@@ -202,12 +202,12 @@ def make_ticket(bid: Bid, partition: TopicPartition, data: PartitionData) -> Tic
             bid.names,
             carrier_base=bid.policy.carrier_base,
             decompressed_bytes_max=bid.decompressed_bytes_max,
+            header=header,
         )
     except LimitError as error:
         return Refusal(Error.MESSAGE_TOO_LARGE, "too_large", f"TOO_LARGE {where}: {error}")
     except ProtocolError as error:
         return Refusal(Error.INVALID_RECORD, "malformed", f"MALFORMED {where}: {error}")
-    header = scan.header
     if header.is_control:
         return Refusal(Error.INVALID_RECORD, "control_batch", f"CONTROL_BATCH {where}: only brokers write these")
     if header.producer_id >= 0 and header.producer_id == bid.shared_producer_id:

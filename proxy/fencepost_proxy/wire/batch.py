@@ -205,7 +205,12 @@ class BatchScan(NamedTuple):
 
 
 def scan_batch(
-    records: memoryview, names: HeaderNames, *, carrier_base: bool, decompressed_bytes_max: int
+    records: memoryview,
+    names: HeaderNames,
+    *,
+    carrier_base: bool,
+    decompressed_bytes_max: int,
+    header: BatchHeader | None = None,
 ) -> BatchScan:
     """Reads one complete batch of a Produce request.
 
@@ -216,8 +221,10 @@ def scan_batch(
 
     Raises MalformedBatch where the batch is not what `require_single_batch` wants, or a record that is looked at is
     malformed; LimitError where it unpacks to more than `decompressed_bytes_max` bytes. The CRC is not checked.
+    `header` is what `require_single_batch` said, if it was asked already.
     """
-    header = require_single_batch(records)
+    if header is None:
+        header = require_single_batch(records)
     payload = _payload(records, header, decompressed_bytes_max)
     try:
         end, first, _ = _record_start(payload, 0)
