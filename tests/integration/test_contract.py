@@ -415,7 +415,10 @@ def test_acks_1_goes_up_as_all(kafka3: KafkaCluster, proxy3: ProxyProcess, uniqu
     with contextlib.ExitStack() as stack:
         clients = {prefix: stack.enter_context(_leader_through(proxy3, topic)) for prefix, topic in topics.items()}
         for prefix, client in clients.items():
-            assert client.append(topics[prefix], batch(b"warm", expected=0)).error_code == OK
+            until(
+                lambda prefix=prefix, client=client: client.append(topics[prefix], batch(b"warm", expected=0))[0] == OK,
+                f"an append to {topics[prefix]}",
+            )
         kafka3.pause(follower)
         try:
             for prefix, client in clients.items():

@@ -28,6 +28,8 @@ from typing import Final
 RECEIVE_BUFFER_BYTES: Final = 256 * 1024
 #: Kept for a peer that does not take it; above it the other side is not read. One read may go beyond it.
 UNSENT_BYTES_MAX: Final = 64 * 1024
+#: What one `sendmsg` takes (IOV_MAX of Linux and macOS).
+_CHUNKS_MAX: Final = 1024
 #: Where at least as much is still to pass of a frame, it is spliced.
 SPLICE_BYTES_MIN: Final = 64 * 1024
 _PIPE_BYTES: Final = 1024 * 1024
@@ -235,8 +237,8 @@ class Side:
 
     def write(self, chunks: list[bytes | memoryview]) -> None:
         """Takes chunks that are valid during the call only."""
-        if len(chunks) == 1:
-            self.send(chunks[0])
+        if len(chunks) == 1 or len(chunks) > _CHUNKS_MAX:
+            self.send(chunks[0] if len(chunks) == 1 else b"".join(chunks))
             return
         if self.closing:
             return
@@ -343,6 +345,30 @@ class Side:
             self._end(None)
         else:
             self._emptied()
+
+    # ---- in other hands
+
+    def give_away(self) -> tuple[socket.socket, bytes]:
+        """The socket, which is the caller's from now on, and what is still to be written to it."""
+        assert not self.closing
+        self.pause(self.paused)
+        if self._unsent_bytes:
+            self._loop.remove_writer(self._fd)
+        unsent = bytearray()
+        for each in self._unsent or ():
+            if isinstance(each, Pipe):
+                while each.filled_bytes:
+                    piped = os.read(each.read_fd, each.filled_bytes)
+                    each.filled_bytes -= len(piped)
+                    unsent += piped
+                self._buffers.pipes.give_back(each)
+            else:
+                unsent += each
+        self._unsent = None
+        self._unsent_bytes = 0
+        self._ended = True
+        self._loop.call_soon(self._forget)
+        return self._sock, bytes(unsent)
 
     # ---- the end
 

@@ -17,6 +17,10 @@ gate, nothing behind it is read, as a broker would not either (it handles one re
 
 A client that vanishes does not take its appends with it: what is on its way upstream is waited for, up to a bound, so
 that the gates learn the outcome; only then is the upstream connection closed.
+
+Among worker processes only one owns what cannot be shared (see `_owners`). The session of another that comes to such a
+request reads no further and waits until nothing is under way; then it ends, and the owner goes on with its
+connections, from the first byte of that request.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from enum import Enum, auto
 from typing import Protocol
 from uuid import UUID
 
-from fencepost_policies.append import Refusal
+from fencepost_policies.append import Check, Refusal
 from fencepost_policies.values import value
 from fencepost_proxy.errors import ClientProtocolError, Error, ProtocolError, UpstreamProtocolError
 from fencepost_proxy.partitions.events import (
@@ -53,6 +57,8 @@ from fencepost_proxy.session.messages import (
     Command,
     Count,
     Event,
+    Handed,
+    HandOver,
     ReadClient,
     ReadUpstream,
     Store,
@@ -73,7 +79,17 @@ from fencepost_proxy.session.turn import Bid, Turn, make_ticket, refused, sent_b
 from fencepost_proxy.topics.planning import Joins
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE, Treatment, api_name
+from fencepost_proxy.wire.apis import (
+    ALTER_CONFIGS,
+    API_VERSIONS,
+    APIS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    INCREMENTAL_ALTER_CONFIGS,
+    PRODUCE,
+    Treatment,
+    api_name,
+)
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import (
     FLEXIBLE,
@@ -242,6 +258,7 @@ class _Single:
     starts_at: int
     answer_by: float
     topic: bytes
+    topic_id: bytes
 
 
 @value
@@ -297,6 +314,9 @@ class Slot:
         self.chains: list[_Chain] = []
 
 
+#: Requests that may change virtual configs: one process puts them in an order.
+_OWNERS_APIS = frozenset({CREATE_TOPICS, DELETE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS})
+
 _NOTHING_KNOWN = _Known(-1, b"", b"", 0, "", b"", False)
 
 
@@ -304,7 +324,8 @@ class Session:
     """See the module's docstring. `handle` is the only way in.
 
     `local_host` is the address by which this client reached us, which is what it is told for the brokers' listeners
-    where none is configured. `opened_at` – since when its upstream connection is open, monotonic seconds.
+    where none is configured. `opened_at` – since when its upstream connection is open, monotonic seconds. `owner` –
+    whether this process owns what only one may; a session that goes on in another process begins with `handed`.
     """
 
     __slots__ = (
@@ -328,9 +349,12 @@ class Session:
         "_next_token",
         "_now",
         "_opened_at",
+        "_owner",
+        "_owner_wanted",
         "_probes",
         "_received_bytes",
         "_stores",
+        "_taken_frame",
         "_to_client",
         "_turn",
         "_turn_slot",
@@ -346,9 +370,19 @@ class Session:
     )
 
     def __init__(
-        self, connection: int, local_host: str, around: Surroundings, exchanges: Exchanges, opened_at: float
+        self,
+        connection: int,
+        local_host: str,
+        around: Surroundings,
+        exchanges: Exchanges,
+        opened_at: float,
+        *,
+        owner: bool = True,
     ) -> None:
         self.connection = connection
+        self._owner = owner
+        self._owner_wanted = False
+        self._taken_frame: bytes | None = None  # what the owner is wanted for, where it was collected already
         self._opened_at = opened_at
         self.local_host = local_host
         self.client_id: str | None = None
@@ -383,6 +417,19 @@ class Session:
         self._commands: list[Command] = []
         self._client_out: list[bytes | memoryview] = []
         self._upstream_out: list[bytes | memoryview] = []
+
+    @classmethod
+    def of(cls, handed: Handed, connection: int, around: Surroundings, exchanges: Exchanges) -> Session:
+        """The session of another process, here. It is to be told of `handed.unread` as of any bytes of its client."""
+        session = cls(connection, handed.local_host, around, exchanges, handed.opened_at)
+        session.client_id = handed.client_id
+        session._may_write = dict.fromkeys(handed.may_write)
+        session._received_bytes = handed.received_bytes
+        session._failed_chains = {
+            (partition, producer_id): _Failed(result, behind_bytes)
+            for partition, producer_id, result, behind_bytes in handed.failed_chains
+        }
+        return session
 
     # ---- what others may look at
 
@@ -452,7 +499,7 @@ class Session:
                 if passes[2] and self._concerns_state_topic(data[at:end]):
                     break
                 slot = Slot(api_key, version, correlation_id, _Answer.RELAYED)
-            elif api_key != PRODUCE or not self._is_known(data, at, version) or not around.fresh(now):
+            elif api_key != PRODUCE or not self._is_known(data[at:end], version) or not around.fresh(now):
                 break
             elif not self._known.guarded:
                 if around.policy(self._known.topic_name) is not None:
@@ -519,11 +566,11 @@ class Session:
             out.append(data[passing_from:at])
         return at, out
 
-    def _is_known(self, data: memoryview, at: int, version: int) -> bool:
-        """Whether the Produce request at `at` begins as the last one that was read."""
+    def _is_known(self, frame: memoryview, version: int) -> bool:
+        """Whether a Produce request, its length in front, begins as the last one that was read."""
         known = self._known
-        start = at + _LENGTH_BYTES + _REQUEST_BYTES_MIN
-        return version == known.version and data[start : start + len(known.prefix)] == known.prefix
+        start = _LENGTH_BYTES + _REQUEST_BYTES_MIN
+        return version == known.version and frame[start : start + len(known.prefix)] == known.prefix
 
     def _concerns_state_topic(self, frame: memoryview) -> bool:
         data = bytes(frame)
@@ -544,6 +591,8 @@ class Session:
         policy, topic_id = around.policy(known.topic_name), around.topic_id(known.topic_name)
         key = TopicPartition(known.topic_name, partition)
         gate = around.gate(key)
+        if not self._owner and self._is_owners(policy):
+            return None
         if policy is None or topic_id is None or gate is None or around.produce_version_max() < _PRODUCE_BY_ID:
             return None
         if not around.reserve(len(frame)):
@@ -555,7 +604,6 @@ class Session:
             around.release(len(frame))
             return None
         ticket.leader_epoch = around.leader_epoch(key)
-        ticket.may_write = known.topic_name in self._may_write
         if not gate.take(ticket, now):
             around.release(len(frame))
             return None
@@ -564,7 +612,7 @@ class Session:
         slot = Slot(PRODUCE, known.version, correlation_id, _Answer.SINGLE)
         slot.reserved_bytes = len(frame)
         answer_by = self._answer_by[slot] = _answer_by(now, known.timeout_ms)
-        slot.single = _Single(ticket, frame, starts_at, answer_by, known.topic)
+        slot.single = _Single(ticket, frame, starts_at, answer_by, known.topic, topic_id.bytes)
         self._to_client.append(slot)
         self._from_upstream.append(slot)
         header, rest = sent_batch(ticket)
@@ -583,9 +631,9 @@ class Session:
 
         The caller takes the slot out of the queues.
         """
-        fields = read_single_answer(frame)
         single = slot.single
         assert single is not None
+        fields = read_single_answer(frame, single.topic_id)
         gate = self._around.gate(single.ticket.partition)
         if fields is None or gate is None:
             return None
@@ -611,10 +659,12 @@ class Session:
 
     def _no_short_ways(self) -> None:
         """Something is not as usual: appends that took the short way become turns like all others."""
+        found = False
         for index, slot in enumerate(self._from_upstream):
             single = slot.single
             if single is None:
                 continue
+            found = True
             ticket = single.ticket
             turn = Turn(parse_produce_request(single.frame), starts_at=single.starts_at, answer_by=single.answer_by)
             turn.tickets[ticket.partition] = ticket
@@ -625,6 +675,10 @@ class Session:
             names: dict[UUID | None, str] = {ticket.topic_id: ticket.partition.topic}
             asked = {ticket.partition}
             self._from_upstream[index] = self._upstream_slot(slot, turn, _PRODUCE_BY_ID, names=names, asked=asked)
+        if found:
+            # Doubts are settled in the order in which they are told: a successor looked up first would miss its
+            # predecessor, which is only about to be sent again.
+            self._turns = dict(sorted(self._turns.items(), key=lambda item: item[1].starts_at))
 
     # ---- the only way in else
 
@@ -666,6 +720,8 @@ class Session:
         except ProtocolError as error:
             self._close(f"{error}", type(error))
         self._flush()
+        if self._owner_wanted:
+            self._hand_over()
         # Given away: what was relayed last must not stay in memory until the next event, which may be hours away.
         commands, self._commands = self._commands, []
         return commands
@@ -707,6 +763,7 @@ class Session:
     def _client_is_blocked(self) -> bool:
         return (
             self._turn is not None
+            or self._owner_wanted
             or len(self._to_client) >= self._around.in_flight_requests_max
             or self._made_here >= _MADE_HERE_MAX
         )
@@ -802,6 +859,14 @@ class Session:
             # Its client cannot be told to try again. It waits, as it would for a broker that does not read.
             self._pause_client()
             return False
+        if (
+            not self._owner
+            and peek.topic_count == 1
+            and around.fresh(now)
+            and self._is_owners(around.policy(peek.first_topic))
+        ):
+            self._want_owner()
+            return False
         streamed = (
             around.fresh(now)
             and peek.topic_count == 1
@@ -826,12 +891,15 @@ class Session:
         return True
 
     def _note_known(self, version: int, head: bytes, peek: ProducePeek, *, guarded: bool) -> None:
+        """Not where that would be only a part of it, or where lengths are written longer than they have to be."""
+        if peek.end > len(head):
+            return
         name = peek.first_topic.encode()
         before_topic = peek.end - len(name) - 1  # its length takes one byte, or it is not noted
         if version < FLEXIBLE:
             self._known = _Known(version, head[_REQUEST_BYTES_MIN : peek.end], b"", 0, peek.first_topic, b"", False)
             return
-        if len(name) >= 0x7F:
+        if len(name) >= 0x7F or head[before_topic - 1] != 2 or head[before_topic] != len(name) + 1:
             return
         before_acks_end = before_topic - 1 - _ACKS_TIMEOUT.size  # the number of topics takes one byte: it is one topic
         _, timeout_ms = _ACKS_TIMEOUT.unpack_from(head, before_acks_end)
@@ -866,7 +934,13 @@ class Session:
             self._produce(frame, now)
             return
         slot = Slot(api_key, version, correlation_id, _Answer.MADE_FROM_RESPONSE)
+        if not self._owner and api_key in _OWNERS_APIS:
+            self._want_owner(frame)
+            return
         exchange = self._exchanges.begin(api_key, version, frame, self.local_host)
+        if not self._owner and exchange.joins is not None:
+            self._want_owner(frame)
+            return
         slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         self._to_client.append(slot)
         if exchange.forward is None:
@@ -914,6 +988,47 @@ class Session:
         for partition in joins.partitions:
             self._commands.append(ToPartition(partition, TransactionJoins(joins.transactional_id)))
 
+    # ---- what only the owner may do
+
+    @staticmethod
+    def _is_owners(policy: TopicPolicy | None) -> bool:
+        """On `required` topics every append is stamped, and Kafka compares, whichever process sends it. Where batches
+        keep producer ids of their own, only one gate that sees them all knows where the log ends.
+        """
+        return policy is not None and policy.check is Check.ON
+
+    def _want_owner(self, frame: memoryview | None = None) -> None:
+        """Nothing is read any more; `frame`, collected already, is the first that the owner gets."""
+        self._owner_wanted = True
+        if frame is not None:
+            self._taken_frame = bytes(frame)
+        self._pause_client()
+
+    def _hand_over(self) -> None:
+        """Once nothing is under way. What waits for an answer waits for this process."""
+        under_way = self._to_client or self._from_upstream or self._turns or self._turn is not None or self._probes
+        if under_way or not self._upstream.between_frames or self._closing or self.client_gone or self.upstream_gone:
+            return
+        unread = self._client.give_back()
+        if self._taken_frame is not None:
+            unread = _INT32.pack(len(self._taken_frame)) + self._taken_frame + unread
+        self._around.release(self._collecting_bytes)
+        self._collecting_bytes = 0
+        handed = Handed(
+            local_host=self.local_host,
+            client_id=self.client_id,
+            opened_at=self._opened_at,
+            may_write=tuple(self._may_write),
+            failed_chains=tuple(
+                (*chain, failed.result, failed.behind_bytes) for chain, failed in self._failed_chains.items()
+            ),
+            received_bytes=self._received_bytes - len(unread),
+            unread=unread,
+        )
+        self._commands.append(HandOver(handed))
+        self._owner_wanted = False
+        self.client_gone = self.upstream_gone = True
+
     def _leave_joins(self) -> None:
         """Nobody will hear whether these were added."""
         for joins in self._joins.values():
@@ -932,6 +1047,13 @@ class Session:
             return
         request = parse_produce_request(frame)
         self.client_id = request.client_id
+        if (
+            not self._owner
+            and around.fresh(now)
+            and any(self._is_owners(around.policy(t.name)) for t in request.topics)
+        ):
+            self._want_owner(frame)
+            return
         slot = Slot(PRODUCE, request.api_version, request.correlation_id, _Answer.MADE_HERE)
         starts_at = self._received_bytes - self._client.unread_bytes - len(frame)
         turn = Turn(
@@ -1386,9 +1508,11 @@ class Session:
         """Whether an answer that has to wait for the front one is held here, in memory, instead of in the socket.
 
         It must be where the front one's answer comes behind it: a guarded append that was refused by its stamp and sent
-        once more, say. False also if there is no memory for it now: then the front one ends by its time limit.
+        once more, say. Or where a gate waits for an answer behind it. False also if there is no memory for it now: then
+        the front one ends by its time limit.
         """
-        if not any(each.inner for each in self._from_upstream) or not self._around.reserve(length):
+        a_gate_waits = any(each.inner or each.single is not None for each in self._from_upstream)
+        if not a_gate_waits or not self._around.reserve(length):
             return False
         slot.reserved_bytes += length
         return True

@@ -17,9 +17,12 @@ _REQUEST_HEAD: Final = Struct(">ihhi")
 _ONE_BY_ID: Final = Struct(">B16sBi")
 #: Of a request: tags of partition, topic and request.
 _NO_TAGS: Final = b"\0\0\0"
-#: Correlation id, tags, topics, id, partitions; index, error, base offset, append time, log start; record errors,
-#: message, tags of partition and topic, throttle time, tags.
-_ANSWER_BY_ID: Final = Struct(">iBB16sBihqqqBBBBiB")
+#: Correlation id, tags and topics, id, partitions; index, error, base offset, append time, log start; record errors,
+#: message, tags of partition and topic; throttle time, tags.
+_ANSWER_BY_ID: Final = Struct(">i2s16sBihqqq4siB")
+_ONE_TOPIC: Final = b"\0\2"
+#: No record errors, no message, no tags of partition and topic.
+_NO_MORE: Final = b"\1\0\0\0"
 #: Of an answer by name: what stands before the name, and behind it.
 _ANSWER_HEAD: Final = Struct(">iiBB")
 _ANSWER_REST: Final = Struct(">BihqqqBBBBiB")
@@ -91,18 +94,15 @@ def encode_single(
     return [head + body, rest, _NO_TAGS]
 
 
-def read_single_answer(frame: memoryview) -> tuple[int, int, int, int, int, int] | None:
+def read_single_answer(frame: memoryview, topic_id: bytes) -> tuple[int, int, int, int, int, int] | None:
     """Partition, error code, base offset, append time, log start and throttle time of a v13 answer for one partition.
 
-    None where it has another form, or says more than that.
+    None where it has another form, says more than that, or is about another topic.
     """
     if len(frame) != _ANSWER_BY_ID.size:
         return None
-    fields = _ANSWER_BY_ID.unpack(frame)
-    _, tags, topics, _, partitions, partition, error, base, time, start, errors, message, tag1, tag2, throttle, tag3 = (
-        fields
-    )
-    if topics != 2 or partitions != 2 or errors > 1 or tags or message or tag1 or tag2 or tag3:
+    _, topics, about, count, partition, error, base, time, start, more, throttle, tags = _ANSWER_BY_ID.unpack(frame)
+    if topics != _ONE_TOPIC or about != topic_id or count != 2 or more != _NO_MORE or tags:
         return None
     return partition, error, base, time, start, throttle
 

@@ -1,0 +1,275 @@
+"""The usual Produce request and its answer, read and written without a detour: as the general codec, or not at all."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from uuid import UUID
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fencepost_proxy.errors import ProtocolError
+from fencepost_proxy.wire.produce import (
+    NodeEndpoint,
+    PartitionData,
+    PartitionResult,
+    ProduceRequest,
+    ProduceResponse,
+    TopicData,
+    TopicResult,
+    encode_produce_request,
+    encode_produce_response,
+    parse_produce_request,
+    parse_produce_response,
+    peek_produce,
+)
+from fencepost_proxy.wire.shortcuts import names_no_broker
+from fencepost_proxy.wire.single import encode_single, encode_single_answer, read_single, read_single_answer
+
+TOPIC_ID = UUID(int=0x1234_5678_9ABC_DEF0_1234_5678_9ABC_DEF0)
+OTHER_ID = UUID(int=5)
+
+int16s = st.integers(-(2**15), 2**15 - 1)
+int32s = st.integers(-(2**31), 2**31 - 1)
+int64s = st.integers(-(2**63), 2**63 - 1)
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=20)
+tags = st.sampled_from([b"", b"", b"", b"\x01\x07\x02ab"])
+records = st.one_of(st.none(), st.binary(max_size=40), st.sampled_from([b"x" * 126, b"x" * 127, b"x" * 20_000]))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> ProduceRequest:
+    """By name and flexible; nearly always one batch for one partition."""
+    data = st.builds(PartitionData, int32s, records.map(lambda each: each and memoryview(each)), tags)
+    count = st.sampled_from([1, 1, 1, 1, 0, 2])
+    topics = tuple(
+        TopicData(draw(names), None, tuple(draw(data) for _ in range(draw(count))), draw(tags))
+        for _ in range(max(1, draw(count)))
+    )
+    return ProduceRequest(
+        draw(st.integers(9, 12)),
+        draw(int32s),
+        draw(st.one_of(st.none(), names)),
+        draw(tags),
+        draw(st.one_of(st.none(), names)),
+        draw(int16s),
+        draw(int32s),
+        topics,
+        draw(tags),
+    )
+
+
+def request_frame(request: ProduceRequest) -> bytearray:
+    return bytearray(b"".join(encode_produce_request(request)))[4:]
+
+
+def one(frame: bytearray | bytes, name_end: int) -> tuple[int, bytes] | None:
+    """Partition and batch of it as the short way reads them."""
+    read = read_single(memoryview(frame), name_end)
+    return None if read is None else (read[0], bytes(frame[read[1] : read[2]]))
+
+
+def one_by_the_parser(frame: bytearray | bytes) -> tuple[int, bytes] | None:
+    """The same by the general parser: None if it cannot be read, or is not one batch with nothing beside it."""
+    try:
+        request = parse_produce_request(memoryview(frame))
+    except ProtocolError:
+        return None
+    if len(request.topics) != 1 or len(request.topics[0].partitions) != 1:
+        return None
+    (data,) = request.topics[0].partitions
+    if not data.records or data.tags or request.topics[0].tags or request.tags:
+        return None
+    return data.partition, bytes(data.records)
+
+
+class TestRequests:
+    @settings(max_examples=400)
+    @given(requests())
+    def test_read_as_by_the_parser(self, request: ProduceRequest) -> None:
+        frame = request_frame(request)
+        peek = peek_produce(memoryview(frame), len(frame))
+        assert peek is not None
+        if peek.topic_count == 1:
+            assert one(frame, peek.end) == one_by_the_parser(frame)
+
+    @settings(max_examples=40, deadline=None)
+    @given(requests(), st.integers(1, 255))
+    def test_cut_off_or_with_a_byte_changed_it_is_read_as_by_the_parser_or_not_at_all(
+        self, request: ProduceRequest, change: int
+    ) -> None:
+        request = replace(request, topics=request.topics[:1])
+        frame = request_frame(request)
+        peek = peek_produce(memoryview(frame), len(frame))
+        assert peek is not None
+        end = peek.end
+        for length in range(len(frame)):
+            assert one(frame[:length], end) is None
+        assert one(frame + b"\0", end) is None
+        # The middle of a long batch says nothing to either.
+        for at in (*range(end, min(len(frame), end + 60)), *range(max(end, len(frame) - 8), len(frame))):
+            frame[at] ^= change
+            read = one(frame, end)
+            assert read is None or read == one_by_the_parser(frame)
+            frame[at] ^= change
+
+    @settings(max_examples=300)
+    @given(requests(), st.sampled_from([1, 61, 126, 127, 200, 16_383, 20_000]), st.integers(0, 61))
+    def test_written_as_by_the_encoder(self, request: ProduceRequest, size: int, header_bytes: int) -> None:
+        """What goes before acks is the client's own; behind it stand topic id, partition, batch."""
+        batch = bytes(range(256)) * 80
+        batch, header_bytes = batch[:size], min(size, header_bytes)
+        topic = TopicData("", TOPIC_ID, (PartitionData(7, memoryview(batch), b""),), b"")
+        request = replace(request, api_version=13, acks=-1, topics=(topic,), tags=b"")
+        wanted = b"".join(encode_produce_request(request))
+        before_acks = wanted[12 : wanted.index(struct.pack(">hi", -1, request.timeout_ms) + b"\x02" + TOPIC_ID.bytes)]
+        chunks = encode_single(
+            correlation_id=request.correlation_id,
+            before_acks=before_acks,
+            timeout_ms=request.timeout_ms,
+            topic_id=TOPIC_ID.bytes,
+            partition=7,
+            header=batch[:header_bytes],
+            rest=memoryview(batch)[header_bytes:],
+        )
+        assert b"".join(chunks) == wanted
+
+
+@st.composite
+def responses(draw: st.DrawFn, *, by_id: bool) -> ProduceResponse:
+    count = st.sampled_from([1, 1, 1, 0, 2])
+    result = st.builds(
+        PartitionResult,
+        partition=int32s,
+        error_code=st.one_of(st.just(0), int16s),
+        base_offset=int64s,
+        log_append_time_ms=int64s,
+        log_start_offset=int64s,
+        error_message=st.one_of(st.none(), names),
+    )
+    topics = tuple(
+        TopicResult(
+            "" if by_id else draw(names),
+            draw(st.sampled_from([TOPIC_ID, TOPIC_ID, OTHER_ID])) if by_id else None,
+            tuple(draw(result) for _ in range(draw(count))),
+            draw(tags),
+        )
+        for _ in range(draw(count))
+    )
+    endpoints = draw(st.sampled_from([(), (), (NodeEndpoint(1, "b1", 9092, None),)]))
+    return ProduceResponse(draw(int32s), topics, draw(int32s), endpoints, b"", draw(tags))
+
+
+def response_frame(response: ProduceResponse, version: int) -> bytearray:
+    return bytearray(encode_produce_response(response, version))
+
+
+def answer_by_the_parser(frame: bytes | bytearray) -> tuple[int, int, int, int, int, int] | None:
+    try:
+        response = parse_produce_response(memoryview(frame), 13)
+    except ProtocolError:
+        return None
+    if response.header_tags or response.tags or response.node_endpoints or len(response.topics) != 1:
+        return None
+    (topic,) = response.topics
+    if topic.topic_id != TOPIC_ID or topic.tags or len(topic.partitions) != 1:
+        return None
+    (told,) = topic.partitions
+    if told.record_errors or told.error_message is not None or told.tags:
+        return None
+    return (
+        told.partition,
+        told.error_code,
+        told.base_offset,
+        told.log_append_time_ms,
+        told.log_start_offset,
+        response.throttle_time_ms,
+    )
+
+
+class TestAnswers:
+    @settings(max_examples=400)
+    @given(responses(by_id=True))
+    def test_read_as_by_the_parser(self, response: ProduceResponse) -> None:
+        frame = response_frame(response, 13)[4:]
+        assert read_single_answer(memoryview(frame), TOPIC_ID.bytes) == answer_by_the_parser(frame)
+
+    @settings(max_examples=40, deadline=None)
+    @given(responses(by_id=True), st.integers(1, 255))
+    def test_cut_off_or_with_a_byte_changed_it_is_read_as_by_the_parser_or_not_at_all(
+        self, response: ProduceResponse, change: int
+    ) -> None:
+        frame = response_frame(response, 13)[4:]
+        for length in range(len(frame)):
+            assert read_single_answer(memoryview(frame)[:length], TOPIC_ID.bytes) is None
+        for at in range(len(frame)):
+            frame[at] ^= change
+            read = read_single_answer(memoryview(frame), TOPIC_ID.bytes)
+            assert read is None or read == answer_by_the_parser(frame)
+            frame[at] ^= change
+
+    @given(st.integers(9, 12), names, st.tuples(int32s, int32s, int32s), st.tuples(int64s, int64s, int64s))
+    def test_written_as_by_the_encoder(
+        self, version: int, name: str, numbers: tuple[int, int, int], told: tuple[int, int, int]
+    ) -> None:
+        correlation_id, partition, throttle = numbers
+        result = PartitionResult(partition, 0, *told)
+        response = ProduceResponse(correlation_id, (TopicResult(name, None, (result,)),), throttle)
+        encoded = name.encode()
+        made = encode_single_answer(
+            correlation_id=correlation_id,
+            topic=bytes((len(encoded) + 1,)) + encoded,
+            partition=partition,
+            base_offset=told[0],
+            append_time=told[1],
+            start=told[2],
+            throttle=throttle,
+        )
+        assert made == response_frame(response, version)
+
+
+def tells_nothing_of_brokers(frame: bytearray, version: int) -> bool:
+    """By the parser. What it cannot read goes to the client as it is, and tells it nothing either – but is not sure."""
+    return not parse_produce_response(memoryview(frame)[4:], version).node_endpoints
+
+
+class TestAnswersThatPass:
+    @settings(max_examples=400)
+    @given(responses(by_id=False), st.integers(3, 12))
+    def test_none_that_names_a_broker_is_taken_for_one_that_does_not(
+        self, response: ProduceResponse, version: int
+    ) -> None:
+        frame = response_frame(response, version)
+        if names_no_broker(memoryview(frame), version):
+            assert tells_nothing_of_brokers(frame, version)
+
+    @given(st.lists(st.tuples(names, st.lists(int32s, max_size=5)), min_size=1, max_size=4), st.integers(9, 12), int32s)
+    def test_the_usual_answer_is_known(self, topics: list[tuple[str, list[int]]], version: int, throttle: int) -> None:
+        results = tuple(
+            TopicResult(name, None, tuple(PartitionResult(each, 0, 5, -1, 0) for each in partitions))
+            for name, partitions in topics
+        )
+        assert names_no_broker(memoryview(response_frame(ProduceResponse(1, results, throttle), version)), version)
+
+    @settings(max_examples=40, deadline=None)
+    @given(responses(by_id=False), st.integers(10, 12), st.integers(1, 255))
+    def test_cut_off_or_with_a_byte_changed_it_is_safe_too(
+        self, response: ProduceResponse, version: int, change: int
+    ) -> None:
+        frame = response_frame(response, version)
+        for length in range(9, len(frame)):
+            self._is_safe(frame[:length], version)
+        for at in range(8, len(frame)):
+            frame[at] ^= change
+            self._is_safe(frame, version)
+            frame[at] ^= change
+
+    @staticmethod
+    def _is_safe(frame: bytearray, version: int) -> None:
+        if not names_no_broker(memoryview(frame), version):
+            return
+        try:
+            assert tells_nothing_of_brokers(frame, version)
+        except ProtocolError:
+            return  # names that are no text, say: nothing reads an address out of it
