@@ -286,6 +286,7 @@ class StateTopic:
         except OutcomeUnknown as error:
             _log.warning("this process has no tag", reason=error)
         self._process = process
+        self._tag_as_of = Offset(-1)
         self._others.pop(process, None)
         if self._signs is None:
             self._signs = asyncio.create_task(self._give_signs(), name="signs of life")
