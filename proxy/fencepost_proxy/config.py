@@ -22,6 +22,7 @@ misspelt guard would guard nothing.
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -39,6 +40,9 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 #: Says what is wrong with one virtual topic config, or None. The table of virtual configs lives in a higher room.
 CheckTopicConfig = Callable[[str, str], "str | None"]
+
+#: Tags of processes are 1 to 255, and each worker that is started again takes another.
+_WORKERS_MAX: Final = 64
 
 _DEFAULT_LISTEN: Final = Address("127.0.0.1", 19092)
 
@@ -150,6 +154,7 @@ class ProxyConfig:
     `config_lease_seconds` – how old our view of the virtual configs may be; older, and guarded appends get a
     retriable error. All proxies of a cluster must use the same value.
     `status` – address of the status page, metrics and health checks; None: off.
+    `workers` – processes that share the listeners, for more than one core; the limits hold for each of them.
     `unsafe_disable_stamping` – for tests that show what stamping is for.
     """
 
@@ -166,6 +171,7 @@ class ProxyConfig:
     state_topic: str = "__fencepost_state"
     status: Address | None = None
     log: LogConfig = field(default_factory=LogConfig)
+    workers: int = 1
     unsafe_disable_stamping: bool = False
 
     def __post_init__(self) -> None:
@@ -175,6 +181,10 @@ class ProxyConfig:
             raise ConfigError("upstream: a broker's port cannot be 0")
         if not self.config_lease_seconds > 0:
             raise ConfigError(f"config_lease_seconds must be above 0, not {self.config_lease_seconds!r}")
+        if not 1 <= self.workers <= _WORKERS_MAX:
+            raise ConfigError(f"workers must be from 1 to {_WORKERS_MAX}, not {self.workers}")
+        if self.workers > 1 and sys.platform != "linux":
+            raise ConfigError("workers: more than one worker process needs Linux")
         ports = [*self.broker_ports.values()]
         if self.listen.port:
             ports.append(self.listen.port)
@@ -257,6 +267,8 @@ class _Reader:
                     values[key] = self._number(key, value)
                 case "log":
                     values[key] = self._log(key, value)
+                case "workers":
+                    values[key] = self._whole(key, value)
                 case "unsafe_disable_stamping":
                     values[key] = self._boolean(key, value)
         values.setdefault("upstream", ())

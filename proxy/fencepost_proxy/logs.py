@@ -104,10 +104,20 @@ def get(room: str) -> Log:
     return Log(logging.getLogger(f"{_ROOT}.{room}"))
 
 
-def setup(level: str = "info", style: str = "console", stream: TextIO | None = None) -> None:
-    """Sends our events to `stream` (stderr), and warnings of libraries with them. `style`: `console` or `json`."""
+def setup(level: str = "info", style: str = "console", stream: TextIO | None = None, **common: object) -> None:
+    """Sends our events to `stream` (stderr), and warnings of libraries with them. `style`: `console` or `json`.
+
+    `common` – fields of every event.
+    """
+
+    def add_common(record: logging.LogRecord) -> bool:
+        setattr(record, _FIELDS, {**_fields(record), **common})
+        return True
+
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Json() if style == "json" else _Console())
+    if common:
+        handler.addFilter(add_common)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)

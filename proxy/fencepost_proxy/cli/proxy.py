@@ -7,16 +7,20 @@ import asyncio
 import gc
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from fencepost_proxy import logs
 from fencepost_proxy.config import LogFormat, LogLevel, ProxyConfig, RefusalScope, limit_docs, load
 from fencepost_proxy.errors import ConfigError, FencepostError
 from fencepost_proxy.topics.virtual_configs import check_topic_config
 from fencepost_proxy.types import Address
+
+if TYPE_CHECKING:
+    from fencepost_proxy.net.worker import Worker
 
 _log = logs.get("cli")
 
@@ -84,6 +88,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     add("--refusal-scope", choices=get_args(RefusalScope), help="what one mismatch refuses: its partition (default) or "
         "the whole request, which is KIP-27 to the letter")  # fmt: skip
     add("--status", metavar="HOST:PORT", help="status page, /metrics, /livez and /readyz (default: off)")
+    add("--workers", metavar="N", type=int, help="processes that share the work, for more than one core (default 1); "
+        "each holds every limit for itself")  # fmt: skip
+    add("--worker", help=argparse.SUPPRESS)  # how a supervisor starts a process of its own
     add("--log-level", choices=get_args(LogLevel), help="least severe event that is logged (default info)")
     add("--log-format", choices=get_args(LogFormat), help="key=value lines (default) or JSON, on stderr")
     add("--list-limits", action=_ListLimits, nargs=0, help="print every limit, its default and its meaning, and exit")
@@ -100,19 +107,63 @@ def config_from(args: argparse.Namespace) -> ProxyConfig:
     return load(getattr(args, "config", None), given, check_topic_config=check_topic_config)
 
 
-_SETTINGS: Final = ("upstream", "listen", "advertised_host", "refusal_scope", "status", "log_level", "log_format")
+_SETTINGS: Final = (
+    "upstream",
+    "listen",
+    "advertised_host",
+    "refusal_scope",
+    "status",
+    "workers",
+    "log_level",
+    "log_format",
+)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal; the process's exit status. 2: the configuration is wrong. 1: it could not go on."""
+    if hasattr(args, "worker"):
+        return _run_worker(args.worker)
     try:
         config = config_from(args)
     except ConfigError as e:
         print(f"fencepost proxy: {e}", file=sys.stderr)
         return 2
     logs.setup(config.log.level, config.log.format)
+    if config.workers > 1:
+        # It moves no bytes: Python's own loop will do.
+        with asyncio.Runner() as runner:
+            return runner.run(_supervise(config))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_serve(config))
+
+
+async def _supervise(config: ProxyConfig) -> int:
+    from fencepost_proxy.net.supervisor import supervise  # noqa: PLC0415 - for several workers only
+
+    def on_ready(bootstrap: Address) -> None:
+        print(f"ready bootstrap={bootstrap}", flush=True)
+
+    try:
+        return await supervise(config, on_ready=on_ready)
+    except ConfigError as e:
+        print(f"fencepost proxy: {e}", file=sys.stderr)
+        return 2
+
+
+def _run_worker(given: str) -> int:
+    """`INDEX:FD:FD:FD`, from the supervisor."""
+    gc.disable()
+    import fencepost_proxy.net.app  # noqa: F401, PLC0415 - while it waits to be told that it may serve
+    from fencepost_proxy.net.worker import Worker  # noqa: PLC0415
+
+    index, packets, listeners, loads = map(int, given.split(":"))
+    worker = Worker(index, socket.socket(fileno=packets), socket.socket(fileno=listeners), loads)
+    config = worker.wait_for_start()
+    if config is None:
+        return 1
+    logs.setup(config.log.level, config.log.format, worker=index)
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_serve(config, worker))
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -136,7 +187,7 @@ def _settle_collector() -> None:
     gc.set_threshold(young, middle, _FULL_COLLECTION_EVERY)
 
 
-async def _serve(config: ProxyConfig) -> int:
+async def _serve(config: ProxyConfig, worker: Worker | None = None) -> int:
     # Importing makes thirty thousand objects that stay: nobody need look through them for garbage again and again.
     gc.disable()
     from fencepost_proxy.net.app import serve  # noqa: PLC0415 - `--help` need not load the whole proxy
@@ -150,7 +201,10 @@ async def _serve(config: ProxyConfig) -> int:
         nonlocal ready
         ready = True
         _settle_collector()
-        print(f"ready bootstrap={bootstrap}", flush=True)
+        if worker is None:
+            print(f"ready bootstrap={bootstrap}", flush=True)
+        else:
+            worker.ready(bootstrap)
 
     def on_signal() -> None:
         if stop.is_set():
@@ -162,7 +216,7 @@ async def _serve(config: ProxyConfig) -> int:
         else:
             serving.cancel()
 
-    serving = asyncio.create_task(serve(config, on_ready=on_ready, stop=stop), name="serve")
+    serving = asyncio.create_task(serve(config, on_ready=on_ready, stop=stop, worker=worker), name="serve")
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, on_signal)

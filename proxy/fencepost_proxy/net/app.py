@@ -8,6 +8,7 @@ after that. Clients that come too early wait in the kernel's queue.
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import re
 import socket
@@ -29,6 +30,7 @@ from fencepost_proxy.net.metrics import Metrics, fencepost_version
 from fencepost_proxy.net.reads import FACTS_SECONDS, GateReads
 from fencepost_proxy.net.side import Buffers, Paused
 from fencepost_proxy.net.state_topic import StateTopic
+from fencepost_proxy.net.worker import HandedLink, WantedListener, Worker
 from fencepost_proxy.partitions.events import GateLimits, Ticket, Violation
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as sessions
@@ -58,25 +60,31 @@ async def serve(
     *,
     on_ready: Callable[[Address], None] = lambda address: None,
     stop: asyncio.Event | None = None,
+    worker: Worker | None = None,
 ) -> None:
     """Runs until cancelled, or until `stop` is set: then it drains, within `limits.drain_seconds`.
 
-    `on_ready` is told the bootstrap address once clients can connect. Raises ConfigError where a port cannot be had,
-    StateError where the state topic cannot be relied on.
+    `on_ready` is told the bootstrap address once clients can connect. `worker` – what this process is among several.
+    Raises ConfigError where a port cannot be had, StateError where the state topic cannot be relied on.
     """
     async with AsyncExitStack() as stack:
-        proxy = Proxy(config)
+        proxy = Proxy(config, worker)
         stack.push_async_callback(proxy.close)
+        stop = stop or asyncio.Event()
+        if worker is not None:
+            stack.callback(worker.close)
+            worker.attach(proxy, on_end=stop.set)
         on_ready(await proxy.start())
-        await (stop or asyncio.Event()).wait()
+        await stop.wait()
         await proxy.drain()
 
 
 class Proxy:
     """See the module. Answers what sessions ask of their surroundings, and drives the links."""
 
-    def __init__(self, config: ProxyConfig) -> None:
+    def __init__(self, config: ProxyConfig, worker: Worker | None = None) -> None:
         limits = config.limits
+        self._worker = worker
         self.config = config
         self.header_names = HeaderNames(*(name.encode() for name in _names(config)))
         self.frame_bytes_max = limits.frame_bytes_max
@@ -97,7 +105,8 @@ class Proxy:
             decompressed_bytes_max=limits.decompressed_bytes_max,
             stamping=not config.unsafe_disable_stamping,
         )
-        self.switch = Switch(self, exchanges, gate_limits, self.header_names)
+        owner = worker is None or worker.owner
+        self.switch = Switch(self, exchanges, gate_limits, self.header_names, owner=owner)
         self.links: dict[int, Link] = {}
         self._numbers = itertools.count(1)
         self._buffers = Buffers()
@@ -130,7 +139,7 @@ class Proxy:
 
     async def start(self) -> Address:
         config = self.config
-        sock = self._listening[None] = bind(config.listen, "clients")
+        sock = self._listening[None] = self._bind(None, config.listen, "clients")
         host, port = sock.getsockname()[:2]
         await self._start_status()
         if config.unsafe_disable_stamping:
@@ -154,6 +163,7 @@ class Proxy:
         self._brokers_changed(self._control.brokers)
         await self._look_after_topics()
         self._accepting = True
+        self._count_links()
         for node_id in list(self._listening):
             self._accept_on(node_id)
         self._spawn(self._housekeeping(), "housekeeping")
@@ -241,7 +251,8 @@ class Proxy:
         return 0 if self._state is None else self._state.tag
 
     def alone(self, now: float) -> bool:
-        return self._state is not None and self._state.alone(now)
+        # Known from the start, not only once the other workers gave a sign of life.
+        return self._worker is None and self._state is not None and self._state.alone(now)
 
     def taken_over(self, now: float) -> bool:
         return now >= self._takeover_until
@@ -389,7 +400,8 @@ class Proxy:
         def accepted(sock: socket.socket, peer: Address) -> None:
             self._accepted(sock, peer, node_id)
 
-        self._acceptors[node_id] = Acceptor(self._listening[node_id], accepted)
+        others_turn = None if self._worker is None else self._worker.others_turn
+        self._acceptors[node_id] = Acceptor(self._listening[node_id], accepted, others_turn)
 
     def _accept_nobody(self) -> None:
         for acceptor in self._acceptors.values():
@@ -406,6 +418,7 @@ class Proxy:
         self.links[link.connection] = link
         self._metrics.connections.inc()
         self._metrics.connections_accepted.inc()
+        self._count_links()
         self._spawn(self._connect(link, node_id), f"connect {link.connection}")
 
     async def _connect(self, link: Link, node_id: NodeId | None) -> None:
@@ -434,6 +447,11 @@ class Proxy:
     def link_closed(self, link: Link) -> None:
         if self.links.pop(link.connection, None) is not None:
             self._metrics.connections.dec()
+            self._count_links()
+
+    def _count_links(self) -> None:
+        if self._worker is not None:
+            self._worker.has(len(self.links))
 
     def keep_time(self, session: Session) -> None:
         """It waits for something that has a time limit."""
@@ -471,6 +489,10 @@ class Proxy:
             case sessions.Count(what, label):
                 if what == "refusal":
                     self._metrics.refused(label)
+                return
+            case sessions.HandOver(handed):
+                if link is not None:
+                    self._hand_over(link, handed)
                 return
             case sessions.Store():
                 self._spawn(self._store(connection, command), "store configs")
@@ -538,7 +560,7 @@ class Proxy:
                 continue  # it has moved; its listener asks the book where to connect
             try:
                 port = self._book.listener_port(node_id)
-                sock = bind(Address(self.config.listen.host, port), f"broker {node_id}")
+                sock = self._bind(node_id, Address(self.config.listen.host, port), f"broker {node_id}")
             except ConfigError as error:
                 _log.error("no listener for a broker", broker=node_id, reason=error)
                 continue
@@ -547,6 +569,61 @@ class Proxy:
             _log.info("listening for broker", broker=node_id, port=sock.getsockname()[1])
             if self._accepting:
                 self._accept_on(node_id)
+
+    def _bind(self, node_id: NodeId | None, address: Address, what: str) -> socket.socket:
+        if self._worker is None:
+            return bind(address, what)
+        return self._worker.listener(WantedListener(node_id, address, what))
+
+    # ---- from worker to worker
+
+    def _hand_over(self, link: Link, handed: sessions.Handed) -> None:
+        """To the worker that owns what the client asks for. Where that cannot be: closed, never served here."""
+        assert self._worker is not None
+        if self._draining:
+            link.client.close(time.monotonic())
+            assert link.upstream is not None
+            link.upstream.close(time.monotonic())
+            return
+        given = link.give_away()
+        if given is None:
+            return
+        self._metrics.handed_over.inc()
+        on_its_way = HandedLink(handed, link.peer, link.node_id, given.to_client, given.to_upstream)
+        if not self._worker.hand_over(on_its_way, given):
+            _limited_log.warning("hand over", "connection closed: the owner process cannot be reached", peer=link.peer)
+            self._metrics.closed("owner_away")
+
+    def take_over(self, handed: HandedLink, client: socket.socket, upstream: socket.socket) -> None:
+        """A connection that another worker has accepted."""
+        if self._draining or self._closed or len(self.links) >= self.config.limits.connections_max:
+            why = (
+                "this process is shutting down" if self._draining else "connections_max is reached in the owner process"
+            )
+            _limited_log.warning("take over", f"connection closed: {why}", peer=handed.peer)
+            client.close()
+            upstream.close()
+            return
+        number, local_host = next(self._numbers), handed.session.local_host
+        link = Link(
+            number, client, self, self._buffers, peer=handed.peer, local_host=local_host, node_id=handed.node_id
+        )
+        self.links[number] = link
+        self._metrics.connections.inc()
+        self._count_links()
+        link.take_over(
+            upstream,
+            self.switch.take_over(number, handed.session),
+            unread=handed.session.unread,
+            to_client=handed.to_client,
+            to_upstream=handed.to_upstream,
+        )
+
+    def report(self) -> tuple[StatusSnapshot, Metrics, float]:
+        """For the process that shows all workers together."""
+        metrics = copy.copy(self._metrics)
+        metrics.state_fresh_until = None
+        return self._snapshot(), metrics, self._state.fresh_until if self._state else float("-inf")
 
     # ---- housekeeping
 
@@ -694,18 +771,12 @@ class Proxy:
             bytes_to_kafka=traffic.bytes_to_kafka,
             bytes_to_clients=traffic.bytes_to_clients,
             violations=self._violations,
-            added_seconds=self._added_seconds(),
+            added_seconds=self._metrics.added_seconds(),
             state_lease_seconds=None if state is None else state.fresh_until - now,
             refusals=dict(self._metrics.refusals),
             brokers=tuple(self._broker_status()),
             guarded_topics=tuple(self._guarded_status()),
         )
-
-    def _added_seconds(self) -> tuple[float, float] | None:
-        """Requests and answers together, gates not counted."""
-        both = self.traffic.request_seconds.plus(self.traffic.response_seconds)
-        half, nearly_all = both.quantile_bound(0.5), both.quantile_bound(0.99)
-        return None if half is None or nearly_all is None else (half, nearly_all)
 
     def _broker_status(self) -> list[BrokerStatus]:
         connections: dict[NodeId, int] = {}

@@ -91,8 +91,37 @@ class _Everything(Collector):
                 # -1 rather than minus infinity before the first reading.
                 max(-1.0, metrics.state_fresh_until() - time.monotonic()),
             )
+        yield from _of_workers(metrics)
         build = {"version": fencepost_version(), "python": platform.python_version()}
         yield InfoMetricFamily("fencepost_build", "What is running.", build)
+
+
+def _of_workers(metrics: Metrics) -> Iterable[Metric]:
+    """What a sum would hide: how the work is spread."""
+    if not metrics.workers:
+        return
+    yield CounterMetricFamily(
+        "fencepost_handovers", "Connections that went to the owner process.", metrics.handed_over.value
+    )
+    connections = GaugeMetricFamily(
+        "fencepost_worker_client_connections", "Client connections that are open.", labels=["worker"]
+    )
+    accepted = CounterMetricFamily(
+        "fencepost_worker_client_connections_accepted", "Client connections accepted.", labels=["worker"]
+    )
+    requests = CounterMetricFamily("fencepost_worker_requests", "Requests of clients.", labels=["worker"])
+    starts = CounterMetricFamily("fencepost_worker_starts", "Starts of a worker process.", labels=["worker"])
+    cpu = CounterMetricFamily("fencepost_worker_cpu_seconds", "CPU time, user and system.", labels=["worker"])
+    memory = GaugeMetricFamily("fencepost_worker_resident_memory_bytes", "Resident memory.", labels=["worker"])
+    for each in metrics.workers:
+        label = [str(each.number)]
+        connections.add_metric(label, each.connections)
+        accepted.add_metric(label, each.accepted)
+        requests.add_metric(label, each.requests)
+        starts.add_metric(label, each.starts)
+        cpu.add_metric(label, each.cpu_seconds)
+        memory.add_metric(label, each.resident_bytes)
+    yield from (connections, accepted, requests, starts, cpu, memory)
 
 
 def _by_reason(name: str, documentation: str, counts: Mapping[str, int]) -> Metric:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from html import escape
@@ -105,9 +105,15 @@ class _Page:
 
 
 class StatusServer:
-    """`snapshot` is called for each page; it must not block."""
+    """`snapshot` is called for each page; it must not block. `refresh` is awaited before."""
 
-    def __init__(self, snapshot: Callable[[], StatusSnapshot], metrics: Metrics) -> None:
+    def __init__(
+        self,
+        snapshot: Callable[[], StatusSnapshot],
+        metrics: Metrics,
+        refresh: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        self._refresh = refresh
         self._snapshot = snapshot
         self._metrics = metrics
         self._server: asyncio.Server | None = None
@@ -156,6 +162,8 @@ class StatusServer:
             if path == "/metrics":
                 # The first time it takes as long as a start does: clients must not wait for it.
                 await asyncio.to_thread(load_exposition)
+            if self._refresh is not None and path != "/livez":
+                await self._refresh()
             page = self._page(path)
         except _Refused as e:
             page = _Page(e.status, _TEXT, f"{e}\n".encode())

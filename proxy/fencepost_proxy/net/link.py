@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from time import monotonic
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from fencepost_proxy.net.metrics import Traffic
 from fencepost_proxy.net.side import Buffers, Paused, Side
@@ -28,6 +28,15 @@ class Driver(Protocol):
     def keep_time(self, session: Session) -> None: ...
     def link_opened(self, link: Link) -> Session: ...
     def link_closed(self, link: Link) -> None: ...
+
+
+class GivenAway(NamedTuple):
+    """The sockets of a link, and what each of them is still to get."""
+
+    client: socket.socket
+    to_client: bytes
+    upstream: socket.socket
+    to_upstream: bytes
 
 
 class UpstreamSide(Side):
@@ -178,11 +187,42 @@ class Link:
             # It left before this; nobody would ever end a session that began now.
             sock.close()
             return
+        self._both_there(sock, self.driver.link_opened(self))
+
+    def _both_there(self, sock: socket.socket, session: Session) -> None:
         self.upstream = upstream = UpstreamSide(sock, self._buffers, self._loop, self)
         upstream.other, self.client.other = self.client, upstream
-        self.session = self.driver.link_opened(self)
+        self.session = session
         upstream.start()
         self.client.resume(Paused.CONNECTING)
+
+    # ---- from process to process
+
+    def give_away(self) -> GivenAway | None:
+        """Its session has ended here. None where a connection is closing: then it has ended altogether."""
+        upstream = self.upstream
+        if upstream is None or upstream.closing or self.client.closing:
+            self.client.close(monotonic())
+            if upstream is not None:
+                upstream.close(monotonic())
+            return None
+        client_sock, to_client = self.client.give_away()
+        upstream_sock, to_upstream = upstream.give_away()
+        self._client_gone = self._upstream_gone = True
+        self.driver.link_closed(self)
+        return GivenAway(client_sock, to_client, upstream_sock, to_upstream)
+
+    def take_over(
+        self, sock: socket.socket, session: Session, *, unread: bytes, to_client: bytes, to_upstream: bytes
+    ) -> None:
+        """Goes on where another process has stopped: instead of `connected`."""
+        self._both_there(sock, session)
+        assert self.upstream is not None
+        self.client.received_at = self.upstream.received_at = monotonic()
+        self.client.send(to_client)
+        self.upstream.send(to_upstream)
+        self.driver.session_event(self.connection, messages.ClientBytes(memoryview(unread)))
+        self.client.passing_bytes = session.passing_up_bytes
 
     def perform(self, command: messages.Command) -> None:
         match command:
@@ -216,8 +256,8 @@ class Link:
             self.upstream.passing_bytes = 0
             self.upstream.resume(Paused.FULL)
             self.driver.session_event(self.connection, messages.ClientLost())
-            if self.upstream.ended:
-                self.upstream_lost("nothing was under way")
+            if self.upstream.ended and not self._upstream_gone:
+                self.upstream_lost("nothing was under way")  # which closes the link
                 return
         self._closed_if_both()
 

@@ -22,6 +22,8 @@ _ACCEPTED_AT_ONCE_MAX = 64
 #: This process or the whole machine has used something up.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_SECONDS = 1.0
+#: How long a process leaves a connection to those that have fewer.
+_TURN_SECONDS = 0.002
 
 
 def bind(address: Address, what: str) -> socket.socket:
@@ -46,9 +48,21 @@ def bind(address: Address, what: str) -> socket.socket:
 
 
 class Acceptor:
-    """Takes the connections of one listening socket; `accepted` gets each, with its peer's address."""
+    """Takes the connections of one listening socket; `accepted` gets each, with its peer's address.
 
-    def __init__(self, sock: socket.socket, accepted: Callable[[socket.socket, Address], None]) -> None:
+    `others_turn` – where processes share the socket: whether another one should have the next connection. It is left
+    to them for a moment, once; whoever is still needed then takes it.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        accepted: Callable[[socket.socket, Address], None],
+        others_turn: Callable[[], bool] | None = None,
+    ) -> None:
+        self._others_turn = others_turn
+        self._at_once_max = _ACCEPTED_AT_ONCE_MAX if others_turn is None else 1
+        self._left_to_others = False
         self._sock = sock
         self._accepted = accepted
         self._loop = asyncio.get_running_loop()
@@ -62,7 +76,13 @@ class Acceptor:
         self._loop.remove_reader(self._sock)
 
     def _readable(self) -> None:
-        for _ in range(_ACCEPTED_AT_ONCE_MAX):
+        if self._others_turn is not None:
+            self._left_to_others = not self._left_to_others and self._others_turn()
+            if self._left_to_others:
+                self._loop.remove_reader(self._sock)
+                self._pause = self._loop.call_later(_TURN_SECONDS, self._go_on)
+                return
+        for _ in range(self._at_once_max):
             try:
                 sock, peer = self._sock.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):

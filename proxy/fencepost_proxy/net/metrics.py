@@ -6,10 +6,11 @@ takes longer than half of a start. `net/exposition.py` makes Prometheus's text o
 
 from __future__ import annotations
 
+import copy
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from fencepost_proxy.types import Monotonic
 from fencepost_proxy.wire.apis import APIS
@@ -113,6 +114,18 @@ class Traffic:
         self.response_seconds = Distribution(_ADDED_SECONDS)
 
 
+class WorkerNumbers(NamedTuple):
+    """What only tells something for each worker process by itself."""
+
+    number: int
+    connections: int
+    accepted: int
+    requests: int
+    starts: int
+    cpu_seconds: float
+    resident_bytes: int
+
+
 class Metrics:
     """All of it. `state_fresh_until` gives until when the view of the state topic may be acted on."""
 
@@ -122,7 +135,10 @@ class Metrics:
         self.connections_accepted = Count()
         self.violations = Count()
         self.gate_wait_seconds = Distribution(_WAIT_SECONDS)
+        self.handed_over = Count()
         self.state_fresh_until = state_fresh_until
+        #: Where this is the sum of several worker processes: each of them.
+        self.workers: Sequence[WorkerNumbers] = ()
         self._refusals: dict[str, int] = {}
         self._closed: dict[str, int] = {}
 
@@ -144,6 +160,17 @@ class Metrics:
         """Counts a client connection that the proxy ended: a limit's name, `protocol`, `drain`, …"""
         _count(self._closed, reason)
 
+    def plus(self, other: Metrics) -> Metrics:
+        """Of both processes together."""
+        whole: Metrics = _together(self, other)
+        return whole
+
+    def added_seconds(self) -> tuple[float, float] | None:
+        """Below which the proxy adds to half of all requests and answers, and to 99 % of them; gates not counted."""
+        both = self.traffic.request_seconds.plus(self.traffic.response_seconds)
+        half, nearly_all = both.quantile_bound(0.5), both.quantile_bound(0.99)
+        return None if half is None or nearly_all is None else (half, nearly_all)
+
     def exposition(self) -> bytes:
         """What a scrape gets; see `CONTENT_TYPE`. The first call imports Prometheus's client: see `load_exposition`."""
         from fencepost_proxy.net.exposition import exposition  # noqa: PLC0415 - not before somebody scrapes
@@ -154,6 +181,22 @@ class Metrics:
 def load_exposition() -> None:
     """Imports what `Metrics.exposition` needs: some 50 ms, for a thread to spend."""
     import fencepost_proxy.net.exposition  # noqa: F401, PLC0415
+
+
+def _together(one: Any, other: Any) -> Any:
+    """Sums all the way down. Bounds are equal; what is no number is the first one's."""
+    if isinstance(one, Distribution):
+        return one.plus(other)
+    if isinstance(one, int | float):
+        return one + other
+    if isinstance(one, dict):
+        return {key: one.get(key, 0) + other.get(key, 0) for key in (*one, *(key for key in other if key not in one))}
+    if isinstance(one, Count | Traffic | Metrics):
+        whole = copy.copy(one)
+        for name in vars(one) if isinstance(one, Metrics) else one.__slots__:
+            setattr(whole, name, _together(getattr(one, name), getattr(other, name)))
+        return whole
+    return one
 
 
 def _count(reasons: dict[str, int], reason: str) -> None:

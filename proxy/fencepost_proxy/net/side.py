@@ -346,6 +346,30 @@ class Side:
         else:
             self._emptied()
 
+    # ---- in other hands
+
+    def give_away(self) -> tuple[socket.socket, bytes]:
+        """The socket, which is the caller's from now on, and what is still to be written to it."""
+        assert not self.closing
+        self.pause(self.paused)
+        if self._unsent_bytes:
+            self._loop.remove_writer(self._fd)
+        unsent = bytearray()
+        for each in self._unsent or ():
+            if isinstance(each, Pipe):
+                while each.filled_bytes:
+                    piped = os.read(each.read_fd, each.filled_bytes)
+                    each.filled_bytes -= len(piped)
+                    unsent += piped
+                self._buffers.pipes.give_back(each)
+            else:
+                unsent += each
+        self._unsent = None
+        self._unsent_bytes = 0
+        self._ended = True
+        self._loop.call_soon(self._forget)
+        return self._sock, bytes(unsent)
+
     # ---- the end
 
     @property

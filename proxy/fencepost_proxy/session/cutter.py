@@ -80,6 +80,11 @@ class FrameCutter:
         self._data = _EMPTY
         self._pos = 0
 
+    def give_back(self) -> bytes:
+        """What was kept of frames that were not begun; it is nobody's then."""
+        stash, self._stash = self._stash, b""
+        return stash
+
     def head(self) -> tuple[int, memoryview] | None:
         """At a frame's start: its length and as much of it as is there, None if not even the shortest header is.
 

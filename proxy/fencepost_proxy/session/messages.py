@@ -151,6 +151,30 @@ class Store:
 
 
 @value
+class Handed:
+    """What there is to a session in which nothing is under way: enough for another process to go on with it.
+
+    `unread` – what the client sent and nobody has acted on, a frame's beginning first. `received_bytes` – of the client
+    before that, in all. `failed_chains` – per partition and producer id: its failure, up to which byte it counts.
+    """
+
+    local_host: str
+    client_id: str | None
+    opened_at: float
+    may_write: tuple[str, ...]
+    failed_chains: tuple[tuple[TopicPartition, int, PartitionResult, float], ...]
+    received_bytes: int
+    unread: bytes
+
+
+@value
+class HandOver:
+    """Both connections go to the process that owns what the client asks for; this session has ended."""
+
+    handed: Handed
+
+
+@value
 class TopicStale:
     """Kafka's answer shows that what we know of a guarded topic is out of date: look it up again."""
 
@@ -175,6 +199,7 @@ Command = (
     | ToGate
     | ToPartition
     | Store
+    | HandOver
     | TopicStale
     | Count
 )

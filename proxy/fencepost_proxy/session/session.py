@@ -17,6 +17,10 @@ gate, nothing behind it is read, as a broker would not either (it handles one re
 
 A client that vanishes does not take its appends with it: what is on its way upstream is waited for, up to a bound, so
 that the gates learn the outcome; only then is the upstream connection closed.
+
+Among worker processes only one owns what cannot be shared (see `_owners`). The session of another that comes to such a
+request reads no further and waits until nothing is under way; then it ends, and the owner goes on with its
+connections, from the first byte of that request.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from enum import Enum, auto
 from typing import Protocol
 from uuid import UUID
 
-from fencepost_policies.append import Refusal
+from fencepost_policies.append import Check, Refusal
 from fencepost_policies.values import value
 from fencepost_proxy.errors import ClientProtocolError, Error, ProtocolError, UpstreamProtocolError
 from fencepost_proxy.partitions.events import (
@@ -53,6 +57,8 @@ from fencepost_proxy.session.messages import (
     Command,
     Count,
     Event,
+    Handed,
+    HandOver,
     ReadClient,
     ReadUpstream,
     Store,
@@ -73,7 +79,17 @@ from fencepost_proxy.session.turn import Bid, Turn, make_ticket, refused, sent_b
 from fencepost_proxy.topics.planning import Joins
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE, Treatment, api_name
+from fencepost_proxy.wire.apis import (
+    ALTER_CONFIGS,
+    API_VERSIONS,
+    APIS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    INCREMENTAL_ALTER_CONFIGS,
+    PRODUCE,
+    Treatment,
+    api_name,
+)
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import (
     FLEXIBLE,
@@ -298,6 +314,9 @@ class Slot:
         self.chains: list[_Chain] = []
 
 
+#: Requests that may change virtual configs: one process puts them in an order.
+_OWNERS_APIS = frozenset({CREATE_TOPICS, DELETE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS})
+
 _NOTHING_KNOWN = _Known(-1, b"", b"", 0, "", b"", False)
 
 
@@ -305,7 +324,8 @@ class Session:
     """See the module's docstring. `handle` is the only way in.
 
     `local_host` is the address by which this client reached us, which is what it is told for the brokers' listeners
-    where none is configured. `opened_at` – since when its upstream connection is open, monotonic seconds.
+    where none is configured. `opened_at` – since when its upstream connection is open, monotonic seconds. `owner` –
+    whether this process owns what only one may; a session that goes on in another process begins with `handed`.
     """
 
     __slots__ = (
@@ -329,9 +349,12 @@ class Session:
         "_next_token",
         "_now",
         "_opened_at",
+        "_owner",
+        "_owner_wanted",
         "_probes",
         "_received_bytes",
         "_stores",
+        "_taken_frame",
         "_to_client",
         "_turn",
         "_turn_slot",
@@ -347,9 +370,19 @@ class Session:
     )
 
     def __init__(
-        self, connection: int, local_host: str, around: Surroundings, exchanges: Exchanges, opened_at: float
+        self,
+        connection: int,
+        local_host: str,
+        around: Surroundings,
+        exchanges: Exchanges,
+        opened_at: float,
+        *,
+        owner: bool = True,
     ) -> None:
         self.connection = connection
+        self._owner = owner
+        self._owner_wanted = False
+        self._taken_frame: bytes | None = None  # what the owner is wanted for, where it was collected already
         self._opened_at = opened_at
         self.local_host = local_host
         self.client_id: str | None = None
@@ -384,6 +417,19 @@ class Session:
         self._commands: list[Command] = []
         self._client_out: list[bytes | memoryview] = []
         self._upstream_out: list[bytes | memoryview] = []
+
+    @classmethod
+    def of(cls, handed: Handed, connection: int, around: Surroundings, exchanges: Exchanges) -> Session:
+        """The session of another process, here. It is to be told of `handed.unread` as of any bytes of its client."""
+        session = cls(connection, handed.local_host, around, exchanges, handed.opened_at)
+        session.client_id = handed.client_id
+        session._may_write = dict.fromkeys(handed.may_write)
+        session._received_bytes = handed.received_bytes
+        session._failed_chains = {
+            (partition, producer_id): _Failed(result, behind_bytes)
+            for partition, producer_id, result, behind_bytes in handed.failed_chains
+        }
+        return session
 
     # ---- what others may look at
 
@@ -545,6 +591,8 @@ class Session:
         policy, topic_id = around.policy(known.topic_name), around.topic_id(known.topic_name)
         key = TopicPartition(known.topic_name, partition)
         gate = around.gate(key)
+        if not self._owner and self._is_owners(policy):
+            return None
         if policy is None or topic_id is None or gate is None or around.produce_version_max() < _PRODUCE_BY_ID:
             return None
         if not around.reserve(len(frame)):
@@ -672,6 +720,8 @@ class Session:
         except ProtocolError as error:
             self._close(f"{error}", type(error))
         self._flush()
+        if self._owner_wanted:
+            self._hand_over()
         # Given away: what was relayed last must not stay in memory until the next event, which may be hours away.
         commands, self._commands = self._commands, []
         return commands
@@ -713,6 +763,7 @@ class Session:
     def _client_is_blocked(self) -> bool:
         return (
             self._turn is not None
+            or self._owner_wanted
             or len(self._to_client) >= self._around.in_flight_requests_max
             or self._made_here >= _MADE_HERE_MAX
         )
@@ -808,6 +859,14 @@ class Session:
             # Its client cannot be told to try again. It waits, as it would for a broker that does not read.
             self._pause_client()
             return False
+        if (
+            not self._owner
+            and peek.topic_count == 1
+            and around.fresh(now)
+            and self._is_owners(around.policy(peek.first_topic))
+        ):
+            self._want_owner()
+            return False
         streamed = (
             around.fresh(now)
             and peek.topic_count == 1
@@ -875,7 +934,13 @@ class Session:
             self._produce(frame, now)
             return
         slot = Slot(api_key, version, correlation_id, _Answer.MADE_FROM_RESPONSE)
+        if not self._owner and api_key in _OWNERS_APIS:
+            self._want_owner(frame)
+            return
         exchange = self._exchanges.begin(api_key, version, frame, self.local_host)
+        if not self._owner and exchange.joins is not None:
+            self._want_owner(frame)
+            return
         slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         self._to_client.append(slot)
         if exchange.forward is None:
@@ -923,6 +988,47 @@ class Session:
         for partition in joins.partitions:
             self._commands.append(ToPartition(partition, TransactionJoins(joins.transactional_id)))
 
+    # ---- what only the owner may do
+
+    @staticmethod
+    def _is_owners(policy: TopicPolicy | None) -> bool:
+        """On `required` topics every append is stamped, and Kafka compares, whichever process sends it. Where batches
+        keep producer ids of their own, only one gate that sees them all knows where the log ends.
+        """
+        return policy is not None and policy.check is Check.ON
+
+    def _want_owner(self, frame: memoryview | None = None) -> None:
+        """Nothing is read any more; `frame`, collected already, is the first that the owner gets."""
+        self._owner_wanted = True
+        if frame is not None:
+            self._taken_frame = bytes(frame)
+        self._pause_client()
+
+    def _hand_over(self) -> None:
+        """Once nothing is under way. What waits for an answer waits for this process."""
+        under_way = self._to_client or self._from_upstream or self._turns or self._turn is not None or self._probes
+        if under_way or not self._upstream.between_frames or self._closing or self.client_gone or self.upstream_gone:
+            return
+        unread = self._client.give_back()
+        if self._taken_frame is not None:
+            unread = _INT32.pack(len(self._taken_frame)) + self._taken_frame + unread
+        self._around.release(self._collecting_bytes)
+        self._collecting_bytes = 0
+        handed = Handed(
+            local_host=self.local_host,
+            client_id=self.client_id,
+            opened_at=self._opened_at,
+            may_write=tuple(self._may_write),
+            failed_chains=tuple(
+                (*chain, failed.result, failed.behind_bytes) for chain, failed in self._failed_chains.items()
+            ),
+            received_bytes=self._received_bytes - len(unread),
+            unread=unread,
+        )
+        self._commands.append(HandOver(handed))
+        self._owner_wanted = False
+        self.client_gone = self.upstream_gone = True
+
     def _leave_joins(self) -> None:
         """Nobody will hear whether these were added."""
         for joins in self._joins.values():
@@ -941,6 +1047,13 @@ class Session:
             return
         request = parse_produce_request(frame)
         self.client_id = request.client_id
+        if (
+            not self._owner
+            and around.fresh(now)
+            and any(self._is_owners(around.policy(t.name)) for t in request.topics)
+        ):
+            self._want_owner(frame)
+            return
         slot = Slot(PRODUCE, request.api_version, request.correlation_id, _Answer.MADE_HERE)
         starts_at = self._received_bytes - self._client.unread_bytes - len(frame)
         turn = Turn(

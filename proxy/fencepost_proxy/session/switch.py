@@ -49,9 +49,21 @@ Action = ForConnection | ForControl | Report
 
 
 class Switch:
-    """`around` answers the sessions' questions, except `may_send`, which is the gates' to answer (see `may_send`)."""
+    """`around` answers the sessions' questions, except `may_send`, which is the gates' to answer (see `may_send`).
 
-    def __init__(self, around: Surroundings, exchanges: Exchanges, limits: GateLimits, names: HeaderNames) -> None:
+    `owner` – False in a worker process beside the one that owns what only one may (see `session`).
+    """
+
+    def __init__(
+        self,
+        around: Surroundings,
+        exchanges: Exchanges,
+        limits: GateLimits,
+        names: HeaderNames,
+        *,
+        owner: bool = True,
+    ) -> None:
+        self._owner = owner
         self.sessions: dict[int, Session] = {}
         self.gates: dict[TopicPartition, Gate] = {}
         self._around = around
@@ -66,7 +78,14 @@ class Switch:
     # ---- events in, actions out
 
     def open(self, connection: int, local_host: str, now: float) -> Session:
-        session = self.sessions[connection] = Session(connection, local_host, self._around, self._exchanges, now)
+        session = self.sessions[connection] = Session(
+            connection, local_host, self._around, self._exchanges, now, owner=self._owner
+        )
+        return session
+
+    def take_over(self, connection: int, handed: sessions.Handed) -> Session:
+        """Instead of `open`, for a connection that another process began with."""
+        session = self.sessions[connection] = Session.of(handed, connection, self._around, self._exchanges)
         return session
 
     def session_event(self, connection: int, event: sessions.Event, now: float) -> list[Action]:

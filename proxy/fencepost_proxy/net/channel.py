@@ -1,0 +1,159 @@
+"""Messages between a supervisor and its worker processes: one packet each, with open sockets in it where need be.
+
+Both ends are this program, started by itself, over a socket pair that nobody else holds: so a message is a pickle.
+What is large goes beside the packet, as a file in memory: a packet is sent whole or not at all, and whoever only passes
+it on need not read it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copyreg
+import os
+import pickle
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+_PACKET_BYTES_MAX: Final = 32 * 1024
+_SOCKETS_MAX: Final = 4
+#: Packets that wait for a process which does not read; one more is refused.
+_WAITING_MAX: Final = 1_000
+_INLINE: Final = b"i"
+_BESIDE: Final = b"b"
+
+
+def _read_only(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
+    """By which a pickle names the class, which has no name of its own."""
+    return MappingProxyType(items)
+
+
+copyreg.pickle(MappingProxyType, lambda found: (_read_only, (dict(found),)))
+
+
+@dataclass(slots=True)
+class Packet:
+    """`descriptors` belong to whoever holds the packet: `sockets`, `forward` and `close` give them up."""
+
+    kind: str
+    data: bytes
+    descriptors: list[int]
+
+    @classmethod
+    def of(cls, kind: str, message: object = None, sockets: Sequence[socket.socket] = ()) -> Packet:
+        """`sockets` are the packet's from now on."""
+        data = pickle.dumps(message)
+        descriptors = [each.detach() for each in sockets]
+        if len(data) < _PACKET_BYTES_MAX:
+            return cls(kind, _INLINE + data, descriptors)
+        file = os.memfd_create("fencepost", os.MFD_CLOEXEC)
+        with os.fdopen(os.dup(file), "wb") as writer:
+            writer.write(data)
+        return cls(kind, _BESIDE, [*descriptors, file])
+
+    def message(self) -> Any:
+        """Once."""
+        if self.data[:1] == _INLINE:
+            return pickle.loads(self.data[1:])
+        with os.fdopen(self.descriptors.pop(), "rb") as file:
+            file.seek(0)
+            return pickle.load(file)
+
+    def sockets(self) -> list[socket.socket]:
+        """After `message`, and instead of `close`."""
+        taken, self.descriptors = self.descriptors, []
+        return [socket.socket(fileno=each) for each in taken]
+
+    def close(self) -> None:
+        while self.descriptors:
+            os.close(self.descriptors.pop())
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+
+def send_packet(sock: socket.socket, packet: Packet) -> None:
+    """The packet is used up, unless this raises OSError."""
+    socket.send_fds(sock, [packet.kind.encode() + b"\0" + packet.data], packet.descriptors)
+    packet.close()
+
+
+def receive_packet(sock: socket.socket) -> Packet | None:
+    """None: the other end is gone. Raises OSError."""
+    data, descriptors, _, _ = socket.recv_fds(sock, 2 * _PACKET_BYTES_MAX, _SOCKETS_MAX)
+    if not data:
+        return None
+    for each in descriptors:
+        os.set_inheritable(each, False)
+    kind, _, rest = data.partition(b"\0")
+    return Packet(kind.decode(), rest, list(descriptors))
+
+
+class Channel:
+    """One end, in an event loop. `on_packet` gets each packet and owns it; `on_end` is called once, not by `close`."""
+
+    def __init__(
+        self, sock: socket.socket, on_packet: Callable[[Packet], None], on_end: Callable[[], None] = lambda: None
+    ) -> None:
+        sock.setblocking(False)
+        self._sock = sock
+        self._on_packet = on_packet
+        self._on_end = on_end
+        self._waiting: deque[Packet] = deque()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(sock, self._readable)
+        self._closed = False
+
+    def send(self, packet: Packet) -> bool:
+        """False: it will not arrive, and is closed."""
+        if self._closed or len(self._waiting) >= _WAITING_MAX:
+            packet.close()
+            return False
+        self._waiting.append(packet)
+        if len(self._waiting) == 1:
+            self._write()
+        return not self._closed
+
+    def _write(self) -> None:
+        while self._waiting:
+            try:
+                send_packet(self._sock, self._waiting[0])
+            except (BlockingIOError, InterruptedError):
+                self._loop.add_writer(self._sock, self._write)
+                return
+            except OSError:
+                self._end()
+                return
+            self._waiting.popleft()
+        self._loop.remove_writer(self._sock)
+
+    def _readable(self) -> None:
+        try:
+            packet = receive_packet(self._sock)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            packet = None
+        if packet is None:
+            self._end()
+        else:
+            self._on_packet(packet)
+
+    def _end(self) -> None:
+        if not self._closed:
+            self.close()
+            self._on_end()
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._loop.remove_reader(self._sock)
+        self._loop.remove_writer(self._sock)
+        self._sock.close()
+        while self._waiting:
+            self._waiting.popleft().close()

@@ -1,0 +1,377 @@
+"""Several worker processes behind one address: the process that starts them, and knows nothing of Kafka.
+
+    supervisor ── worker 0, the owner     one connection of packets each, and one on which a worker asks for listeners
+               ── worker 1
+               ── …
+
+It binds every port once and gives the sockets to all workers: which of them accepts a connection is the kernel's to
+say, and a connection that comes while a worker dies waits for the others. A worker that ends by itself is started
+again. A connection that needs the owner goes through here to worker 0, as a packet that is not read on its way; while
+the owner is not there, it is closed.
+
+Worker 0 starts first, so that what it does once for a cluster is done once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import signal
+import socket
+import sys
+import time
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from fencepost_proxy import logs
+from fencepost_proxy.config import ProxyConfig
+from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.net.channel import Channel, Packet, pair, receive_packet, send_packet
+from fencepost_proxy.net.http import BrokerStatus, GuardedTopicStatus, StatusServer, StatusSnapshot
+from fencepost_proxy.net.listeners import bind
+from fencepost_proxy.net.metrics import Metrics, WorkerNumbers, fencepost_version
+from fencepost_proxy.net.worker import AWAY, HAND_OVER, LOAD_BYTES, OWNER, READY, REPORT, START, Report, WantedListener
+from fencepost_proxy.types import Address, NodeId
+
+_log = logs.get("net.supervisor")
+_limited_log = logs.RateLimitedLog(_log)
+
+_PAUSE_MIN_SECONDS: Final = 0.1
+_PAUSE_MAX_SECONDS: Final = 10.0
+#: A worker that has served for so long and ends then is started again at once.
+_STEADY_SECONDS: Final = 30.0
+#: A worker that does not tell its numbers by then is shown with those that it told last.
+_REPORT_SECONDS: Final = 1.0
+#: After what a worker may take to drain: then it is killed.
+_END_SECONDS: Final = 5.0
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One worker, and those that had its number before."""
+
+    index: int
+    process: Process | None = None
+    channel: Channel | None = None
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    starts: int = 0
+    report: Report | None = None  # of the process that runs, the last one
+    retired: Metrics | None = None  # what those that have ended had counted
+
+
+async def supervise(config: ProxyConfig, *, on_ready: Callable[[Address], None]) -> int:
+    """Runs until SIGTERM or SIGINT, and gives the exit status. Raises ConfigError where a port cannot be had."""
+    supervisor = Supervisor(config, on_ready)
+    try:
+        return await supervisor.run()
+    finally:
+        await supervisor.close()
+
+
+class Supervisor:
+    def __init__(self, config: ProxyConfig, on_ready: Callable[[Address], None]) -> None:
+        self._config = config
+        self._on_ready = on_ready
+        self._slots = [_Slot(index) for index in range(config.workers)]
+        self._loads_file = os.memfd_create("fencepost-loads", os.MFD_CLOEXEC)
+        os.ftruncate(self._loads_file, LOAD_BYTES * config.workers)
+        self._loads = memoryview(mmap.mmap(self._loads_file, 0)).cast("q")
+        self._listening: dict[NodeId | None, socket.socket] = {}
+        self._stopping = asyncio.Event()
+        self._bootstrap: Address | None = None
+        self._status_code = 0
+        self._served = False  # all of them, at least once
+        self._started_at = time.monotonic()
+        self._asked: asyncio.Task[None] | None = None
+        self._awaited: set[int] = set()
+        self._reported = asyncio.Event()
+        self._combined = _Combined(self)
+        self._status = StatusServer(self._snapshot, self._combined, self._ask_all)
+
+    # ---- life
+
+    async def run(self) -> int:
+        self._listener(WantedListener(None, self._config.listen, "clients"))
+        if self._config.status is not None:
+            try:
+                await self._status.start(self._config.status)
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot listen on {self._config.status} for the status page: {error.strerror or error}"
+                ) from error
+        loop = asyncio.get_running_loop()
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(each, self._signalled)
+        async with asyncio.TaskGroup() as tasks:
+            for slot in self._slots:
+                tasks.create_task(self._keep(slot), name=f"worker {slot.index}")
+            tasks.create_task(self._tell_ready(), name="ready")
+        return self._status_code
+
+    def _signalled(self) -> None:
+        if self._stopping.is_set():
+            _log.warning("asked twice to stop: ended at once, answers under way are lost")
+            for slot in self._slots:
+                if slot.process is not None and slot.process.returncode is None:
+                    slot.process.kill()
+            os._exit(1)
+        _log.info("draining", longest_seconds=self._config.limits.drain_seconds)
+        self._stop()
+
+    def _stop(self) -> None:
+        self._stopping.set()
+        for slot in self._slots:
+            if slot.process is not None and slot.process.returncode is None:
+                slot.process.terminate()
+
+    async def close(self) -> None:
+        for sock in self._listening.values():
+            sock.close()
+        await self._status.close()
+
+    async def _tell_ready(self) -> None:
+        for slot in self._slots:
+            if not await self._unless_stopping(slot.ready.wait()):
+                return
+        assert self._bootstrap is not None
+        self._served = True
+        _log.info("serving", bootstrap=self._bootstrap, workers=len(self._slots))
+        self._on_ready(self._bootstrap)
+
+    async def _unless_stopping(self, what: object) -> bool:
+        """False: it was not waited for any longer."""
+        waiting = asyncio.ensure_future(what)  # type: ignore[call-overload]
+        stopping = asyncio.create_task(self._stopping.wait())
+        await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        done = waiting.done()
+        for each in (waiting, stopping):
+            each.cancel()
+        return done and not self._stopping.is_set()
+
+    # ---- workers
+
+    async def _keep(self, slot: _Slot) -> None:
+        """Runs the worker, and runs it again; but one that ends before all of them serve ends everything."""
+        pause_seconds = _PAUSE_MIN_SECONDS
+        while not self._stopping.is_set():
+            began = time.monotonic()
+            status = await self._run(slot)
+            if self._stopping.is_set():
+                # By the signal itself: it came before the worker listened for it.
+                self._status_code = max(self._status_code, 0 if status == -signal.SIGTERM else abs(status))
+                return
+            if not self._served:
+                self._status_code = status if status > 0 else 1
+                self._stop()
+                return
+            if time.monotonic() - began > _STEADY_SECONDS:
+                pause_seconds = _PAUSE_MIN_SECONDS
+            _log.error("a worker ended by itself", worker=slot.index, status=status, again_in_seconds=pause_seconds)
+            await self._unless_stopping(asyncio.sleep(pause_seconds))
+            pause_seconds = min(2 * pause_seconds, _PAUSE_MAX_SECONDS)
+
+    async def _run(self, slot: _Slot) -> int:
+        ours, theirs = pair()
+        listeners, theirs_too = pair()
+        slot.starts += 1
+        self._loads[slot.index] = AWAY
+        # A session of its own: Ctrl-C in a terminal is for the supervisor, who passes it on once.
+        slot.process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "fencepost_proxy", "proxy"),
+            *("--worker", ":".join(map(str, (slot.index, theirs.fileno(), theirs_too.fileno(), self._loads_file)))),
+            pass_fds=(theirs.fileno(), theirs_too.fileno(), self._loads_file),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+        theirs_too.close()
+        listeners.setblocking(False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(listeners, self._listener_wanted, listeners)
+        slot.channel = Channel(ours, lambda packet: self._received(slot, packet))
+        owner = self._slots[OWNER]
+        if slot is owner or self._served or await self._unless_stopping(owner.ready.wait()):
+            slot.channel.send(Packet.of(START, replace(self._config, status=None)))
+        if self._stopping.is_set():
+            slot.process.terminate()
+        status = await self._end_of(slot.process)
+        loop.remove_reader(listeners)
+        listeners.close()
+        slot.channel.close()
+        slot.channel = None
+        slot.ready.clear()
+        self._loads[slot.index] = AWAY
+        self._retire(slot)
+        return status
+
+    async def _end_of(self, process: Process) -> int:
+        ended = asyncio.create_task(process.wait())
+        if await self._unless_stopping(asyncio.shield(ended)):
+            return ended.result()
+        try:
+            async with asyncio.timeout(self._config.limits.drain_seconds + _END_SECONDS):
+                return await ended
+        except TimeoutError:
+            process.kill()
+            return await process.wait()
+
+    def _received(self, slot: _Slot, packet: Packet) -> None:
+        if packet.kind == HAND_OVER:
+            owner = self._slots[OWNER]
+            if not (owner.ready.is_set() and owner.channel is not None and owner.channel.send(packet)):
+                packet.close()
+                _limited_log.warning("owner", "connection closed: the owner process is not there", worker=slot.index)
+        elif packet.kind == READY:
+            bootstrap = packet.message()
+            if slot.index == OWNER:
+                self._bootstrap = bootstrap
+            slot.ready.set()
+        elif packet.kind == REPORT:
+            _, slot.report = packet.message()
+            self._awaited.discard(slot.index)
+            if not self._awaited:
+                self._reported.set()
+
+    # ---- listeners
+
+    def _listener_wanted(self, asker: socket.socket) -> None:
+        try:
+            packet = receive_packet(asker)
+            if packet is None:
+                asyncio.get_running_loop().remove_reader(asker)
+                return
+            try:
+                answer = Packet.of("listener", None, [self._listener(packet.message()).dup()])
+            except ConfigError as error:
+                answer = Packet.of("listener", str(error))
+            send_packet(asker, answer)
+        except OSError as error:
+            _log.warning("a worker could not be given a listener", reason=error)
+
+    def _listener(self, wanted: WantedListener) -> socket.socket:
+        sock = self._listening.get(wanted.node_id)
+        if sock is None:
+            sock = self._listening[wanted.node_id] = bind(wanted.address, wanted.what)
+        return sock
+
+    # ---- all workers in numbers
+
+    async def _ask_all(self) -> None:
+        """One question for all who ask at the same time."""
+        if self._asked is None or self._asked.done():
+            self._asked = asyncio.create_task(self._ask())
+        await asyncio.shield(self._asked)
+
+    async def _ask(self) -> None:
+        self._reported.clear()
+        self._awaited = {slot.index for slot in self._slots if slot.channel is not None and slot.process is not None}
+        for slot in self._slots:
+            if slot.channel is not None and not slot.channel.send(Packet.of(REPORT)):
+                self._awaited.discard(slot.index)
+        if self._awaited:
+            try:
+                async with asyncio.timeout(_REPORT_SECONDS):
+                    await self._reported.wait()
+            except TimeoutError:
+                pass
+
+    def _retire(self, slot: _Slot) -> None:
+        """Counters never go down: what a worker had told stays counted when it ends."""
+        if slot.report is None:
+            return
+        metrics, slot.report = slot.report.metrics, None
+        metrics.connections.value = 0
+        metrics.traffic.requests_in_flight = 0
+        slot.retired = metrics if slot.retired is None else slot.retired.plus(metrics)
+
+    def metrics(self) -> Metrics:
+        whole = Metrics()
+        workers = []
+        fresh_until = float("inf")
+        for slot in self._slots:
+            of_slot = Metrics() if slot.retired is None else slot.retired
+            if slot.report is not None:
+                of_slot = of_slot.plus(slot.report.metrics)
+                fresh_until = min(fresh_until, slot.report.state_fresh_until)
+            else:
+                fresh_until = float("-inf")
+            whole = whole.plus(of_slot)
+            workers.append(
+                WorkerNumbers(
+                    slot.index,
+                    of_slot.connections.value,
+                    of_slot.connections_accepted.value,
+                    sum(of_slot.traffic.requests.values()),
+                    slot.starts,
+                    0.0 if slot.report is None else slot.report.cpu_seconds,
+                    0 if slot.report is None else slot.report.resident_bytes,
+                )
+            )
+        whole.state_fresh_until = lambda: fresh_until  # type: ignore[assignment]
+        whole.workers = workers
+        return whole
+
+    def _snapshot(self) -> StatusSnapshot:
+        metrics = self.metrics()
+        owner = self._slots[OWNER].report
+        snapshots = [slot.report.snapshot for slot in self._slots if slot.report is not None]
+        uptime_seconds = time.monotonic() - self._started_at
+        if owner is None or not snapshots:
+            reason = "it is shutting down" if self._stopping.is_set() else "the owner process is being started"
+            return StatusSnapshot(fencepost_version(), uptime_seconds, None, self._bootstrap, not_ready=(reason,))
+        away = tuple(f"worker {slot.index} is being started" for slot in self._slots if not slot.ready.is_set())
+        leases = [each.state_lease_seconds for each in snapshots if each.state_lease_seconds is not None]
+        return replace(
+            owner.snapshot,
+            uptime_seconds=uptime_seconds,
+            bootstrap=self._bootstrap or owner.snapshot.bootstrap,
+            not_ready=("it is shutting down",) if self._stopping.is_set() else owner.snapshot.not_ready,
+            warnings=(*owner.snapshot.warnings, *away),
+            connections=metrics.connections.value,
+            requests_in_flight=sum(each.requests_in_flight for each in snapshots),
+            buffered_bytes=sum(each.buffered_bytes for each in snapshots),
+            bytes_to_kafka=metrics.traffic.bytes_to_kafka,
+            bytes_to_clients=metrics.traffic.bytes_to_clients,
+            violations=metrics.violations.value,
+            added_seconds=metrics.added_seconds(),
+            state_lease_seconds=min(leases, default=None),
+            refusals=dict(metrics.refusals),
+            brokers=_brokers(snapshots),
+            guarded_topics=_guarded(snapshots),
+        )
+
+
+class _Combined(Metrics):
+    """For the status server, which asks for the text alone."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        super().__init__()
+        self._supervisor = supervisor
+
+    def exposition(self) -> bytes:
+        return self._supervisor.metrics().exposition()
+
+
+def _brokers(snapshots: list[StatusSnapshot]) -> tuple[BrokerStatus, ...]:
+    brokers: dict[NodeId, BrokerStatus] = {}
+    for snapshot in snapshots:
+        for each in snapshot.brokers:
+            before = brokers.get(each.node_id)
+            connections = each.connections + (0 if before is None else before.connections)
+            brokers[each.node_id] = replace(before or each, connections=connections)
+    return tuple(brokers[node_id] for node_id in sorted(brokers))
+
+
+def _guarded(snapshots: list[StatusSnapshot]) -> tuple[GuardedTopicStatus, ...]:
+    topics: dict[str, GuardedTopicStatus] = {}
+    for snapshot in snapshots:
+        for each in snapshot.guarded_topics:
+            before = topics.get(each.topic)
+            topics[each.topic] = replace(
+                before or each, waiting=each.waiting + (0 if before is None else before.waiting)
+            )
+    return tuple(topics[topic] for topic in sorted(topics))

@@ -1,0 +1,165 @@
+"""What a worker process has of the others: listeners come from the supervisor, what it may not do goes to the owner.
+
+Worker 0 is the owner. The supervisor (`supervisor.py`) binds every port once; all workers accept on the same sockets.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from fencepost_proxy.config import ProxyConfig
+from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.net.channel import Channel, Packet, receive_packet, send_packet
+from fencepost_proxy.net.http import StatusSnapshot
+from fencepost_proxy.net.link import GivenAway
+from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.session.messages import Handed
+from fencepost_proxy.types import Address, NodeId
+
+OWNER: Final = 0
+#: The supervisor does little else; one that is silent for so long is gone.
+_LISTENER_SECONDS: Final = 5.0
+
+#: How many connections each worker has is 8 bytes of memory that all of them share.
+LOAD_BYTES: Final = 8
+#: Of a worker that does not serve: nothing is left to it.
+AWAY: Final = sys.maxsize
+
+START, READY, HAND_OVER, REPORT = "start", "ready", "hand-over", "report"
+
+
+@dataclass(frozen=True, slots=True)
+class HandedLink:
+    """A connection on its way to the owner; its two sockets come with it, the client's first."""
+
+    session: Handed
+    peer: Address
+    node_id: NodeId | None
+    to_client: bytes
+    to_upstream: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WantedListener:
+    """`node_id` – None for the bootstrap listener."""
+
+    node_id: NodeId | None
+    address: Address
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A worker in numbers. `state_fresh_until` is monotonic, which all processes of a machine agree on."""
+
+    snapshot: StatusSnapshot
+    metrics: Metrics
+    state_fresh_until: float
+    cpu_seconds: float
+    resident_bytes: int
+
+
+class Proxy(Protocol):
+    """What the worker needs of the proxy that it is."""
+
+    def take_over(self, handed: HandedLink, client: socket.socket, upstream: socket.socket) -> None: ...
+    def report(self) -> tuple[StatusSnapshot, Metrics, float]: ...
+
+
+class Worker:
+    """`packets` and `listeners` are this process's ends of the two connections to the supervisor.
+
+    `loads` – a file in memory: how many connections each worker has. Each writes its own number.
+    """
+
+    def __init__(self, index: int, packets: socket.socket, listeners: socket.socket, loads: int) -> None:
+        self.index = index
+        self._loads = memoryview(mmap.mmap(loads, 0)).cast("q")
+        os.close(loads)
+        self._packets = packets
+        self._listeners = listeners
+        self._channel: Channel | None = None
+        self._proxy: Proxy | None = None
+        self._on_end: Callable[[], None] = lambda: None
+        listeners.settimeout(_LISTENER_SECONDS)
+
+    @property
+    def owner(self) -> bool:
+        """Whether this process has the gates of `true` topics, their transactions, and changes of virtual configs."""
+        return self.index == OWNER
+
+    def wait_for_start(self) -> ProxyConfig | None:
+        """Blocks until this worker is to serve; None: the supervisor has ended."""
+        packet = receive_packet(self._packets)
+        config: ProxyConfig | None = None if packet is None else packet.message()
+        return config
+
+    def attach(self, proxy: Proxy, on_end: Callable[[], None]) -> None:
+        """`on_end` – the supervisor is gone."""
+        self._proxy = proxy
+        self._channel = Channel(self._packets, self._received, on_end)
+
+    def has(self, connections: int) -> None:
+        """Told whenever it changes, from when this process serves."""
+        self._loads[self.index] = connections
+
+    def others_turn(self) -> bool:
+        """Whether a worker has fewer connections than this one. One after the other, as far as that can be had."""
+        return self._loads[self.index] > min(self._loads)
+
+    def ready(self, bootstrap: Address) -> None:
+        self._send(Packet.of(READY, bootstrap))
+
+    def listener(self, wanted: WantedListener) -> socket.socket:
+        """Blocks for as long as the supervisor takes to bind it: a moment, and once per broker. Raises ConfigError."""
+        try:
+            send_packet(self._listeners, Packet.of("listener", wanted))
+            packet = receive_packet(self._listeners)
+        except OSError as error:
+            raise ConfigError(f"the supervisor gives no listener for {wanted.what}: {error}") from error
+        if packet is None:
+            raise ConfigError(f"the supervisor is gone; no listener for {wanted.what}")
+        problem = packet.message()
+        if problem is not None:
+            raise ConfigError(problem)
+        (sock,) = packet.sockets()
+        sock.setblocking(False)
+        return sock
+
+    def hand_over(self, handed: HandedLink, given: GivenAway) -> bool:
+        """False: the connections are closed."""
+        return self._send(Packet.of(HAND_OVER, handed, [given.client, given.upstream]))
+
+    def _send(self, packet: Packet) -> bool:
+        if self._channel is None:
+            packet.close()
+            return False
+        return self._channel.send(packet)
+
+    def _received(self, packet: Packet) -> None:
+        assert self._proxy is not None
+        message = packet.message()
+        if packet.kind == HAND_OVER:
+            self._proxy.take_over(message, *packet.sockets())
+        elif packet.kind == REPORT:
+            snapshot, metrics, fresh_until = self._proxy.report()
+            usage = resource.getrusage(resource.RUSAGE_SELF)
+            report = Report(snapshot, metrics, fresh_until, usage.ru_utime + usage.ru_stime, _resident_bytes())
+            self._send(Packet.of(REPORT, (message, report)))
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+        self._listeners.close()
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", "rb") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
