@@ -224,6 +224,17 @@ def test_both_ways_come_to_the_same(block: int) -> None:
     assert min(taken[each] for each in ("taken", "not taken", "landed", "not landed", "taken back")) > 10, taken
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(3456, id="doubts are settled in the order in which the appends were sent"),
+        pytest.param(1494, id="an answer that passes keeps none from a gate that waits for the next"),
+    ],
+)
+def test_what_differed_once(seed: int) -> None:
+    _run_both(_Programs().program(seed))
+
+
 # --- a gate alone -----------------------------------------------------------------------------------------------------
 
 
