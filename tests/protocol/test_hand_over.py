@@ -256,3 +256,26 @@ def test_the_end_of_the_other_end_is_told_once_and_nothing_can_be_sent() -> None
         assert len(ends) == 1
 
     told(story)
+
+
+def test_sockets_that_cannot_be_received_are_closed_and_the_channel_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process without file descriptors left receives them."""
+    monkeypatch.setattr(channel_module, "_SOCKETS_MAX", 1)
+
+    async def story() -> None:
+        near, far = pair()
+        got: list[str] = []
+        channel = Channel(near, lambda packet: got.append(packet.kind))
+        one, other = socket.socketpair()
+        another, its_other = socket.socketpair()
+        send_packet(far, Packet.of("two sockets", None, [one, another]))
+        send_packet(far, Packet.of("none"))
+        await until(lambda: bool(got))
+        assert got == ["none"]
+        assert other.recv(1) == b""
+        assert its_other.recv(1) == b""
+        for each in (far, other, its_other):
+            each.close()
+        channel.close()
+
+    told(story)

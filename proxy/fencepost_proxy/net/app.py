@@ -75,7 +75,7 @@ async def serve(
         stop = stop or asyncio.Event()
         if worker is not None:
             stack.callback(worker.close)
-            worker.attach(proxy, on_end=stop.set)
+            worker.attach(proxy)
         on_ready(await proxy.start())
         await stop.wait()
         await proxy.drain()
