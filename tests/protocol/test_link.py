@@ -271,6 +271,22 @@ def test_a_client_that_left_before_its_upstream_connection_leaves_nothing_behind
     told(story)
 
 
+@pytest.mark.parametrize("first", ["client", "broker"])
+def test_whoever_leaves_first_the_link_is_closed_once(first: str) -> None:
+    """A link that is forgotten counts against `connections_max` for ever."""
+
+    async def story() -> None:
+        async with pair() as sockets:
+            await send(sockets.client, request(1))
+            await receive(sockets.broker, len(request(1)))
+            getattr(sockets, first).close()
+            await until(lambda: bool(sockets.driver.closed))
+            await asyncio.sleep(0.05)
+            assert sockets.driver.closed == [sockets.link]
+
+    told(story)
+
+
 def test_a_client_that_is_turned_away_before_its_upstream_connection_gets_no_session() -> None:
     async def story() -> None:
         async with pair(connected=False) as sockets:

@@ -256,8 +256,8 @@ class Link:
             self.upstream.passing_bytes = 0
             self.upstream.resume(Paused.FULL)
             self.driver.session_event(self.connection, messages.ClientLost())
-            if self.upstream.ended:
-                self.upstream_lost("nothing was under way")
+            if self.upstream.ended and not self._upstream_gone:
+                self.upstream_lost("nothing was under way")  # which closes the link
                 return
         self._closed_if_both()
 
