@@ -98,9 +98,13 @@ class Workers(ProxyProcess):
     def kill_worker(self, worker: int) -> None:
         os.kill(self.worker_pid(worker), signal.SIGKILL)
 
+    def _serves(self) -> bool:
+        status = self.status()
+        return bool(status["ready"]) and not status["warnings"]
+
     def await_start(self, worker: int, starts: int) -> None:
         until(
-            lambda: self.of_worker("starts_total", worker) >= starts and not self.status()["warnings"],
+            lambda: self.of_worker("starts_total", worker) >= starts and self._serves(),
             f"worker {worker} to be started again",
         )
 
@@ -134,12 +138,17 @@ def new_topic(proxy: Workers, prefix: str) -> str:
 def append(connection: Connection, topic: str, records: bytes) -> Answer:
     """6 is an answer while a leader or a gate is new."""
 
-    def answered() -> Answer | None:
-        answer = connection.append(topic, records)
-        return None if answer.error_code == NOT_LEADER else answer
+    last: list[Answer] = []
 
-    found: Answer = until(answered, f"an append to {topic}")
-    return found
+    def answered() -> bool:
+        last[:] = [connection.append(topic, records)]
+        return last[0].error_code != NOT_LEADER
+
+    try:
+        until(answered, f"an append to {topic}")
+    except AssertionError as failure:
+        raise AssertionError(f"{failure}: {last}") from failure
+    return last[0]
 
 
 # --- what any worker may do -------------------------------------------------------------------------------------------
