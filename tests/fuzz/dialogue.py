@@ -901,7 +901,7 @@ class _Run:
                 TopicResult("" if version >= 13 else name, TOPIC_IDS.get(name, UUID(int=5)), tuple(results))
                 for name, results in topics.items()
             ),
-            0,
+            asked.correlation_id % 3,
             (NodeEndpoint(1, "b1", 9092, None),) if error % 2 and version >= 10 else (),
         )
         return encode_produce_response(response, version)

@@ -6,8 +6,11 @@ all of them and writes docs/mutants.md.
 
 from __future__ import annotations
 
+import inspect
 import re
+import struct
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,6 +22,7 @@ from fencepost_proxy.errors import Error
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions import gate as gate_module
 from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.partitions.memory import Memory
 from fencepost_proxy.session import session as session_module
 from fencepost_proxy.session import turn as turn_module
 from fencepost_proxy.session.messages import ToGate
@@ -39,6 +43,20 @@ class Patch:
     def set(self, owner: Any, name: str, value: Any) -> None:
         self._old.append((owner, name, owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)))
         setattr(owner, name, value)
+
+    def edit(self, owner: type, name: str, *changes: tuple[str, str]) -> None:
+        """A method with some of its text exchanged. Each text has to be there: or the code has moved on."""
+        original = getattr(owner, name)
+        source = textwrap.dedent(inspect.getsource(original))
+        for old, new in changes:
+            if old not in source:
+                raise TypeError(f"{owner.__name__}.{name} has no {old!r}")
+            source = source.replace(old, new)
+        scope: dict[str, Any] = {}
+        flags = inspect.unwrap(original).__code__.co_flags & annotations.compiler_flag
+        code = compile(source, f"<{name} with a defect>", "exec", flags=flags)
+        exec(code, original.__globals__, scope)
+        self.set(owner, name, scope[name])
 
     def undo(self) -> None:
         for owner, name, value in reversed(self._old):
@@ -140,15 +158,16 @@ def violation_not_told(patch: Patch) -> None:
     "an appended batch moves the believed end by one record", "the end moves by the batch's records", "chains", "race"
 )
 def end_moves_by_one(patch: Patch) -> None:
-    orig = Gate._landed_at
+    orig = Gate._note_landed
 
-    def landed(self: Gate, ticket: g.Ticket, *rest: Any) -> None:
-        orig(self, ticket, *rest)
+    def landed(self: Gate, ticket: g.Ticket, *rest: Any) -> Any:
+        noted = orig(self, ticket, *rest)
         if ticket.append.record_count > 1 and self._log_end == ticket.at + ticket.append.record_count:  # type: ignore[operator]
             self._log_end -= 1
             self._end_as_of = float("inf")
+        return noted
 
-    patch.set(Gate, "_landed_at", landed)
+    patch.set(Gate, "_note_landed", landed)
 
 
 # --------------------------------------------------------------------------------------------------- warm and cold
@@ -187,6 +206,7 @@ def own_beside_stamped(patch: Patch) -> None:
 @mutant("the shift is not counted", "every unstamped append shifts the stamp: rule 6", "true-one", "liars-true")
 def shift_not_counted(patch: Patch) -> None:
     patch.set(Gate, "_own_success", lambda self, ticket, result, now: self._answer(ticket, result))
+    patch.set(Gate, "_moved_by_own", lambda self, end, ticket: None)
 
 
 # ----------------------------------------------------------------------------------------- the stamp that is agreed on
@@ -287,6 +307,7 @@ def client_loss_releases(patch: Patch) -> None:
     withdrawn = Gate._withdrawn
 
     def client_lost(self: Session, now: float) -> None:
+        self._no_short_ways()
         for turn in self._turns.values():
             for ticket in turn.granted:
                 self._commands.append(ToGate(ticket, g.Withdrawn(ticket)))
@@ -307,6 +328,7 @@ def client_loss_releases(patch: Patch) -> None:
 
 @mutant("a producer's retry is not known", "retries come before the offset check", "retries")
 def retry_not_known(patch: Patch) -> None:
+    patch.set(Memory, "retry_of", lambda self, ticket: None)
     patch.set(Gate, "_known_retry", lambda self, ticket: False)
 
 
@@ -317,14 +339,11 @@ def retry_not_known(patch: Patch) -> None:
     "liars-true",
 )
 def retry_without_digest(patch: Patch) -> None:
-    def known(self: Gate, ticket: g.Ticket) -> bool:
-        for first, landed in self.memory.stamped.get(ticket.producer, ()):
-            if first == ticket.append.base_sequence:
-                self._accept(ticket, landed)
-                return True
-        return False
+    def retry_of(self: Memory, ticket: g.Ticket) -> Any:
+        known = self.stamped.get(ticket.producer, ())
+        return next((landed for first, landed in known if first == ticket.append.base_sequence), None)
 
-    patch.set(Gate, "_known_retry", known)
+    patch.set(Memory, "retry_of", retry_of)
 
 
 @mutant("equal records are taken for the client's own", "never success by mere likeness: rule 5", "race", "one-broker")
@@ -402,9 +421,15 @@ def transactions_on_required(patch: Patch) -> None:
 @mutant("appends go by topic name", "a topic created again is another one: rule 11", "recreated")
 def by_name(patch: Patch) -> None:
     patch.set(Session, "_goes_by_id", lambda self, request: False)
+    patch.set(Session, "_take_single", lambda self, *rest: None)
 
 
-@mutant("conditional appends keep the client's acks", "acks=all, or a truncation gives an offset twice", "cluster")
+@mutant(
+    "conditional appends keep the client's acks",
+    "acks=all, or a truncation gives an offset twice",
+    "cluster",
+    "resends",
+)
 def acks_as_asked(patch: Patch) -> None:
     orig = Turn.upstream_request
 
@@ -413,6 +438,16 @@ def acks_as_asked(patch: Patch) -> None:
         return None if made is None else replace(made, acks=self.request.acks)
 
     patch.set(Turn, "upstream_request", request)
+    encode = session_module.encode_single
+
+    def encoded(*, before_acks: bytes, **rest: Any) -> Any:
+        # The short way does not keep what the client asked for: here, what one with acks=1 would have got.
+        (*whole,) = encode(before_acks=before_acks, **rest)
+        frame = bytearray(b"".join(whole))
+        struct.pack_into(">h", frame, 12 + len(before_acks), 1)
+        return [bytes(frame)]
+
+    patch.set(session_module, "encode_single", encoded)
 
 
 # ----------------------------------------------------------------------------------------------- what is let through
@@ -675,6 +710,126 @@ def relayed_answers_overtake(patch: Patch) -> None:
 @mutant("who waits for memory is not asked again", "no stuck connection", "bulky")
 def waits_for_memory(patch: Patch) -> None:
     patch.set(Session, "needs_ticks", property(lambda self: bool(self._answer_by) or self.client_gone))
+
+
+# -------------------------------------------------------------------------------------------------- the short way
+# Those of its defects that no run here shows are in tests/unit/test_short_way.py, which compares it to the general way.
+
+
+@mutant("the short way stamps while cold", "cold: send soon after the read: rule 12", "idle-chains")
+def taken_while_cold(patch: Patch) -> None:
+    warm = "if not (self._in_flight or self._warm(ticket, now) or self._tail_is_fresh(now)):"
+    patch.edit(Gate, "_stamp_at_end", (warm, "if False:"))
+
+
+@mutant("the short way takes a retry for a new append", "retries come before the offset check", "true-one")
+def taken_retry(patch: Patch) -> None:
+    known = "if its_retry_is_known_here and (memory.retry_of(ticket) or self._follows(ticket)):"
+    patch.edit(Gate, "take", (known, "if False:"))
+
+
+@mutant("the short way asks no policy", "what the policy refuses is refused", "liars", "switches", "race")
+def taken_without_policy(patch: Patch) -> None:
+    patch.edit(
+        Gate, "take", ("append.transactional or _POLICY.check(append, _FACTS[ticket.check]) is not None", "False")
+    )
+
+
+@mutant("the short way stamps old timestamps", "stamp only fresh timestamps: rules 2, 3", "expiry")
+def taken_with_any_timestamp(patch: Patch) -> None:
+    patch.edit(Gate, "_stamp_at_end", (" or self._timestamps(ticket, tail, now) is not None", ""))
+
+
+@mutant("the short way takes contradictions", "an expectation that contradicts its place is a mismatch", "liars-true")
+def taken_contradiction(patch: Patch) -> None:
+    patch.edit(Gate, "_stamp_at_end", (" or ticket.append.contradiction is not None", ""))
+
+
+@mutant("the short way goes past who waits", "a gate is fair", "queues", "crowd")
+def taken_past_the_queue(patch: Patch) -> None:
+    patch.edit(Gate, "take", ("if self._queue or self._granted", "if self._granted"))
+
+
+@mutant("the short way stamps without comparing", "0 means success only at the expected offset", "race", "liars")
+def taken_anywhere(patch: Patch) -> None:
+    patch.edit(Gate, "_stamp_at_end", ("if expected != end or ", "if "))
+
+
+@mutant("the short way does not compare an answer's offset", "0 means success only there", "bypass", "bypass-true")
+def landed_anywhere(patch: Patch) -> None:
+    patch.edit(Gate, "landed", ("result.base_offset != ticket.at\n", "False\n"))
+
+
+@mutant("the short way takes a duplicate for a success", "another's batch may lie there: rule 5", "race", "one-broker")
+def landed_duplicate(patch: Patch) -> None:
+    patch.edit(Gate, "landed", ("or result.log_append_time_ms != -1\n", "\n"))
+
+
+@mutant("the short way ends whichever append comes first", "no stuck gate", "true-many", "true-one", "true-cluster")
+def landed_out_of_order(patch: Patch) -> None:
+    patch.edit(Gate, "landed", (" or self._in_flight[0] is not ticket", ""))
+
+
+@mutant("the short way does not note what landed", "retries come before the offset check", "retries")
+def landed_and_forgotten(patch: Patch) -> None:
+    patch.edit(Gate, "landed", ("self._note_landed(ticket, result.log_append_time_ms, now)", "pass"))
+
+
+@mutant(
+    "the short way does not count what was not stamped", "every unstamped append shifts the stamp: rule 6", "true-one"
+)
+def landed_without_a_shift(patch: Patch) -> None:
+    patch.edit(Gate, "landed", ("self._moved_by_own(result.base_offset + ticket.append.record_count, ticket)", "pass"))
+
+
+@mutant("the short way takes an error for a success", "an error is no success", "resends")
+def landed_by_an_error(patch: Patch) -> None:
+    patch.edit(Session, "_end_single", ("if error or ", "error = 0\n    if "))
+
+
+@mutant("the short way goes on behind a failed batch", "a chain falls as a whole: rule 13", "chains", "queues")
+def taken_behind_a_hole(patch: Patch) -> None:
+    patch.edit(Session, "_take_single", (" or self._failed_chains", ""))
+
+
+@mutant(
+    "what took the short way first is never taken back", "settled in time, always", "one-broker", "chains", "cluster"
+)
+def one_is_not_taken_back(patch: Patch) -> None:
+    patch.edit(Session, "_no_short_ways", ("if single is None:", "if single is None or index == 0:"))
+
+
+@mutant("the short way keeps its memory", "bounded memory", "race")
+def short_way_keeps_memory(patch: Patch) -> None:
+    patch.edit(Session, "_end_single", ("self._around.release(slot.reserved_bytes)\n", "\n"))
+
+
+@mutant("the short way is taken by old configs", "a view of the configs has a lease: rule 10", "switches")
+def short_way_without_a_lease(patch: Patch) -> None:
+    patch.edit(Session, "take_up", (" or not around.fresh(now)", ""))
+
+
+@mutant("a topic that was not guarded stays so", "what the configs say now holds", "switches")
+def never_guarded_again(patch: Patch) -> None:
+    patch.edit(Session, "take_up", ("if around.policy(self._known.topic_name) is not None:", "if False:"))
+
+
+@mutant("a known request names any topic", "what is known of a request is its whole beginning", "wide", "wide-required")
+def any_topic_is_known(patch: Patch) -> None:
+    patch.set(Session, "_is_known", lambda self, frame, version: version == self._known.version)
+
+
+@mutant(
+    "an answer by the short way goes past those before it", "one connection's answers in its order", "chains", "asking"
+)
+def short_answers_overtake(patch: Patch) -> None:
+    first = "if slot is not to_client[0] or (len(to_client) > 1 and to_client[1].done):"
+    patch.edit(
+        Session,
+        "take_down",
+        (first, "if False:"),
+        ("del to_client[0], from_upstream[0]", "to_client.remove(from_upstream.pop(0))"),
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- the rules

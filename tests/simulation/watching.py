@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as sessions
@@ -56,6 +58,33 @@ class WatchedSwitch(Switch):
                     pass
         super()._route(session, command)
 
+    def _gate(self, partition: TopicPartition) -> Gate:
+        is_new = partition not in self.gates
+        gate = super()._gate(partition)
+        if is_new:
+            take = gate.take
+
+            def watched(ticket: g.Ticket, now: float) -> bool:
+                return self._take(gate, take, ticket, now)
+
+            gate.take = watched  # type: ignore[method-assign]
+        return gate
+
+    def _take(self, gate: Gate, take: Callable[[g.Ticket, float], bool], ticket: g.Ticket, now: float) -> bool:
+        """The short way: offer, turn and sending in one."""
+        is_cold = not gate._in_flight and now >= gate._warm_until
+        held = {_chain(t) for t in gate._queue if gate._waits_for_what_may_be_queued(t, now)}
+        before = [t for t in gate._queue if t.connection != ticket.connection and _chain(t) not in held]
+        if not take(ticket, now):
+            return False
+        self._offers += 1
+        self._places[ticket] = self._offers
+        if is_cold:
+            self._check_read(gate, ticket)
+        if before:
+            self._note(f"UNFAIR: a turn at {gate.partition} goes past {len(before)} that came before")
+        return True
+
     def _carry_out(self, gate: Gate, effect: g.Effect) -> None:
         self._held.update(t for t in gate._queue if gate._waits_for_what_may_be_queued(t, self._sim.now))
         match effect:
@@ -102,11 +131,15 @@ class WatchedSwitch(Switch):
     def _check_age(self, ticket: g.Ticket) -> None:
         """What was read of a cold partition may be relied on for a short time only: nothing compares there."""
         gate = self.gates.get(ticket.partition)
-        tail = None if gate is None else gate._tail
-        if gate is None or tail is None or not ticket.kind.stamped or self._sim.now < gate._warm_until:
+        if gate is not None and self._sim.now >= gate._warm_until and not gate._in_flight:
+            self._check_read(gate, ticket)
+
+    def _check_read(self, gate: Gate, ticket: g.Ticket) -> None:
+        tail = gate._tail
+        if tail is None or not ticket.kind.stamped:
             return
         age = self._sim.now - tail.requested_at
-        if age > self._cold_send_seconds + 0.001 and not gate._in_flight:
+        if age > self._cold_send_seconds + 0.001:
             self._note(f"COLD AND LATE: sent to {ticket.partition} {age:.2f} s after its end was read")
 
     def _note(self, what: str) -> None:

@@ -14,12 +14,16 @@ from typing import Any
 
 import pytest
 
+from fencepost_policies.append import Check, Refusal
 from fencepost_proxy.errors import ProtocolError
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.turn import Bid, make_ticket
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
+from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import (
     PartitionData,
     PartitionResult,
@@ -27,13 +31,18 @@ from fencepost_proxy.wire.produce import (
     TopicData,
     encode_produce_request,
     parse_produce_request,
+    parse_produce_response,
 )
 from tests.fuzz import dialogue as dialogue_module
+from tests.fuzz import gates
 from tests.fuzz.dialogue import NOW_MS, TOPIC_IDS, Asked, Dialogue, _Run
-from tests.fuzz.engine import Op, Program, Untraced
+from tests.fuzz.engine import Failure, Op, Program, Untraced
+from tests.fuzz.log import SHARED
+from tests.simulation.mutants import Patch
 from tests.support.batches import batch
 
 _PROGRAMS = 40
+_GATE_PROGRAMS = 400
 _OPS = 60
 
 
@@ -118,6 +127,25 @@ def _meaning(frame: bytes) -> Any:
     return replace(request, topics=topics)
 
 
+def _gate_seen(gate: Gate) -> list[Any]:
+    """What decides about its future."""
+    memory = gate.memory
+    return [
+        (gate.phase, gate.idle, gate.waiting, gate.in_transaction, gate.last_refusal, gate._transactions),
+        (gate._log_end, gate._end_as_of, gate._shift, gate._epoch, gate._check, gate._accounted),
+        (gate._warm_until, gate._warm_since, gate._warm_epoch, gate._retry_at, gate._sent_count),
+        (gate._stamped_queued_until, gate._stamped_queued_to, gate._own_queued_until, gate._holes),
+        (memory.landed, memory.stamped, memory._own, memory._unresolved, memory._violations),
+        [
+            [
+                (t.at, t.stamp, t.kind, t.sent_at, t.sent_as, t.attempts, t.may_write, t.behind, len(t.followers))
+                for t in tickets
+            ]
+            for tickets in (gate._in_flight, gate._doubts, gate._queue, gate._looking)
+        ],
+    ]
+
+
 def _seen(run: _Run) -> list[Any]:
     """All that anybody outside can tell, and what decides about the future."""
     seen: list[Any] = []
@@ -135,21 +163,7 @@ def _seen(run: _Run) -> list[Any]:
     for partition, log in run.logs.items():
         seen.append((partition, log.end, log.batches))
     for partition, gate in run.switch.gates.items():
-        memory = gate.memory
-        seen.append(
-            (
-                partition,
-                (gate.phase, gate.idle, gate.waiting, gate.in_transaction, gate.last_refusal),
-                (gate._log_end, gate._end_as_of, gate._shift, gate._epoch, gate._check, gate._accounted),
-                (gate._warm_until, gate._warm_since, gate._warm_epoch, gate._retry_at, gate._sent_count),
-                (gate._stamped_queued_until, gate._stamped_queued_to, gate._own_queued_until, gate._holes),
-                (memory.landed, memory.stamped, memory._own, memory._unresolved, memory._violations),
-                [
-                    [(t.at, t.stamp, t.kind, t.sent_at, t.sent_as, t.attempts, t.may_write) for t in tickets]
-                    for tickets in (gate._in_flight, gate._doubts, gate._queue, gate._looking)
-                ],
-            )
-        )
+        seen += [partition, *_gate_seen(gate)]
     seen.append([(each.partition, type(each.effect)) for each in run.control])
     return seen
 
@@ -210,6 +224,146 @@ def test_both_ways_come_to_the_same(block: int) -> None:
     assert min(taken[each] for each in ("taken", "not taken", "landed", "not landed", "taken back")) > 10, taken
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        pytest.param(3456, id="doubts are settled in the order in which the appends were sent"),
+        pytest.param(1494, id="an answer that passes keeps none from a gate that waits for the next"),
+    ],
+)
+def test_what_differed_once(seed: int) -> None:
+    _run_both(_Programs().program(seed))
+
+
+# --- a gate alone -----------------------------------------------------------------------------------------------------
+
+
+class _GatePrograms(gates.Gates):
+    """With transactions; and more of what is honest, or it would be cold all the time."""
+
+    def program(self, seed: int) -> Program:
+        rng = random.Random(f"gate {seed}")
+        setup: dict[str, Any] = {
+            "required": rng.random() < 0.3,
+            "append_time": rng.random() < 0.1,
+            "calm": rng.random() < 0.7,
+            "takes over": rng.random() < 0.1,
+        }
+        noise, ops = rng.choice((0.05, 0.15, 0.4)), []
+        while len(ops) < _OPS:
+            ops += [self._noise(rng)] if rng.random() < noise else self._round(rng)
+        return Program(setup, ops)
+
+    def _noise(self, rng: random.Random) -> Op:
+        draw = rng.random()
+        if draw < 0.1:
+            return ["join", rng.randrange(2), rng.choice((0, 1, 2))]
+        if draw < 0.3:
+            return rng.choice((["control", 0, "open", 0], ["again", rng.randrange(60), rng.randrange(2)]))
+        return self.op(rng)
+
+    @staticmethod
+    def _round(rng: random.Random) -> list[Op]:
+        connection, ahead, ops = rng.randrange(2), 0, []
+        for _ in range(rng.choice((1, 1, 2))):
+            how, count = rng.choice(("end", "end", "none")), rng.randint(1, 2)
+            sequence, flags = rng.choice((rng.randrange(4), rng.randrange(500))), rng.choice((0, 0, 0, 0, 1))
+            offer: Op = ["offer", connection, [how, ahead, count, rng.randrange(3), sequence, flags, 0]]
+            ahead += count
+            ops += [offer, ["control", 0, "true", 0], ["control", 0, "true", 0], ["send"]]
+        return ops + [["answer", connection, "ok", 0]] * rng.choice((0, 1, 1, 2, 2))
+
+
+class _GateRun(gates._Run):
+    """`short` – appends are taken where the gate takes them, and land where they land."""
+
+    def __init__(self, program: Program, *, short: bool) -> None:
+        super().__init__(program, set(), Untraced())
+        self.short = short
+        self.took = False
+        self.taken: set[g.Ticket] = set()
+
+    def _do(self, op: Op) -> None:
+        self.took = False
+        if op[0] == "join":
+            joined = g.TransactionJoined(str(op[1]), op[2] == 1)
+            self._event(joined if op[2] else g.TransactionJoins(str(op[1])))
+        else:
+            super()._do(op)
+
+    def _offer(self, records: bytes, connection: int) -> None:
+        setup = self.program.setup
+        check = Check.REQUIRED if setup["required"] else Check.ON
+        bid = Bid(
+            connection,
+            TopicPolicy(check),
+            HeaderNames(),
+            20_000,
+            SHARED,
+            self.now,
+            self.now + 1.0,
+            tag=5,
+            connected_at=0.0,
+            alone=setup["calm"],
+            taken_over=not setup["takes over"] or len(self.offered) > 2,
+        )
+        ticket = make_ticket(bid, gates.PARTITION, PartitionData(0, memoryview(records)))
+        if isinstance(ticket, Refusal):
+            return
+        self.offered.append(ticket)
+        self.waiting[ticket] = None
+        if self.short and self.gate.take(ticket, self.now):
+            self.took = True
+            self.taken.add(ticket)
+            self.sent.append(ticket)
+        else:
+            self._event(g.Offered(ticket))
+
+    def _event(self, event: g.Event) -> None:
+        if self.short and isinstance(event, g.Answered) and event.ticket in self.taken:
+            ticket = event.ticket
+            self.taken.discard(ticket)
+            told = self.gate.landed(ticket, event.result, self.now)
+            if told is not None:
+                self.transcript += ["Answer", f"{told.error_code} {told.base_offset} None"]
+                if ticket not in self.left:
+                    self._answered(ticket, told, None)
+                return
+        super()._event(event)
+
+    def everything(self) -> list[Any]:
+        told = [line for line in self.transcript if line != "Grant"]
+        asked = [(type(each), getattr(each, "offset", None), at) for each, at in self.control]
+        return [*_gate_seen(self.gate), told, asked, self.log.end, self.log.batches, len(self.sent), len(self.waiting)]
+
+
+def _run_gates(seed: int) -> Counter[str]:
+    """One gate that takes, and one that is told of each step. What the one takes the other has to grant at once."""
+    program = _GatePrograms().program(seed)
+    general, short = _GateRun(program, short=False), _GateRun(program, short=True)
+    taken: Counter[str] = Counter()
+    for number, op in enumerate(program.ops):
+        short._do(op)
+        general._do(op)
+        if short.took:
+            taken[short.offered[-1].kind.name] += 1
+            assert general.granted is general.offered[-1], f"taken and not granted: op {number} of {program.to_json()}"
+            general._send()
+        assert short.everything() == general.everything(), f"after op {number} {op} of {program.to_json()}"
+    for run in (general, short):
+        run._end()
+    assert short.everything()[-6:] == general.everything()[-6:], program.to_json()
+    return taken
+
+
+def test_a_gate_comes_to_the_same() -> None:
+    taken: Counter[str] = Counter()
+    for seed in range(_GATE_PROGRAMS):
+        taken += _run_gates(seed)
+    print(taken)
+    assert min(taken[each] for each in ("CONDITIONAL", "PLAIN", "OWN")) > 10, taken
+
+
 # --- requests that only look like the one before ----------------------------------------------------------------------
 
 
@@ -238,8 +392,17 @@ class _Talk(_Run):
         return [(Asked(frame).version, topic) for frame in frames for topic, _ in self._parts(Asked(frame))]
 
 
-def _append(topic: str, expected: int, *, version: int = 9, client_id: str = "c", correlation_id: int = 1) -> bytes:
-    records = batch(b"v", headers=[[("expected-offset", b"%d" % expected)]], timestamp_ms=NOW_MS)
+def _append(
+    topic: str,
+    expected: int,
+    *,
+    version: int = 9,
+    client_id: str = "c",
+    correlation_id: int = 1,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+) -> bytes:
+    headers = [[("expected-offset", b"%d" % expected)]]
+    records = batch(b"v", headers=headers, timestamp_ms=NOW_MS, producer=producer)
     data = (PartitionData(0, memoryview(bytes(records))),)
     request = ProduceRequest(version, correlation_id, client_id, b"", None, -1, 30_000, (TopicData(topic, None, data),))
     return b"".join(encode_produce_request(request))
@@ -301,3 +464,118 @@ def test_a_request_that_ends_too_early_is_not_taken_for_the_one_before() -> None
     # Then it is malformed, and not for a broker to find out
     assert bytes(talk.client.upstream_got) == usual
     assert talk.client.client_closed
+
+
+# --- what is under way by it, and does not end as usual ---------------------------------------------------------------
+
+
+def test_who_sends_an_append_again_meanwhile_is_told_too() -> None:
+    talk = _Talk()
+    other = talk._wires(1)
+    talk.appends_the_first()
+    # Given an append that took the short way, and the same one again by another connection of its producer
+    again = _append("required", 1, correlation_id=2, producer=(5, 0, 3))
+    talk.sends(again)
+    assert len(talk.client.asked) == 1
+    other.client_wrote += again
+    talk._deliver_client(other, [])
+    assert not other.asked
+    # When the first is answered
+    talk._answer(talk.client, "ok", 0, 0)
+    # Then so is the second, by the same
+    told = parse_produce_response(memoryview(bytes(talk.client.client_got[-len(other.client_got) + 4 :])), 9)
+    assert parse_produce_response(memoryview(other.client_got)[4:], 9).topics == told.topics
+    assert told.topics[0].partitions[0].base_offset == 1
+
+
+def test_it_is_told_in_time_that_the_outcome_is_not_known() -> None:
+    talk = _Talk()
+    talk.appends_the_first()
+    got = len(talk.client.client_got)
+    talk.sends(_append("required", 1, correlation_id=2))
+    talk._pass_time(26.9)
+    assert len(talk.client.client_got) == got
+    talk._pass_time(0.2)
+    response = parse_produce_response(memoryview(talk.client.client_got)[got + 4 :], 9)
+    assert [each.error_code for each in response.topics[0].partitions] == [7]
+
+
+# --- defects of the short way that only a comparison shows ------------------------------------------------------------
+
+
+def _differ(patch: Patch, run: Any) -> bool:
+    try:
+        run()
+    except (AssertionError, Failure):
+        return True
+    finally:
+        patch.undo()
+    return False
+
+
+_GATE_DEFECTS = {
+    "does not wait for what is queued": (Gate, "take", "self._waits_for_what_may_be_queued(ticket, now) or ", ""),
+    "does not look at transactions": (
+        Gate,
+        "_stamp_at_end",
+        "self._another_transaction_is_open(ticket, tail) or ",
+        "",
+    ),
+    "pipelines while cold": (Gate, "take", " or not self._fits_beside_in_flight(ticket, now)", ""),
+    "forgets a producer whose sequences stay here": (Gate, "take", "self.memory.note_stamped(ticket)", "pass"),
+}
+_SESSION_DEFECTS = {
+    "takes any leader for the one that acknowledged": (
+        Session,
+        "_take_single",
+        "ticket.leader_epoch = around.leader_epoch(key)",
+        "pass",
+    ),
+    "goes by id where a broker cannot": (
+        Session,
+        "_take_single",
+        " or around.produce_version_max() < _PRODUCE_BY_ID",
+        "",
+    ),
+    "does not remember who may write": (
+        Session,
+        "_end_single",
+        "self._may_write[single.ticket.partition.topic] = None",
+        "pass",
+    ),
+    "loses a throttle time": (Session, "_end_single", "throttle=throttle", "throttle=0"),
+    "leaves an answer behind": (Session, "take_down", " or (len(to_client) > 1 and to_client[1].done)", ""),
+    "goes past a request that waits": (Session, "take_up", "self._turn is not None or self._client_paused or ", ""),
+    "lets a client near the state topic": (
+        Session,
+        "take_up",
+        "if passes[2] and self._concerns_state_topic(data[at:end]):",
+        "if False:",
+    ),
+}
+
+
+@pytest.mark.no_cover  # of what is broken
+@pytest.mark.parametrize("defect", _GATE_DEFECTS)
+def test_a_gate_that_takes_wrongly_is_noticed(defect: str) -> None:
+    owner, name, old, new = _GATE_DEFECTS[defect]
+
+    def noticed(seed: int) -> bool:
+        patch = Patch()
+        patch.edit(owner, name, (old, new))
+        return _differ(patch, lambda: _run_gates(seed))
+
+    assert any(noticed(seed) for seed in range(_GATE_PROGRAMS)), defect
+
+
+@pytest.mark.no_cover  # of what is broken
+@pytest.mark.parametrize("defect", _SESSION_DEFECTS)
+def test_a_session_that_takes_wrongly_is_noticed(defect: str) -> None:
+    owner, name, old, new = _SESSION_DEFECTS[defect]
+
+    def noticed(seed: int) -> bool:
+        patch = Patch()
+        patch.edit(owner, name, (old, new))
+        return _differ(patch, lambda: _run_both(_Programs().program(seed)))
+
+    assert any(noticed(seed) for seed in range(_PROGRAMS)), defect
