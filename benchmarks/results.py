@@ -117,6 +117,7 @@ TABLES: Mapping[str, str] = {
     "read_committed": "read_committed consumer",
     "memory": "Memory",
     "start": "Start",
+    "workers": "Worker processes: one and two",
     "growth": "Growth: cost of the largest beside the smallest",
 }
 

@@ -140,7 +140,7 @@ def test_a_table_has_a_line_for_each_route_and_says_where_there_is_nothing() -> 
 
 def test_only_names_workloads_by_pattern_and_a_quick_run_leaves_out_the_longest() -> None:
     assert command.chosen_workloads(["produce*"], quick=False) == ["produce", "produce 100 B"]
-    assert command.chosen_workloads([], quick=False) == [*command.WORKLOADS, "growth"]
+    assert command.chosen_workloads([], quick=False) == [*command.WORKLOADS, "growth", "workers"]
     assert command.chosen_workloads([], quick=True) == [*command.WORKLOADS]
     assert command.chosen_workloads(["growth"], quick=True) == ["growth"]
     assert command.chosen_workloads(["nothing"], quick=True) == []

@@ -216,6 +216,8 @@ async def _serve(config: ProxyConfig, worker: Worker | None = None) -> int:
         else:
             serving.cancel()
 
+    if worker is not None:
+        worker.on_end = on_signal
     serving = asyncio.create_task(serve(config, on_ready=on_ready, stop=stop, worker=worker), name="serve")
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):

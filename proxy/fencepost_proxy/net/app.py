@@ -15,7 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from fencepost_proxy import logs
@@ -30,7 +30,6 @@ from fencepost_proxy.net.metrics import Metrics, fencepost_version
 from fencepost_proxy.net.reads import FACTS_SECONDS, GateReads
 from fencepost_proxy.net.side import Buffers, Paused
 from fencepost_proxy.net.state_topic import StateTopic
-from fencepost_proxy.net.worker import HandedLink, WantedListener, Worker
 from fencepost_proxy.partitions.events import GateLimits, Ticket, Violation
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as sessions
@@ -44,6 +43,9 @@ from fencepost_proxy.types import Address, Monotonic, NodeId, ProducerId, TopicP
 from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint
+
+if TYPE_CHECKING:
+    from fencepost_proxy.net.worker import HandedLink, Worker
 
 _log = logs.get("net.app")
 _limited_log = logs.RateLimitedLog(_log)
@@ -73,7 +75,7 @@ async def serve(
         stop = stop or asyncio.Event()
         if worker is not None:
             stack.callback(worker.close)
-            worker.attach(proxy, on_end=stop.set)
+            worker.attach(proxy)
         on_ready(await proxy.start())
         await stop.wait()
         await proxy.drain()
@@ -573,6 +575,8 @@ class Proxy:
     def _bind(self, node_id: NodeId | None, address: Address, what: str) -> socket.socket:
         if self._worker is None:
             return bind(address, what)
+        from fencepost_proxy.net.worker import WantedListener  # noqa: PLC0415 - a single process need not load it
+
         return self._worker.listener(WantedListener(node_id, address, what))
 
     # ---- from worker to worker
@@ -588,6 +592,8 @@ class Proxy:
         given = link.give_away()
         if given is None:
             return
+        from fencepost_proxy.net.worker import HandedLink  # noqa: PLC0415 - a single process need not load it
+
         self._metrics.handed_over.inc()
         on_its_way = HandedLink(handed, link.peer, link.node_id, given.to_client, given.to_upstream)
         if not self._worker.hand_over(on_its_way, given):

@@ -18,10 +18,14 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
+from fencepost_proxy import logs
+
+_limited_log = logs.RateLimitedLog(logs.get("net.channel"))
+
 _PACKET_BYTES_MAX: Final = 32 * 1024
 _SOCKETS_MAX: Final = 4
 #: Packets that wait for a process which does not read; one more is refused.
-_WAITING_MAX: Final = 1_000
+_WAITING_MAX: Final = 200
 _INLINE: Final = b"i"
 _BESIDE: Final = b"b"
 
@@ -72,25 +76,34 @@ class Packet:
             os.close(self.descriptors.pop())
 
 
+class TornPacket(OSError):
+    """Sockets of a packet could not be received: this process has no file descriptors left."""
+
+
 def pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 def send_packet(sock: socket.socket, packet: Packet) -> None:
     """The packet is used up, unless this raises OSError."""
-    socket.send_fds(sock, [packet.kind.encode() + b"\0" + packet.data], packet.descriptors)
+    head = b"%s\0%c" % (packet.kind.encode(), len(packet.descriptors))
+    socket.send_fds(sock, [head + packet.data], packet.descriptors)
     packet.close()
 
 
 def receive_packet(sock: socket.socket) -> Packet | None:
-    """None: the other end is gone. Raises OSError."""
+    """None: the other end is gone. Raises TornPacket, whose sockets are closed, and OSError."""
     data, descriptors, _, _ = socket.recv_fds(sock, 2 * _PACKET_BYTES_MAX, _SOCKETS_MAX)
     if not data:
         return None
     for each in descriptors:
         os.set_inheritable(each, False)
     kind, _, rest = data.partition(b"\0")
-    return Packet(kind.decode(), rest, list(descriptors))
+    packet = Packet(kind.decode(), rest[1:], list(descriptors))
+    if len(descriptors) != rest[0]:
+        packet.close()
+        raise TornPacket(f"{len(descriptors)} of {rest[0]} sockets were received: raise the limit of open files")
+    return packet
 
 
 class Channel:
@@ -135,6 +148,9 @@ class Channel:
         try:
             packet = receive_packet(self._sock)
         except (BlockingIOError, InterruptedError):
+            return
+        except TornPacket as error:
+            _limited_log.error("torn", "connections closed on their way to another worker", reason=error)
             return
         except OSError:
             packet = None

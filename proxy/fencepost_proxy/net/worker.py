@@ -87,7 +87,8 @@ class Worker:
         self._listeners = listeners
         self._channel: Channel | None = None
         self._proxy: Proxy | None = None
-        self._on_end: Callable[[], None] = lambda: None
+        #: Called when the supervisor is gone; to be set before `attach`.
+        self.on_end: Callable[[], None] = lambda: None
         listeners.settimeout(_LISTENER_SECONDS)
 
     @property
@@ -101,10 +102,9 @@ class Worker:
         config: ProxyConfig | None = None if packet is None else packet.message()
         return config
 
-    def attach(self, proxy: Proxy, on_end: Callable[[], None]) -> None:
-        """`on_end` – the supervisor is gone."""
+    def attach(self, proxy: Proxy) -> None:
         self._proxy = proxy
-        self._channel = Channel(self._packets, self._received, on_end)
+        self._channel = Channel(self._packets, self._received, self.on_end)
 
     def has(self, connections: int) -> None:
         """Told whenever it changes, from when this process serves."""

@@ -1,0 +1,164 @@
+"""One worker process and two, beside direct: what a second core is good for where Kafka and its client need theirs too.
+
+    python -m benchmarks --only workers
+
+The product's routes have the same configuration; the second has `--workers 2`. *Small requests*: many connections, one
+request each in flight, from one client process. *Chain*: conditional batches sent ahead of their acknowledgements.
+Workers, who are never alone, send them on one after the other; measured before the two workers start, then with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
+
+from benchmarks import machine, routes
+from benchmarks.raw import Appends, Connection, RefusedError, Shape
+from benchmarks.results import DIRECT, Row, ratios
+from benchmarks.routes import Route
+from benchmarks.stage import Run, await_kafka_behind, cpu_of, say
+from benchmarks.workloads import (
+    PARTITIONS,
+    RECORD_BYTES,
+    Found,
+    Lane,
+    _Chain,
+    _consume,
+    _filled_topic,
+    _produce,
+    _rounds,
+)
+
+TABLE: Final = "workers"
+ONE: Final = "1 worker"
+TWO: Final = "2 workers"
+_CONNECTIONS: Final = 64
+_REQUESTS: Final = 20_000
+_REQUESTS_QUICK: Final = 5_000
+_ANSWER_SECONDS: Final = 30.0
+
+
+@contextlib.contextmanager
+def _two_workers(run: Run) -> Iterator[Route]:
+    one = routes.product()
+    peer = replace(one, name=TWO, start=(*one.start, "--workers", "2"))
+    (port,) = routes.free_ports(1)
+    route = Route(peer, port=port, upstream=run.kafka, directory=run.directory)
+    route.start()
+    try:
+        await_kafka_behind(route)
+        run.routes.append(route)
+        yield route
+    finally:
+        if route in run.routes:
+            run.routes.remove(route)
+        route.stop()
+
+
+def rows(run: Run) -> list[Row]:
+    of_one = _chain(run, run.product)
+    with _two_workers(run) as two:
+        of_two = _chain(run, two)
+        topic, filled = run.topic("plain", PARTITIONS), _filled_topic(run)
+        lanes = [Lane(DIRECT, run.direct, topic), Lane(ONE, run.product, topic), Lane(TWO, two, topic)]
+        reading = [replace(lane, topic=filled) for lane in lanes]
+        plan = run.plan
+        requests = _REQUESTS_QUICK if plan.quick else _REQUESTS
+        found = [
+            *_of(
+                "produce",
+                "MiB/s",
+                "CPU s/GB",
+                lanes,
+                _rounds(
+                    run,
+                    "workers, produce",
+                    lanes,
+                    lambda lane: _produce(run, lane, plan.produce_records, RECORD_BYTES, "enable.idempotence=false"),
+                ),
+            ),
+            *_of(
+                "consume",
+                "MiB/s",
+                "CPU s/GB",
+                lanes,
+                _rounds(run, "workers, consume", reading, lambda lane: _consume(run, lane, plan.consume_records)),
+            ),
+            *_of(
+                "small requests",
+                "per s",
+                "CPU µs each",
+                lanes,
+                _rounds(run, "workers, small requests", lanes, lambda lane: _small_requests(lane, requests)),
+            ),
+        ]
+        found += [
+            Row(TABLE, lane.name, "RSS MB", (machine.rss_bytes(lane.route.pids()) / 1e6,))
+            for lane in lanes
+            if lane.route.is_ours
+        ]
+        found += [
+            Row(TABLE, ONE, "chain MiB/s", of_one),
+            Row(TABLE, TWO, "chain MiB/s", of_two),
+            Row(TABLE, TWO, f"chain of {ONE}", ratios(of_two, of_one)),
+        ]
+        run.drop(topic, filled)
+        return found
+
+
+def _of(what: str, unit: str, cpu: str, lanes: list[Lane], found: dict[str, Found]) -> list[Row]:
+    made = [Row(TABLE, lane.name, f"{what} {unit}", tuple(found[lane.name].rates)) for lane in lanes]
+    made += [
+        Row(TABLE, lane.name, f"{what} {cpu}", tuple(found[lane.name].cpu)) for lane in lanes if lane.route.is_ours
+    ]
+    made.append(Row(TABLE, TWO, f"{what} of {ONE}", ratios(found[TWO].rates, found[ONE].rates)))
+    return made
+
+
+def _chain(run: Run, route: Route) -> tuple[float, ...]:
+    """MiB/s of 16 KB batches, five in flight, on a `required` topic; one value a round, the first dropped."""
+    rates = []
+    with contextlib.closing(_Chain("", route, run.topic("required"), "header")) as chain:
+        for _ in range(run.plan.rounds + 1):
+            for _ in range(run.plan.slices):
+                chain.slice(run.plan.slice_requests)
+            rates.append(statistics.median(chain.rates))
+            chain.rates.clear()
+    say(f"workers, chain: {rates[-1]:.3g} MiB/s")
+    return tuple(rates[1:])
+
+
+def _small_requests(lane: Lane, requests: int) -> tuple[float, float]:
+    """Requests a second, and µs of the route's CPU time for each."""
+    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
+        bootstrap = stack.enter_context(contextlib.closing(Connection(lane.route.address)))
+        leader = bootstrap.broker()
+        for _ in range(_CONNECTIONS):
+            connection = stack.enter_context(contextlib.closing(Connection(leader)))
+            connection.greet()
+            appends = Appends(Shape(lane.topic, 1, 100))
+            selector.register(connection.socket, selectors.EVENT_READ, (connection, appends))
+            connection.send(appends.frame())
+            appends.check(connection.receive())
+        with cpu_of(lane.route) as cpu:
+            began = time.perf_counter()
+            for key in list(selector.get_map().values()):
+                key.data[0].send(key.data[1].frame())
+            answered = 0
+            while answered < requests:
+                ready = selector.select(_ANSWER_SECONDS)
+                if not ready:
+                    raise RefusedError(f"{lane.name}: no answer within {_ANSWER_SECONDS:g} s")
+                for key, _ in ready:
+                    connection, appends = key.data
+                    appends.check(connection.receive())
+                    answered += 1
+                    connection.send(appends.frame())
+            took = time.perf_counter() - began
+    say(f"{lane.name}: {answered / took:,.0f} requests/s")
+    return answered / took, cpu[0] / answered * 1e6

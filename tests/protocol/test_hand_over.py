@@ -1,0 +1,281 @@
+"""A connection goes from process to process: two links on real sockets, packets over a socket pair between them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from fencepost_proxy.config import ProxyConfig
+from fencepost_proxy.net import channel as channel_module
+from fencepost_proxy.net.channel import Channel, Packet, pair, receive_packet, send_packet
+from fencepost_proxy.net.link import Link
+from fencepost_proxy.net.side import Buffers
+from fencepost_proxy.net.worker import HandedLink
+from fencepost_proxy.session import messages
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.types import Address, NodeId
+from tests.protocol.test_link import SIZE, Driver, Pair, receive, request, response, send
+from tests.support.batches import expecting
+from tests.support.waiting import until
+from tests.unit.test_session import Unchanged, produce
+
+GUARDED = produce(("guarded", 0, expecting(5, b"a")), correlation=7)
+
+
+def told(story: Callable[[], Any]) -> None:
+    asyncio.run(story())
+
+
+class Other(Driver):
+    """Not the owner: what its session hands over is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.packets: list[Packet] = []
+
+    def link_opened(self, link: Link) -> Session:
+        self.opened.append(link)
+        around, exchanges = self.around, Unchanged()
+        return Session(link.connection, link.local_host, around, exchanges, 0.0, owner=False)  # type: ignore[arg-type]
+
+    def session_event(self, connection: int, event: messages.Event) -> None:
+        link = self.opened[0]
+        assert link.session is not None
+        for command in link.session.handle(event, 1.0):
+            if isinstance(command, messages.HandOver):
+                given = link.give_away()
+                assert given is not None
+                handed = HandedLink(command.handed, link.peer, link.node_id, given.to_client, given.to_upstream)
+                self.packets.append(Packet.of("hand-over", handed, [given.client, given.upstream]))
+            elif not isinstance(command, messages.Count):
+                link.perform(command)
+
+
+class TakesOver(Driver):
+    """The owner."""
+
+    def take_over(self, packet: Packet) -> None:
+        handed: HandedLink = packet.message()
+        client, upstream = packet.sockets()
+        link = Link(9, client, self, Buffers(), peer=handed.peer, local_host="127.0.0.1", node_id=handed.node_id)
+        self.opened.append(link)
+        session = Session.of(handed.session, 9, self.around, Unchanged())  # type: ignore[arg-type]
+        link.take_over(
+            upstream,
+            session,
+            unread=handed.session.unread,
+            to_client=handed.to_client,
+            to_upstream=handed.to_upstream,
+        )
+
+    def session_event(self, connection: int, event: messages.Event) -> None:
+        self.events.append(event)
+        link = self.opened[0]
+        assert link.session is not None
+        for command in link.session.handle(event, 1.0):
+            if not isinstance(command, messages.Count | messages.ToGate):
+                link.perform(command)
+
+    @property
+    def seen_bytes(self) -> bytes:
+        return b"".join(bytes(event.data) for event in self.events if isinstance(event, messages.ClientBytes))
+
+
+def through_a_socket_pair(packet: Packet) -> Packet:
+    one, other = pair()
+    with one, other:
+        send_packet(one, packet)
+        found = receive_packet(other)
+    assert found is not None
+    return found
+
+
+def test_bytes_that_were_read_ahead_and_a_frame_that_was_not_whole_go_along() -> None:
+    async def story() -> None:
+        sockets = Pair()
+        sockets.driver = other = Other()
+        sockets.accept()
+        sockets.connect()
+        owner = TakesOver()
+
+        await send(sockets.client, request(1) + GUARDED[:60])
+        assert await receive(sockets.broker, len(request(1))) == request(1)
+        await send(sockets.broker, response(1))
+        assert await receive(sockets.client, len(response(1))) == response(1)
+        await until(lambda: bool(other.packets))
+        assert other.closed == [sockets.link]
+        await send(sockets.client, GUARDED[60:])  # while it is on its way
+        kept: list[bytes] = []
+        original = owner.session_event
+
+        def keep(connection: int, event: messages.Event) -> None:
+            if isinstance(event, messages.ClientBytes):
+                kept.append(bytes(event.data))
+            original(connection, event)
+
+        owner.session_event = keep  # type: ignore[method-assign]
+        owner.take_over(through_a_socket_pair(other.packets[0]))
+        await until(lambda: len(b"".join(kept)) >= len(GUARDED))
+
+        assert b"".join(kept) == GUARDED
+        link = owner.opened[0]
+        assert link.peer == Address("client", 1)
+        link.client.abort()
+        assert link.upstream is not None
+        link.upstream.abort()
+        await asyncio.sleep(0)
+        assert await asyncio.get_running_loop().sock_recv(sockets.client, 1) == b"", "nobody else holds the socket"
+        sockets.client.close()
+        sockets.broker.close()
+
+    told(story)
+
+
+def test_what_its_client_has_not_taken_yet_goes_along() -> None:
+    """An answer larger than the kernel takes: the rest of it is the owner's to write, in order."""
+
+    async def story() -> None:
+        sockets = Pair()
+        sockets.driver = other = Other()
+        sockets.accept()
+        sockets.connect()
+        big = response(1, bytes(SIZE))
+
+        await send(sockets.client, request(1) + GUARDED)
+        await receive(sockets.broker, len(request(1)))
+        sending = asyncio.create_task(send(sockets.broker, big))
+        reading = asyncio.create_task(receive(sockets.client, len(big) // 2))
+        assert await reading == big[: len(reading.result())]
+        already = len(reading.result())
+        owner = TakesOver()
+        reading = asyncio.create_task(receive(sockets.client, len(big) - already))
+        await until(lambda: bool(other.packets))
+        handed = through_a_socket_pair(other.packets[0])
+        owner.take_over(handed)
+        rest = await reading
+        await sending
+        assert rest == big[already:]
+        assert owner.opened
+        owner.opened[0].client.abort()
+        assert owner.opened[0].upstream is not None
+        owner.opened[0].upstream.abort()
+        await asyncio.sleep(0)
+        sockets.client.close()
+        sockets.broker.close()
+
+    told(story)
+
+
+def test_a_link_whose_broker_is_leaving_is_not_given_away() -> None:
+    async def story() -> None:
+        sockets = Pair()
+        sockets.accept()
+        sockets.connect()
+        assert sockets.link.upstream is not None
+        sockets.link.upstream.close(1.0)
+        assert sockets.link.give_away() is None
+        async with asyncio.timeout(20):
+            assert await asyncio.get_running_loop().sock_recv(sockets.client, 1) == b""
+        sockets.close()
+        await asyncio.sleep(0)
+
+    told(story)
+
+
+# --- packets ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1_000, 40_000, 5_000_000], ids=str)
+def test_a_packet_of_any_size_with_sockets_in_it(size: int) -> None:
+    one, other = socket.socketpair()
+    packet = Packet.of("kind", b"x" * size, [one])
+    assert one.fileno() == -1, "its socket is the packet's"
+
+    found = through_a_socket_pair(through_a_socket_pair(packet))
+
+    assert found.kind == "kind"
+    assert found.message() == b"x" * size
+    (sock,) = found.sockets()
+    with sock, other:
+        sock.sendall(b"still the same connection")
+        assert other.recv(100) == b"still the same connection"
+
+
+def test_a_packet_that_nobody_takes_closes_what_is_in_it() -> None:
+    one, other = socket.socketpair()
+    Packet.of("kind", b"x" * 40_000, [one]).close()
+    with other:
+        assert other.recv(1) == b""
+
+
+def test_a_configuration_goes_from_process_to_process() -> None:
+    config = ProxyConfig((Address("kafka", 9092),), broker_ports=MappingProxyType({NodeId(1): 20001}), workers=2)
+    assert through_a_socket_pair(Packet.of("start", config)).message() == config
+
+
+def test_a_channel_keeps_what_the_other_end_does_not_take_in_order_and_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(channel_module, "_WAITING_MAX", 200)
+
+    async def story() -> None:
+        near, far = pair()
+        channel = Channel(near, lambda packet: None)
+        sent = 0
+        while channel.send(Packet.of("n", (sent, b"x" * 10_000))):
+            sent += 1
+        assert sent >= 200
+        got: list[int] = []
+        reader = Channel(far, lambda packet: got.append(packet.message()[0]))
+        await until(lambda: len(got) >= sent)
+        assert got == list(range(sent))
+        assert channel.send(Packet.of("n", (sent, b"")))
+        channel.close()
+        reader.close()
+
+    told(story)
+
+
+def test_the_end_of_the_other_end_is_told_once_and_nothing_can_be_sent() -> None:
+    async def story() -> None:
+        near, far = pair()
+        ends: list[None] = []
+        channel = Channel(near, lambda packet: None, lambda: ends.append(None))
+        far.close()
+        await until(lambda: bool(ends))
+        one, other = socket.socketpair()
+        assert not channel.send(Packet.of("kind", None, [one]))
+        with other:
+            assert other.recv(1) == b""
+        channel.close()
+        assert len(ends) == 1
+
+    told(story)
+
+
+def test_sockets_that_cannot_be_received_are_closed_and_the_channel_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a process without file descriptors left receives them."""
+    monkeypatch.setattr(channel_module, "_SOCKETS_MAX", 1)
+
+    async def story() -> None:
+        near, far = pair()
+        got: list[str] = []
+        channel = Channel(near, lambda packet: got.append(packet.kind))
+        one, other = socket.socketpair()
+        another, its_other = socket.socketpair()
+        send_packet(far, Packet.of("two sockets", None, [one, another]))
+        send_packet(far, Packet.of("none"))
+        await until(lambda: bool(got))
+        assert got == ["none"]
+        assert other.recv(1) == b""
+        assert its_other.recv(1) == b""
+        for each in (far, other, its_other):
+            each.close()
+        channel.close()
+
+    told(story)

@@ -1,0 +1,117 @@
+"""Numbers of several processes shown as one's, and connections shared out between processes that share a listener."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pickle
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from fencepost_proxy.net.channel import pair
+from fencepost_proxy.net.listeners import Acceptor, bind
+from fencepost_proxy.net.metrics import Metrics, WorkerNumbers
+from fencepost_proxy.net.worker import AWAY, LOAD_BYTES, Worker
+from fencepost_proxy.types import Address
+from fencepost_proxy.wire.apis import PRODUCE
+from tests.support.waiting import until
+
+
+def counted(times: int) -> Metrics:
+    metrics = Metrics()
+    for _ in range(times):
+        metrics.connections.inc()
+        metrics.traffic.requests[PRODUCE] += 1
+        metrics.traffic.bytes_to_kafka += 1000
+        metrics.traffic.request_seconds.observe(0.001)
+        metrics.gate_wait_seconds.observe(0.1)
+        metrics.refused("offset_mismatch")
+    return metrics
+
+
+def test_every_number_of_two_processes_is_added_and_neither_is_changed() -> None:
+    one, other = counted(2), counted(3)
+    other.refused("not_ready")
+
+    whole = one.plus(pickle.loads(pickle.dumps(other)))
+
+    assert whole.connections.value == 5
+    assert whole.traffic.requests[PRODUCE] == 5
+    assert whole.traffic.bytes_to_kafka == 5000
+    assert dict(whole.refusals) == {"offset_mismatch": 5, "not_ready": 1}
+    assert sum(whole.traffic.request_seconds.counts) == 5
+    assert whole.gate_wait_seconds.total == pytest.approx(0.5)
+    assert (one.connections.value, other.connections.value) == (2, 3)
+    assert dict(one.refusals) == {"offset_mismatch": 2}
+
+
+def test_workers_have_a_series_each_and_a_single_process_none() -> None:
+    metrics = counted(1)
+    assert b"worker" not in metrics.exposition()
+
+    metrics.workers = [WorkerNumbers(0, 3, 5, 70, 1, 1.5, 1 << 20), WorkerNumbers(1, 4, 6, 80, 2, 2.5, 1 << 21)]
+    text = metrics.exposition().decode()
+
+    assert 'fencepost_worker_client_connections{worker="1"} 4.0' in text
+    assert 'fencepost_worker_starts_total{worker="1"} 2.0' in text
+    assert "fencepost_handovers_total 0.0" in text
+
+
+@pytest.fixture
+def workers() -> Iterator[list[Worker]]:
+    file = os.memfd_create("loads")
+    os.ftruncate(file, 2 * LOAD_BYTES)
+    with ExitStack() as stack:
+        made = []
+        for index in range(2):
+            for each in (packets := pair(), listeners := pair()):
+                for sock in each:
+                    stack.callback(sock.close)
+            made.append(Worker(index, packets[0], listeners[0], os.dup(file)))
+        os.close(file)
+        yield made
+
+
+def test_it_is_the_turn_of_whoever_has_fewer(workers: list[Worker]) -> None:
+    one, other = workers
+    one.has(1)
+    other.has(0)
+    assert one.others_turn()
+    assert not other.others_turn()
+    other.has(1)
+    assert not one.others_turn()
+
+
+def test_nothing_is_left_to_a_worker_that_does_not_serve(workers: list[Worker]) -> None:
+    one, other = workers
+    other.has(AWAY)
+    one.has(100)
+    assert not one.others_turn()
+
+
+def test_a_connection_that_the_others_do_not_take_is_taken_all_the_same() -> None:
+    """It is left to them once: one that has fewer may be busy, or stand still."""
+
+    async def story() -> None:
+        listener = bind(Address("127.0.0.1", 0), "a test")
+        asked: list[None] = []
+        taken: list[socket.socket] = []
+
+        def others_turn() -> bool:
+            asked.append(None)
+            return True
+
+        acceptor = Acceptor(listener, lambda sock, peer: taken.append(sock), others_turn)
+        with ExitStack() as stack:
+            for _ in range(3):
+                stack.enter_context(socket.create_connection(listener.getsockname()))
+            await until(lambda: len(taken) == 3)
+        assert len(asked) >= 3
+        acceptor.close()
+        for each in (*taken, listener):
+            each.close()
+
+    asyncio.run(story())
