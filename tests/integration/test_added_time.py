@@ -15,7 +15,7 @@ from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.kafka import unique_topic
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
-from tests.support.raw import Connection, batch
+from tests.support.raw import Connection, batch, until
 
 pytestmark = pytest.mark.kafka
 
@@ -63,7 +63,7 @@ def test_each_request_and_each_answer_is_counted_once(
     with Connection(kafka.bootstrap) as direct, Connection(scraped.proxy.bootstrap) as client:
         direct.create_topic(topic)
         client.api_versions()
-        assert client.append(topic, batch(b"first")).error_code == 0
+        until(lambda: client.append(topic, batch(b"first")).error_code == 0, "the topic to be served")
         scraped.more()
         for _ in range(20):
             assert client.append(topic, batch(b"x" * size)).error_code == 0
@@ -86,7 +86,7 @@ def test_what_waits_at_a_gate_is_told_apart(scraped: Scraped, kafka: KafkaCluste
         direct.create_topic(topic)
         for each in (first, second):
             each.api_versions()
-        assert first.append(topic, batch(b"a", expected=0)).error_code == 0
+        until(lambda: first.append(topic, batch(b"a", expected=0)).error_code == 0, "the log end to be known")
         scraped.more()
         kafka.pause(1)
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -168,7 +169,7 @@ def test_a_streams_application_counts_exactly_once_through_the_proxy(
         arguments = [bootstrap, f"{prefix}-app", f"{prefix}-in", f"{prefix}-out", str(state), str(3 * len(lines))]
         run_java("WordCount", arguments, classes=classes, version=kafka_version(), timeout_seconds=120)
         # Every update of every word, committed: as many as there are words, the last of each its count.
-        updates = _committed(bootstrap, f"{prefix}-out")
+        updates = _committed(bootstrap, f"{prefix}-out", 3 * len(lines))
         assert len(updates) == 3 * len(lines)
         return {word: max(number for other, number in updates if other == word) for word, _ in updates}
 
@@ -178,15 +179,17 @@ def test_a_streams_application_counts_exactly_once_through_the_proxy(
     assert through == direct == expected
 
 
-def _committed(bootstrap: str, topic: str) -> list[tuple[str, int]]:
+def _committed(bootstrap: str, topic: str, at_least: int) -> list[tuple[str, int]]:
+    """What is there once there is so much, and a moment later."""
     consumer = kafka_python.KafkaConsumer(
-        topic,
-        bootstrap_servers=bootstrap,
-        auto_offset_reset="earliest",
-        isolation_level="read_committed",
-        consumer_timeout_ms=2_000,
+        topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", isolation_level="read_committed"
     )
-    found = [(record.key.decode(), int(record.value)) for record in consumer]
+    found: list[tuple[str, int]] = []
+    deadline, over = time.monotonic() + 60, False
+    while not over:
+        over = len(found) >= at_least or time.monotonic() > deadline
+        for records in consumer.poll(timeout_ms=1_000).values():
+            found += [(record.key.decode(), int(record.value)) for record in records]
     consumer.close()
     return found
 
