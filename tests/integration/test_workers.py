@@ -36,7 +36,7 @@ from tests.support.writers import (
     writing,
 )
 
-pytestmark = [pytest.mark.kafka, pytest.mark.no_cover]
+pytestmark = pytest.mark.kafka
 
 NOT_LEADER = 6
 OWNER, OTHER = 0, 1
@@ -334,6 +334,7 @@ def test_a_failed_chain_stays_failed_where_the_connection_goes_over(shared: Work
 # --- workers that end -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("worker", [OTHER, OWNER], ids=["the other", "the owner"])
 @pytest.mark.parametrize("prefix", ["required", "checked"])
 def test_a_worker_is_killed_under_load_and_started_again(worker: int, prefix: str, own: Workers, log: Log) -> None:

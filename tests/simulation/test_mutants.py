@@ -24,6 +24,7 @@ _RARE = frozenset(
         "pipelined-beside-others",
         "queued-not-waited-for",
         "resend-error-is-final",
+        "short-way-without-a-lease",
         "tag-ignored",
         "takeover-not-waited-for",
         "timeout-is-final",
