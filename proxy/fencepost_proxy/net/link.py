@@ -39,12 +39,22 @@ class GivenAway(NamedTuple):
     to_upstream: bytes
 
 
-class UpstreamSide(Side):
+class _LinkSide(Side):
+    """One of the two sockets of a link."""
+
     __slots__ = ("_link",)
 
     def __init__(self, sock: socket.socket, buffers: Buffers, loop: asyncio.AbstractEventLoop, link: Link) -> None:
         super().__init__(sock, buffers, loop)
         self._link = link
+
+    def _forget(self) -> None:
+        super()._forget()
+        del self._link
+
+
+class UpstreamSide(_LinkSide):
+    __slots__ = ()
 
     def _received(self, data: memoryview) -> None:
         link = self._link
@@ -64,10 +74,6 @@ class UpstreamSide(Side):
         link.driver.session_event(link.connection, messages.UpstreamBytes(data))
         self.passing_bytes = session.passing_down_bytes
 
-    def _forget(self) -> None:
-        super()._forget()
-        del self._link
-
     def _passed(self, byte_count: int) -> None:
         link = self._link
         self.received_at = monotonic()
@@ -79,14 +85,10 @@ class UpstreamSide(Side):
         self._link.upstream_lost(reason)
 
 
-class ClientSide(Side):
+class ClientSide(_LinkSide):
     """Of an accepted connection. It is not read before the upstream connection is there."""
 
-    __slots__ = ("_link",)
-
-    def __init__(self, sock: socket.socket, buffers: Buffers, loop: asyncio.AbstractEventLoop, link: Link) -> None:
-        super().__init__(sock, buffers, loop)
-        self._link = link
+    __slots__ = ()
 
     def _received(self, data: memoryview) -> None:
         link = self._link
@@ -108,10 +110,6 @@ class ClientSide(Side):
             data = data[taken:]
         link.driver.session_event(link.connection, messages.ClientBytes(data))
         self.passing_bytes = session.passing_up_bytes
-
-    def _forget(self) -> None:
-        super()._forget()
-        del self._link
 
     def _passed(self, byte_count: int) -> None:
         link = self._link
