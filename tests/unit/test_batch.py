@@ -37,6 +37,7 @@ from fencepost_proxy.wire.batch import (
     verify_crc,
     zero_base_offset,
 )
+from tests.support.bytewise import sized, varint
 
 NOW_MS = 1_700_000_000_000
 LIMIT = 16 << 20
@@ -50,19 +51,6 @@ Headers = Sequence[tuple[str, bytes | None]]
 # --- batches, byte by byte --------------------------------------------------------------------------------------------
 
 
-def _varint(value: int) -> bytes:
-    raw = value << 1 if value >= 0 else -(value << 1) - 1
-    out = bytearray()
-    while raw > 127:
-        out.append(raw & 127 | 128)
-        raw >>= 7
-    return bytes([*out, raw])
-
-
-def _sized(value: bytes | None) -> bytes:
-    return _varint(-1) if value is None else _varint(len(value)) + value
-
-
 def _record(
     offset_delta: int,
     headers: Headers = (),
@@ -71,9 +59,9 @@ def _record(
     key: bytes | None = None,
     value: bytes | None = b"value",
 ) -> bytes:
-    body = b"\0" + _varint(timestamp_delta) + _varint(offset_delta) + _sized(key) + _sized(value)
-    body += _varint(len(headers)) + b"".join(_sized(name.encode()) + _sized(data) for name, data in headers)
-    return _varint(len(body)) + body
+    body = b"\0" + varint(timestamp_delta) + varint(offset_delta) + sized(key) + sized(value)
+    body += varint(len(headers)) + b"".join(sized(name.encode()) + sized(data) for name, data in headers)
+    return varint(len(body)) + body
 
 
 def _batch(
@@ -467,13 +455,11 @@ SAYING = _expect(b"41")
         pytest.param(lambda h: _batch([_record(0, h), _record(1)], count=1), "left over", id="more-than-claimed"),
         pytest.param(lambda h: _batch([_record(0, h), b"\0"], count=1), "left over", id="a-byte-left-over"),
         pytest.param(lambda h: _batch([_record(0, h)[:-1]]), "more bytes than its batch", id="last-byte-missing"),
-        pytest.param(lambda h: _batch([_varint(-5) + _record(0, h)]), "negative length", id="negative-length"),
-        pytest.param(
-            lambda h: _batch([_varint(-500) + _record(0, h)]), "negative length", id="negative-length-2-bytes"
-        ),
-        pytest.param(lambda h: _batch([_varint(2**31 - 1) + _record(0, h)]), "more bytes", id="two-gigabytes"),
+        pytest.param(lambda h: _batch([varint(-5) + _record(0, h)]), "negative length", id="negative-length"),
+        pytest.param(lambda h: _batch([varint(-500) + _record(0, h)]), "negative length", id="negative-length-2-bytes"),
+        pytest.param(lambda h: _batch([varint(2**31 - 1) + _record(0, h)]), "more bytes", id="two-gigabytes"),
         pytest.param(lambda h: _batch([b"\xff" * 5 + b"\x01" + _record(0, h)]), "longer than 5", id="endless-length"),
-        pytest.param(lambda h: _batch([_varint(40) + b"\0" + b"\xff" * 40]), "longer than 10", id="endless-timestamp"),
+        pytest.param(lambda h: _batch([varint(40) + b"\0" + b"\xff" * 40]), "longer than 10", id="endless-timestamp"),
     ],
 )
 def test_records_must_be_as_many_as_the_batch_says(
@@ -488,10 +474,10 @@ def test_records_must_be_as_many_as_the_batch_says(
 def _broken(body: bytes) -> memoryview:
     """A record with this behind its offset delta, whose value or header names one of ours so that it is looked at."""
     body = b"\0\0\0" + body
-    return _batch([_varint(len(body)) + body])
+    return _batch([varint(len(body)) + body])
 
 
-NAME = _sized(b"expected-offset")
+NAME = sized(b"expected-offset")
 
 
 @pytest.mark.parametrize(
@@ -499,14 +485,14 @@ NAME = _sized(b"expected-offset")
     [
         pytest.param(_batch([_record(5, SAYING)]), "offset delta is 5", id="offset-delta"),
         pytest.param(_batch([_record(0), _record(0, SAYING)]), "offset delta is 0", id="offset-delta-repeated"),
-        pytest.param(_broken(b"\x01\x01" + _varint(-1) + NAME), "claims -1 headers", id="negative-headers"),
-        pytest.param(_broken(b"\x01\x01" + _varint(2**31 - 1) + NAME), "claims 2147483647 headers", id="many-headers"),
-        pytest.param(_broken(b"\x01\x01\x02" + _varint(500) + NAME), "header name of 500", id="long-name"),
+        pytest.param(_broken(b"\x01\x01" + varint(-1) + NAME), "claims -1 headers", id="negative-headers"),
+        pytest.param(_broken(b"\x01\x01" + varint(2**31 - 1) + NAME), "claims 2147483647 headers", id="many-headers"),
+        pytest.param(_broken(b"\x01\x01\x02" + varint(500) + NAME), "header name of 500", id="long-name"),
         pytest.param(_broken(b"\x01\x01\x02\x01" + NAME), "header name of -1", id="null-name"),
-        pytest.param(_broken(b"\x01\x01\x02" + NAME + _varint(9)), "header value of 9", id="long-value"),
+        pytest.param(_broken(b"\x01\x01\x02" + NAME + varint(9)), "header value of 9", id="long-value"),
         pytest.param(_broken(b"\x01\x01\x02" + NAME + b"\x01x"), "does not fill", id="bytes-behind-headers"),
-        pytest.param(_broken(_varint(500) + NAME), "malformed", id="long-key"),
-        pytest.param(_broken(b"\x01" + _varint(2**31 - 1) + NAME), "malformed", id="long-record-value"),
+        pytest.param(_broken(varint(500) + NAME), "malformed", id="long-key"),
+        pytest.param(_broken(b"\x01" + varint(2**31 - 1) + NAME), "malformed", id="long-record-value"),
     ],
 )
 def test_a_record_that_is_taken_apart_must_be_sound(batch: memoryview, reason: str) -> None:
@@ -628,7 +614,7 @@ def test_timestamps_count_unless_they_are_ignored(other: Built) -> None:
 def test_record_attributes_count() -> None:
     """Kafka assigns them no meaning yet; what it assigns later must not be ignored."""
     body = _record(0)[1:]
-    one, two = (_batch([_varint(len(body)) + attributes + body[1:]]) for attributes in (b"\0", b"\1"))
+    one, two = (_batch([varint(len(body)) + attributes + body[1:]]) for attributes in (b"\0", b"\1"))
     assert _digest(one) != _digest(two)
     assert _digest(one, ignore_timestamps=True) != _digest(two, ignore_timestamps=True)
 
