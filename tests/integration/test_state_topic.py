@@ -27,9 +27,9 @@ from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.net import state_topic
 from fencepost_proxy.net.control import ControlClient, Leader, OutcomeUnknown
 from fencepost_proxy.net.state_topic import TOPIC_CONFIGS, StateTopic
+from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import (
     StateError,
-    StateRecord,
     encode_alive,
     encode_alive_tombstone,
     encode_process,

@@ -37,7 +37,8 @@ from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report, Switch
 from fencepost_proxy.topics.planning import Known
-from fencepost_proxy.topics.state import StateRecord, TopicConfigChange
+from fencepost_proxy.topics.records import StateRecord
+from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
 from fencepost_proxy.types import Address, Monotonic, NodeId, ProducerId, TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE

@@ -32,10 +32,10 @@ from fencepost_proxy.net.broker import (
     remaining,
 )
 from fencepost_proxy.net.control import ControlClient, Leader, TopicInfo, fetch_call, fetched_partition
+from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import (
     TAG_AGE_MAX,
     StateError,
-    StateRecord,
     StateView,
     encode_alive,
     encode_alive_tombstone,

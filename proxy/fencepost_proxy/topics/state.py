@@ -9,6 +9,7 @@ One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…
 | `process/<uuid>` | `{"started_ms"}` | all count: the n-th of them has tag n mod 255 + 1 |
 | `alive/<uuid>` | `{"at_ms"}` | sent again and again; a tombstone when the process ends well |
 | `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone deletes it |
+| `expansion…/…`, `partition-count/<topic id>` | how topics grow | `expansions.py` says |
 
 "The first record of a key wins" would die by compaction, which keeps the last: so each proposal has a key of its own,
 and it is written once. Not even its own writer may send it again: with A at offset 5, B at 6 and A's resend at 7, A
@@ -23,14 +24,16 @@ A record of a kind that only a newer version knows is left alone.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
 from fencepost_proxy.errors import FencepostError
+from fencepost_proxy.topics.expansions import KINDS as GROWTH_KINDS
+from fencepost_proxy.topics.expansions import Expansion, Growth, Growths
+from fencepost_proxy.topics.records import StateRecord, object_of, record, typed
 from fencepost_proxy.topics.virtual_configs import (
     VIRTUAL_CONFIGS,
     FileConfigs,
@@ -48,19 +51,11 @@ _ALIVE: Final = "alive"
 _TAGS: Final = 255
 #: From then on a process should take a new tag; at twice that its old one is somebody else's.
 TAG_AGE_MAX: Final = 127
-_Value = TypeVar("_Value")
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class StateError(FencepostError):
     """The state topic is another cluster's, or asks what this version cannot do: guarded appends wait for a person."""
-
-
-class StateRecord(NamedTuple):
-    """To be appended to the state topic. `value` None is a tombstone."""
-
-    key: bytes
-    value: bytes | None
 
 
 class StampBase(NamedTuple):
@@ -96,24 +91,24 @@ class TopicConfigChange:
 
 def encode_producer_id(proposal: UUID, cluster_id: str, producer_id: ProducerId) -> StateRecord:
     """The proposal that stamped batches of this cluster are appended under this producer id."""
-    return _record(f"{_PRODUCER_ID}/{proposal}", {"cluster_id": cluster_id, "producer_id": producer_id})
+    return record(f"{_PRODUCER_ID}/{proposal}", {"cluster_id": cluster_id, "producer_id": producer_id})
 
 
 def encode_stamp_base(
     topic_id: UUID, partition: int, producer_epoch: ProducerEpoch, proposal: UUID, base: LogEndOffset
 ) -> StateRecord:
     """The proposal that this partition's stamps under this epoch count from `base`."""
-    return _record(f"{_STAMP_BASE}/{topic_id}/{partition}/{producer_epoch}/{proposal}", {"base": base})
+    return record(f"{_STAMP_BASE}/{topic_id}/{partition}/{producer_epoch}/{proposal}", {"base": base})
 
 
 def encode_process(process: UUID, started_ms: int) -> StateRecord:
     """That a proxy process has started (or wants a new tag). Written once, never deleted: the count is what matters."""
-    return _record(f"{_PROCESS}/{process}", {"started_ms": started_ms})
+    return record(f"{_PROCESS}/{process}", {"started_ms": started_ms})
 
 
 def encode_alive(process: UUID, at_ms: int) -> StateRecord:
     """That a proxy process lives. The time is for those that start later: the others go by when the record came."""
-    return _record(f"{_ALIVE}/{process}", {"at_ms": at_ms})
+    return record(f"{_ALIVE}/{process}", {"at_ms": at_ms})
 
 
 def encode_alive_tombstone(process: UUID) -> StateRecord:
@@ -134,23 +129,19 @@ def sign_of_life(record: StateRecord) -> SignOfLife | None:
     if kind != _ALIVE:
         return None
     try:
-        value = _object(record.value)
-        return SignOfLife(UUID(process), None if value is None else _typed(value, "at_ms", int))
+        value = object_of(record.value)
+        return SignOfLife(UUID(process), None if value is None else typed(value, "at_ms", int))
     except ValueError:
         return None
 
 
 def encode_topic_config(topic: str, topic_id: UUID, configs: Mapping[str, str]) -> StateRecord:
     """All virtual configs that are set on a topic."""
-    return _record(f"{_TOPIC_CONFIG}/{topic}", {"topic_id": str(topic_id), "configs": dict(configs)})
+    return record(f"{_TOPIC_CONFIG}/{topic}", {"topic_id": str(topic_id), "configs": dict(configs)})
 
 
 def encode_topic_config_tombstone(topic: str) -> StateRecord:
     return StateRecord(f"{_TOPIC_CONFIG}/{topic}".encode(), None)
-
-
-def _record(key: str, value: Mapping[str, object]) -> StateRecord:
-    return StateRecord(key.encode(), json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
 
 
 class StateView:
@@ -162,6 +153,7 @@ class StateView:
         self._producer_id: ProducerId | None = None
         self._topic_configs: dict[str, SetConfigs] = {}
         self._processes: dict[UUID, int] = {}
+        self._growths = Growths()
         # Per partition and epoch the proposal that won: its key and its base.
         self._stamp_bases: dict[tuple[UUID, int], dict[ProducerEpoch, tuple[str, LogEndOffset]]] = {}
 
@@ -177,7 +169,7 @@ class StateView:
             text = (key or b"").decode()
             kind, _, rest = text.partition("/")
             if kind == _PRODUCER_ID:
-                self._apply_producer_id(text, _object(value))
+                self._apply_producer_id(text, object_of(value))
             elif kind == _STAMP_BASE:
                 self._apply_stamp_base(text, rest, value)
             elif kind == _ALIVE:
@@ -186,6 +178,8 @@ class StateView:
                 self._processes.setdefault(UUID(rest), len(self._processes))
             elif kind == _TOPIC_CONFIG:
                 self._apply_topic_config(rest, value)
+            elif kind in GROWTH_KINDS:
+                self._growths.apply(text, value)
             else:
                 return f"record {offset} of the state topic has a key of an unknown kind: {text!r:.80}"
         except ValueError as error:
@@ -195,7 +189,7 @@ class StateView:
     def _apply_producer_id(self, key: str, value: Mapping[str, Any] | None) -> None:
         if value is None:
             raise StateError(f"the state topic's record {key} was deleted: the producer id of this cluster is unknown")
-        cluster_id, producer_id = _typed(value, "cluster_id", str), _typed(value, "producer_id", int)
+        cluster_id, producer_id = typed(value, "cluster_id", str), typed(value, "producer_id", int)
         if cluster_id != self._cluster_id:
             raise StateError(
                 f"the state topic belongs to cluster {cluster_id}, but this is cluster {self._cluster_id}: it was "
@@ -208,24 +202,24 @@ class StateView:
         topic_id, partition, epoch, _ = rest.split("/")
         bases = self._stamp_bases.setdefault((UUID(topic_id), int(partition)), {})
         producer_epoch = ProducerEpoch(int(epoch))
-        value = _object(raw)
+        value = object_of(raw)
         if value is not None:
-            bases.setdefault(producer_epoch, (key, LogEndOffset(_typed(value, "base", int))))
+            bases.setdefault(producer_epoch, (key, LogEndOffset(typed(value, "base", int))))
         elif bases.get(producer_epoch, ("",))[0] == key:
             del bases[producer_epoch]
 
     def _apply_topic_config(self, topic: str, raw: bytes | None) -> None:
-        value = _object(raw)
+        value = object_of(raw)
         if value is None:
             self._topic_configs.pop(topic, None)
             return
-        configs = {str(name): str(config) for name, config in _typed(value, "configs", dict).items()}
+        configs = {str(name): str(config) for name, config in typed(value, "configs", dict).items()}
         for name in configs.keys() & VIRTUAL_CONFIGS.keys():
             try:
                 parse_value(name, configs[name])
             except InvalidConfigValue as error:
                 raise StateError(f"topic {topic}: {error}. Was it set by a newer version of this proxy?") from error
-        self._topic_configs[topic] = SetConfigs(UUID(_typed(value, "topic_id", str)), MappingProxyType(configs))
+        self._topic_configs[topic] = SetConfigs(UUID(typed(value, "topic_id", str)), MappingProxyType(configs))
 
     # ---- what it says
 
@@ -267,6 +261,23 @@ class StateView:
     def topic_policy(self, topic: str, topic_id: UUID | None, file_configs: FileConfigs) -> TopicPolicy:
         """What holds for a topic: set on it, else given by the file, else the default."""
         return TopicPolicy.of({**file_configs(topic), **self.configs_set_on(topic, topic_id)})
+
+    def growth(self, topic: str, topic_id: UUID | None) -> Growth:
+        """How this incarnation of a topic has grown; where `topic_id` is not known, the last one of that name."""
+        return self._growths.growth(topic, topic_id)
+
+    @property
+    def pending_expansions(self) -> tuple[Expansion, ...]:
+        return self._growths.pending()
+
+    @property
+    def grown(self) -> tuple[Expansion, ...]:
+        """The last expansion of each topic that has ever grown, whether or not the topic still exists."""
+        return self._growths.grown()
+
+    def tidy_expansion(self, expansion: Expansion) -> list[StateRecord]:
+        """What to append to the state topic once it has ended."""
+        return self._growths.tidy(expansion)
 
     def stamp_base(self, topic_id: UUID, partition: int) -> StampBase | None:
         """The base agreed on under the highest epoch; None where none was ever published (epoch 0, base 0)."""
@@ -315,21 +326,4 @@ class StateView:
         for (topic_id, _), bases in self._stamp_bases.items():
             if topic_id == change.topic_id:
                 records += [StateRecord(key.encode(), None) for key, _ in bases.values()]
-        return records
-
-
-def _object(value: bytes | None) -> Mapping[str, Any] | None:
-    """The JSON object of a record, None for a tombstone. Raises ValueError for anything else."""
-    if value is None:
-        return None
-    parsed = json.loads(value)
-    if not isinstance(parsed, dict):
-        raise ValueError("not a JSON object")
-    return parsed
-
-
-def _typed(value: Mapping[str, Any], name: str, kind: type[_Value]) -> _Value:
-    found = value.get(name)
-    if not isinstance(found, kind):
-        raise ValueError(f"{name} is not {kind.__name__} but {found!r:.80}")
-    return found
+        return records if change.topic_id is None else records + self._growths.forget(change.topic_id)

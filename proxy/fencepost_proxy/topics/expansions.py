@@ -1,0 +1,350 @@
+"""How a topic has grown: its expansions, as the records of the state topic tell them.
+
+| key | value | of several |
+|---|---|---|
+| `expansion/<topic id>/<from>/<proposal uuid>` | `{"topic", "to", "assignments", "process", "at_ms"}` | see below |
+| the same, of growth around the proxy | `{"topic", "to", "at_ms", "unordered": true}` | see below |
+| `expansion-closed/<topic id>/<proposal>/<process uuid>` | `{}`: that process lets nothing through | all count |
+| `expansion-driver/<topic id>/<proposal>/<round>/<claim uuid>` | `{"process"}` | the lowest offset of a round wins |
+| `expansion-end/<topic id>/<proposal>/<uuid>` | see `encode_done`, `encode_failed`, … | the lowest wins |
+| `partition-count/<topic id>` | `{"topic", "count"}`: where counting began | the last |
+
+*Which proposal is an expansion.* One is taken where, at its place in the log, none of the topic is pending and it
+begins where the last one ended. All others were too late, for ever: who proposed one reads it back, and tells his
+client. The rule looks at no record that compaction might move or take away: each has a key of its own, and is deleted
+with all others of its topic only.
+
+*Ordered* is an expansion that ended `done`: it has the thresholds. Growth that nobody held appends for is *unordered*:
+it only says what the count is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+from uuid import UUID
+
+from fencepost_proxy.topics.records import StateRecord, object_of, record, typed
+from fencepost_proxy.types import LeaderEpoch, LogEndOffset, NodeId
+
+EXPANSION: Final = "expansion"
+EXPANSION_CLOSED: Final = "expansion-closed"
+EXPANSION_DRIVER: Final = "expansion-driver"
+EXPANSION_END: Final = "expansion-end"
+PARTITION_COUNT: Final = "partition-count"
+KINDS: Final = frozenset({EXPANSION, EXPANSION_CLOSED, EXPANSION_DRIVER, EXPANSION_END, PARTITION_COUNT})
+
+#: The replicas that an admin wants each new partition to have.
+Assignments = tuple[tuple[NodeId, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """One growth of one incarnation of a topic, from `from_count` partitions to `to_count`.
+
+    `thresholds`, `epochs` – per prior partition where it ended, and under which leader epoch; empty while it is pending
+    and where it is `unordered`. `ended_at_ms` – None while it is pending. `held_ms` – for how long appends were held.
+    """
+
+    topic: str
+    topic_id: UUID
+    from_count: int
+    to_count: int
+    proposal: UUID
+    at_ms: int
+    process: UUID | None = None
+    assignments: Assignments | None = None
+    thresholds: tuple[LogEndOffset, ...] = ()
+    epochs: tuple[LeaderEpoch, ...] = ()
+    unordered: bool = False
+    ended_at_ms: int | None = None
+    held_ms: int | None = None
+
+    @property
+    def ordered(self) -> bool:
+        return self.ended_at_ms is not None and not self.unordered
+
+    @property
+    def priors(self) -> range:
+        """The partitions that were there before."""
+        return range(self.from_count)
+
+    @property
+    def born(self) -> range:
+        """The partitions that it brought."""
+        return range(self.from_count, self.to_count)
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """All that is known of how one incarnation of a topic has grown.
+
+    `count` – of its partitions, as of the last expansion that ended, or else where counting began; None where neither
+    is known. `expansions` – those that ended well or were unordered, in order: each begins where the one before ended.
+    `pending` – under way: its partitions may be there or not. `closed` – the processes that let no append through for
+    it; `driver` – the one that carries it out, and in which round: 0 is the one that began.
+    `failed` – why an expansion failed, by its proposal.
+    """
+
+    count: int | None = None
+    expansions: tuple[Expansion, ...] = ()
+    pending: Expansion | None = None
+    closed: frozenset[UUID] = frozenset()
+    driver: UUID | None = None
+    driver_round: int = 0
+    failed: Mapping[UUID, str] = field(default_factory=dict)
+
+    @property
+    def ordered(self) -> tuple[Expansion, ...]:
+        return tuple(expansion for expansion in self.expansions if expansion.ordered)
+
+    def born_by(self, partition: int) -> Expansion | None:
+        """The expansion, ended or pending, that brought a partition; None for one that was there from the start."""
+        known = self.expansions if self.pending is None else (*self.expansions, self.pending)
+        return next((each for each in known if partition in each.born), None)
+
+    def ended(self, proposal: UUID) -> Expansion | None:
+        """What came of a proposal that did not fail; None while it is pending, and where it never was taken."""
+        return next((each for each in self.expansions if each.proposal == proposal), None)
+
+    def described(self) -> str:
+        """The value of the config `ordered.partition.expansions`: JSON, oldest first."""
+        expansions = [
+            {
+                "from": each.from_count,
+                "to": each.to_count,
+                "thresholds": list(each.thresholds),
+                "at_ms": each.ended_at_ms,
+                "unordered": each.unordered,
+            }
+            for each in self.expansions
+        ]
+        return json.dumps(expansions, separators=(",", ":"))
+
+
+NO_GROWTH: Final = Growth()
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def encode_expansion(expansion: Expansion) -> StateRecord:
+    """The proposal of an expansion, or that a topic has grown unordered."""
+    value: dict[str, object] = {"topic": expansion.topic, "to": expansion.to_count, "at_ms": expansion.at_ms}
+    if expansion.unordered:
+        value["unordered"] = True
+    else:
+        value["process"] = str(expansion.process)
+        value["assignments"] = expansion.assignments
+    return record(f"{EXPANSION}/{expansion.topic_id}/{expansion.from_count}/{expansion.proposal}", value)
+
+
+def encode_closed(expansion: Expansion, process: UUID) -> StateRecord:
+    """That a process lets no append to the topic through, has none under way, and will not until the end is stored."""
+    return record(f"{EXPANSION_CLOSED}/{expansion.topic_id}/{expansion.proposal}/{process}", {})
+
+
+def encode_claim(expansion: Expansion, driver_round: int, claim: UUID, process: UUID) -> StateRecord:
+    """That a process wants to carry it out, since the one that did is gone."""
+    key = f"{EXPANSION_DRIVER}/{expansion.topic_id}/{expansion.proposal}/{driver_round}/{claim}"
+    return record(key, {"process": str(process)})
+
+
+def encode_done(
+    expansion: Expansion,
+    end: UUID,
+    *,
+    thresholds: Sequence[LogEndOffset],
+    epochs: Sequence[LeaderEpoch],
+    at_ms: int,
+    held_ms: int,
+) -> StateRecord:
+    value = {"result": "done", "thresholds": thresholds, "epochs": epochs, "at_ms": at_ms, "held_ms": held_ms}
+    return record(f"{EXPANSION_END}/{expansion.topic_id}/{expansion.proposal}/{end}", value)
+
+
+def encode_failed(expansion: Expansion, end: UUID, *, reason: str, at_ms: int) -> StateRecord:
+    """That the topic has as many partitions as before."""
+    value = {"result": "failed", "reason": reason, "at_ms": at_ms}
+    return record(f"{EXPANSION_END}/{expansion.topic_id}/{expansion.proposal}/{end}", value)
+
+
+def encode_unordered_end(expansion: Expansion, end: UUID, *, to_count: int, reason: str, at_ms: int) -> StateRecord:
+    """That the topic has `to_count` partitions, and not by this expansion."""
+    value = {"result": "unordered", "to": to_count, "reason": reason, "at_ms": at_ms}
+    return record(f"{EXPANSION_END}/{expansion.topic_id}/{expansion.proposal}/{end}", value)
+
+
+def encode_partition_count(topic: str, topic_id: UUID, count: int) -> StateRecord:
+    """Where counting the partitions of a topic began."""
+    return record(f"{PARTITION_COUNT}/{topic_id}", {"topic": topic, "count": count})
+
+
+@dataclass(slots=True)
+class _Topic:
+    """What the records say of one incarnation. `keys` – of all its records, to be deleted with the topic."""
+
+    keys: dict[str, None] = field(default_factory=dict)
+    name: str | None = None
+    counted_from: int | None = None
+    ended: list[Expansion] = field(default_factory=list)
+    pending: Expansion | None = None
+    failed: dict[UUID, str] = field(default_factory=dict)
+    closed: set[UUID] = field(default_factory=set)
+    drivers: dict[int, UUID] = field(default_factory=dict)
+
+    def growth(self) -> Growth:
+        count = self.ended[-1].to_count if self.ended else self.counted_from
+        if self.pending is None:
+            return Growth(count, tuple(self.ended), failed=self.failed)
+        driver_round = max(self.drivers, default=0)
+        driver = self.drivers.get(driver_round, self.pending.process)
+        closed = frozenset(self.closed)
+        return Growth(count, tuple(self.ended), self.pending, closed, driver, driver_round, self.failed)
+
+
+class Growths:
+    """All topics' growth, up to the last record applied."""
+
+    def __init__(self) -> None:
+        self._topics: dict[UUID, _Topic] = {}
+        self._growths: dict[UUID, Growth] = {}
+
+    def apply(self, key: str, raw: bytes | None) -> None:
+        """A record of one of `KINDS`, in offset order. Raises ValueError for one that cannot be read."""
+        kind, _, rest = key.partition("/")
+        value = object_of(raw)
+        names = rest.split("/")
+        topic_id = UUID(names[0])
+        topic = self._topics.setdefault(topic_id, _Topic())
+        self._growths.pop(topic_id, None)
+        if value is None:
+            self._delete(topic, kind, names, key)
+            if not topic.keys:
+                del self._topics[topic_id]
+            return
+        topic.keys[key] = None
+        match kind, names:
+            case "expansion", [_, from_count, proposal]:
+                self._propose(topic, _expansion(topic_id, int(from_count), UUID(proposal), value))
+            case "expansion-closed", [_, proposal, process]:
+                if topic.pending is not None and topic.pending.proposal == UUID(proposal):
+                    topic.closed.add(UUID(process))
+            case "expansion-driver", [_, proposal, driver_round, _]:
+                if topic.pending is not None and topic.pending.proposal == UUID(proposal):
+                    topic.drivers.setdefault(int(driver_round), UUID(typed(value, "process", str)))
+            case "expansion-end", [_, proposal, _]:
+                if topic.pending is not None and topic.pending.proposal == UUID(proposal):
+                    self._end(topic, topic.pending, value)
+            case "partition-count", [_]:
+                topic.name = typed(value, "topic", str)
+                topic.counted_from = typed(value, "count", int)
+            case _:
+                raise ValueError("its key is not as it should be")
+
+    @staticmethod
+    def _propose(topic: _Topic, expansion: Expansion) -> None:
+        begins = topic.ended[-1].to_count if topic.ended else expansion.from_count
+        if topic.pending is not None or begins != expansion.from_count or not expansion.born:
+            return
+        topic.name = expansion.topic
+        if expansion.unordered:
+            topic.ended.append(expansion)
+            return
+        topic.pending = expansion
+        topic.closed = set()
+        topic.drivers = {}
+
+    @staticmethod
+    def _end(topic: _Topic, expansion: Expansion, value: Mapping[str, Any]) -> None:
+        at_ms = typed(value, "at_ms", int)
+        match value.get("result"):
+            case "failed":
+                topic.failed = {**topic.failed, expansion.proposal: typed(value, "reason", str)}
+            case "unordered":
+                to_count = typed(value, "to", int)
+                topic.ended.append(replace(expansion, to_count=to_count, unordered=True, ended_at_ms=at_ms))
+            case "done":
+                thresholds, epochs = typed(value, "thresholds", list), typed(value, "epochs", list)
+                if len(thresholds) != expansion.from_count or len(epochs) != expansion.from_count:
+                    raise ValueError(f"{len(thresholds)} thresholds for {expansion.from_count} partitions")
+                topic.ended.append(
+                    replace(
+                        expansion,
+                        thresholds=tuple(map(LogEndOffset, thresholds)),
+                        epochs=tuple(map(LeaderEpoch, epochs)),
+                        ended_at_ms=at_ms,
+                        held_ms=typed(value, "held_ms", int),
+                    )
+                )
+            case other:
+                raise ValueError(f"an expansion that ended {other!r:.40}: was it written by a newer version?")
+        topic.pending = None
+        topic.closed = set()
+        topic.drivers = {}
+
+    @staticmethod
+    def _delete(topic: _Topic, kind: str, names: Sequence[str], key: str) -> None:
+        topic.keys.pop(key, None)
+        if kind == PARTITION_COUNT:
+            topic.counted_from = None
+        elif kind == EXPANSION and len(names) == 3:
+            proposal = UUID(names[2])
+            topic.ended = [each for each in topic.ended if each.proposal != proposal]
+            topic.failed.pop(proposal, None)
+            if topic.pending is not None and topic.pending.proposal == proposal:
+                topic.pending = None
+
+    # ---- what they say
+
+    def growth(self, topic: str, topic_id: UUID | None) -> Growth:
+        """`topic_id` None, where it is not known: the incarnation of that name that was heard of last."""
+        if topic_id is None:
+            topic_id = next((key for key, each in reversed(self._topics.items()) if each.name == topic), None)
+        if topic_id is None or topic_id not in self._topics:
+            return NO_GROWTH
+        if topic_id not in self._growths:
+            self._growths[topic_id] = self._topics[topic_id].growth()
+        return self._growths[topic_id]
+
+    def pending(self) -> tuple[Expansion, ...]:
+        return tuple(each.pending for each in self._topics.values() if each.pending is not None)
+
+    def grown(self) -> tuple[Expansion, ...]:
+        """The last expansion of each topic that has ever grown, whether or not the topic still exists."""
+        return tuple(each.ended[-1] for each in self._topics.values() if each.ended)
+
+    def forget(self, topic_id: UUID) -> list[StateRecord]:
+        """The tombstones of all that is stored of an incarnation that is gone."""
+        topic = self._topics.get(topic_id)
+        return [] if topic is None else [StateRecord(key.encode(), None) for key in topic.keys]
+
+    def tidy(self, expansion: Expansion) -> list[StateRecord]:
+        """The tombstones of what nobody looks at once an expansion has ended: who had closed, who carried it out."""
+        topic = self._topics.get(expansion.topic_id)
+        if topic is None:
+            return []
+        starts = tuple(
+            f"{kind}/{expansion.topic_id}/{expansion.proposal}/" for kind in (EXPANSION_CLOSED, EXPANSION_DRIVER)
+        )
+        return [StateRecord(key.encode(), None) for key in topic.keys if key.startswith(starts)]
+
+
+def _expansion(topic_id: UUID, from_count: int, proposal: UUID, value: Mapping[str, Any]) -> Expansion:
+    unordered = value.get("unordered") is True
+    assignments = value.get("assignments")
+    at_ms = typed(value, "at_ms", int)
+    return Expansion(
+        topic=typed(value, "topic", str),
+        topic_id=topic_id,
+        from_count=from_count,
+        to_count=typed(value, "to", int),
+        proposal=proposal,
+        at_ms=at_ms,
+        process=None if unordered else UUID(typed(value, "process", str)),
+        assignments=None if assignments is None else tuple(tuple(map(NodeId, each)) for each in assignments),
+        unordered=unordered,
+        ended_at_ms=at_ms if unordered else None,
+    )

@@ -1,0 +1,38 @@
+"""What records of the state topic are made of. What they say is in `state.py` and `expansions.py`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeVar
+
+_Value = TypeVar("_Value")
+
+
+class StateRecord(NamedTuple):
+    """To be appended to the state topic. `value` None is a tombstone."""
+
+    key: bytes
+    value: bytes | None
+
+
+def record(key: str, value: Mapping[str, object]) -> StateRecord:
+    return StateRecord(key.encode(), json.dumps(value, sort_keys=True, separators=(",", ":")).encode())
+
+
+def object_of(value: bytes | None) -> Mapping[str, Any] | None:
+    """The JSON object of a record, None for a tombstone. Raises ValueError for anything else."""
+    if value is None:
+        return None
+    parsed = json.loads(value)
+    if not isinstance(parsed, dict):
+        raise ValueError("not a JSON object")
+    return parsed
+
+
+def typed(value: Mapping[str, Any], name: str, kind: type[_Value]) -> _Value:
+    """Raises ValueError where it is missing or of another kind."""
+    found = value.get(name)
+    if not isinstance(found, kind):
+        raise ValueError(f"{name} is not {kind.__name__} but {found!r:.80}")
+    return found
