@@ -115,4 +115,5 @@ class Policy(Protocol):
 #: Error codes that policies answer with. The names are Kafka's (org.apache.kafka.common.protocol.Errors).
 POLICY_VIOLATION = 44
 INVALID_TIMESTAMP = 32
+INVALID_PARTITIONS = 37
 INVALID_RECORD = 87

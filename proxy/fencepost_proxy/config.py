@@ -89,6 +89,15 @@ class Limits:
         "after a start beside another process, or after one that died: conditional appends on `true` topics get a "
         "retriable error, since a request of its may still be queued in Kafka; connection timeout + request timeout",
     )
+    partition_settle_seconds: float = _limit(
+        900.0,
+        "after a topic has grown: how long keys of batches that do not say their partition count are placed anew here "
+        "(topic config partitioner); longer than any producer may hold a record, delivery.timeout.ms and "
+        "metadata.max.age.ms together",
+    )
+    served_counts_max: int = _limit(
+        10_000, "clients and topics of which is remembered which partition count they were told last"
+    )
     drain_seconds: float = _limit(10.0, "how long a closing connection may take to pass on what is under way")
 
     def __post_init__(self) -> None:

@@ -172,7 +172,7 @@ def test_the_switch_for_tests_is_not_offered_to_anyone(write: Write) -> None:
 
 def test_every_limit_is_explained_and_names_its_unit() -> None:
     docs = limit_docs()
-    units = ("_bytes_max", "connections_max", "requests_max", "queue_max", "in_flight_max", "_seconds")
+    units = ("_bytes_max", "connections_max", "requests_max", "queue_max", "in_flight_max", "counts_max", "_seconds")
 
     assert all(len(doc) > 10 for doc in docs.values())
     assert [name for name in docs if not name.endswith(units)] == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fencepost_policies.append import Check
+from fencepost_policies.partitioners import Partitioner
 from fencepost_proxy.config import load
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.topics.virtual_configs import (
@@ -26,6 +27,10 @@ from fencepost_proxy.topics.virtual_configs import (
         ("check.expected.offsets", " Required ", "required"),
         ("expected.offsets.carrier", "header", "header"),
         ("expected.offsets.carrier", "Base", "base"),
+        ("check.partition.count", "Required", "required"),
+        ("partitioner", "none", "none"),
+        ("partitioner", "Murmur2", "murmur2"),
+        ("ordered.partition.expansion", "True", "true"),
     ],
 )
 def test_values_are_read_in_any_case_and_kept_in_one(name: str, written: str, value: str) -> None:
@@ -40,6 +45,9 @@ def test_values_are_read_in_any_case_and_kept_in_one(name: str, written: str, va
         ("check.expected.offsets", "", "must be false, true or required"),
         ("check.expected.offsets", None, "must be false, true or required"),
         ("expected.offsets.carrier", "footer", "must be header or base"),
+        ("check.partition.count", "6", "must be false, true or required"),
+        ("partitioner", "sha1", "must be none, murmur2, crc32 or fnv1a"),
+        ("ordered.partition.expansion", "required", "must be false or true"),
     ],
 )
 def test_a_wrong_value_is_answered_with_the_right_ones(name: str, written: str | None, allowed: str) -> None:
@@ -47,7 +55,7 @@ def test_a_wrong_value_is_answered_with_the_right_ones(name: str, written: str |
         parse_value(name, written)
 
 
-@pytest.mark.parametrize("name", ["check.partition.count", "partitioner", "idempotence.level", "cleanup.policy"])
+@pytest.mark.parametrize("name", ["idempotence.level", "cleanup.policy"])
 def test_what_does_nothing_yet_cannot_be_set(name: str) -> None:
     assert name not in VIRTUAL_CONFIGS
     assert "there is no such topic config" in (check_topic_config(name, "true") or "")
@@ -67,11 +75,15 @@ def test_defaults_are_values() -> None:
         ({"check.expected.offsets": "REQUIRED"}, TopicPolicy(Check.REQUIRED, carrier_base=False)),
         ({"expected.offsets.carrier": "base"}, TopicPolicy(Check.OFF, carrier_base=True)),
         ({"check.expected.offsets": "false", "some.later": "x"}, TopicPolicy(Check.OFF, carrier_base=False)),
+        ({"check.partition.count": "true"}, TopicPolicy(count_check=Check.ON)),
+        ({"partitioner": "crc32"}, TopicPolicy(partitioner=Partitioner.CRC32)),
+        ({"ordered.partition.expansion": "true"}, TopicPolicy(ordered_expansion=True)),
     ],
 )
 def test_what_configs_come_to(configs: dict[str, str], policy: TopicPolicy) -> None:
     assert TopicPolicy.of(configs) == policy
     assert policy.guarded is (policy.check is not Check.OFF)
+    assert policy.counted is (policy.ordered_expansion or policy.count_check is not Check.OFF)
 
 
 def test_a_topic_is_not_guarded_by_itself() -> None:

@@ -16,9 +16,13 @@ from types import MappingProxyType
 from typing import Final
 
 from fencepost_policies.append import Check
+from fencepost_policies.partitioners import Partitioner
 
 CHECK_EXPECTED_OFFSETS: Final = "check.expected.offsets"
 EXPECTED_OFFSETS_CARRIER: Final = "expected.offsets.carrier"
+CHECK_PARTITION_COUNT: Final = "check.partition.count"
+PARTITIONER: Final = "partitioner"
+ORDERED_PARTITION_EXPANSION: Final = "ordered.partition.expansion"
 
 #: The virtual configs that the config file gives a topic (`ProxyConfig.configs_for`).
 FileConfigs = Callable[[str], Mapping[str, str]]
@@ -68,6 +72,38 @@ _TABLE: Final = (
             "offset above 0 counts too); with base, in the batch's base offset, read literally: 0 is 0, -1 is none."
         ),
     ),
+    VirtualConfig(
+        name=CHECK_PARTITION_COUNT,
+        values=(Check.OFF.value, Check.ON.value, Check.REQUIRED.value),
+        default=Check.OFF.value,
+        documentation=(
+            "Whether a producer knows how many partitions the topic has (KIP-253). With true, a batch that says over "
+            "how many partitions its keys were placed (record header partition-count) is refused if the topic has "
+            "another number by now; one that says nothing is judged by partitioner, or by what its client was told "
+            "last. With required, a batch that says nothing is refused."
+        ),
+    ),
+    VirtualConfig(
+        name=PARTITIONER,
+        values=("none", *(each.value for each in Partitioner)),
+        default="none",
+        documentation=(
+            "How producers place keyed records, for check.partition.count=true: for a while after the topic has grown, "
+            "keys of batches that do not say their partition count are placed anew here, and a batch with a misplaced "
+            "one is refused. murmur2: Java, kafka-python, aiokafka, librdkafka's murmur2_random; crc32: librdkafka's "
+            "default; fnv1a: librdkafka's fnv1a_random and Sarama. Not for topics whose producers choose partitions "
+            "in any other way."
+        ),
+    ),
+    VirtualConfig(
+        name=ORDERED_PARTITION_EXPANSION,
+        values=("false", "true"),
+        default="false",
+        documentation=(
+            "With true, the topic grows without losing the order of a key's records (KIP-253): consumer groups get a "
+            "new partition once they have read what lay in the others before."
+        ),
+    ),
 )
 
 VIRTUAL_CONFIGS: Final[Mapping[str, VirtualConfig]] = MappingProxyType({config.name: config for config in _TABLE})
@@ -95,16 +131,32 @@ class TopicPolicy:
 
     check: Check = Check.OFF
     carrier_base: bool = False
+    count_check: Check = Check.OFF
+    partitioner: Partitioner | None = None
+    ordered_expansion: bool = False
 
     @property
     def guarded(self) -> bool:
+        """Its appends go through gates (`partitions/gate.py`)."""
         return self.check is not Check.OFF
+
+    @property
+    def counted(self) -> bool:
+        """Its appends go through a door (`topics/door.py`)."""
+        return self.ordered_expansion or self.count_check is not Check.OFF
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicPolicy:
         """From the configs that are set; the others have their defaults. Raises InvalidConfigValue."""
         values = {name: config.parse(configs.get(name, config.default)) for name, config in VIRTUAL_CONFIGS.items()}
-        return cls(check=Check(values[CHECK_EXPECTED_OFFSETS]), carrier_base=values[EXPECTED_OFFSETS_CARRIER] == "base")
+        partitioner = values[PARTITIONER]
+        return cls(
+            check=Check(values[CHECK_EXPECTED_OFFSETS]),
+            carrier_base=values[EXPECTED_OFFSETS_CARRIER] == "base",
+            count_check=Check(values[CHECK_PARTITION_COUNT]),
+            partitioner=None if partitioner == "none" else Partitioner(partitioner),
+            ordered_expansion=values[ORDERED_PARTITION_EXPANSION] == "true",
+        )
 
 
 UNGUARDED: Final = TopicPolicy()

@@ -1,0 +1,81 @@
+"""Partition counts (KIP-253): append only what was placed over as many partitions as the topic has.
+
+What a producer says is exact. One that says nothing placed its records at send(), and may have heard of another count
+since: with the topic's `partitioner` known, its keys tell; without, only what it was told last, which is a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fencepost_policies.append import INVALID_PARTITIONS, INVALID_RECORD, POLICY_VIOLATION, Append, Check, Refusal
+from fencepost_policies.partitioners import Partitioner, partition_for
+from fencepost_policies.values import value
+
+
+@value
+class CountFacts:
+    """What is known of the topic, and of what its producer did not say.
+
+    `count` – how many partitions it has. `partitioner`, `keys` – how its producers place keys, and the batch's keys in
+    their order, while the topic settles; else None. `served` – the count that this client was told last, None if that
+    is not known.
+    """
+
+    check: Check
+    count: int
+    partitioner: Partitioner | None = None
+    keys: Iterable[bytes | None] | None = None
+    served: int | None = None
+
+
+def check_partition_count(append: Append, declared: int | None, facts: CountFacts) -> Refusal | None:
+    """`declared` – by the request, for all of the topic's batches in it; `append.partition_count` by the batch."""
+    if facts.check is Check.OFF:
+        return None
+    said = append.partition_count
+    if said is not None and declared is not None and said != declared:
+        return Refusal(
+            INVALID_RECORD,
+            "partition_count_contradiction",
+            f"PARTITION_COUNT_CONTRADICTION {_where(append)}: a record header says {said}, the request says {declared}",
+        )
+    said = declared if said is None else said
+    if said is not None:
+        return None if said == facts.count else invalid_partition_count(append, said, facts.count)
+    if facts.check is Check.REQUIRED:
+        return Refusal(
+            POLICY_VIOLATION,
+            "partition_count_required",
+            f"PARTITION_COUNT_REQUIRED {_where(append)} actual={facts.count}: this topic has "
+            "check.partition.count=required, so the first record of every batch must carry the number of partitions "
+            "that its key was placed over, in the record header partition-count",
+        )
+    if facts.partitioner is not None:
+        return _misplaced(append, facts, facts.partitioner)
+    if facts.served is not None and facts.served < facts.count:
+        return invalid_partition_count(append, facts.served, facts.count)
+    return None
+
+
+def invalid_partition_count(append: Append, expected: int, actual: int) -> Refusal:
+    """The refusal of a batch that was placed over `expected` partitions where there are `actual`."""
+    message = f"INVALID_PARTITION_COUNT {_where(append)} expected={expected} actual={actual}"
+    return Refusal(INVALID_PARTITIONS, "invalid_partition_count", message)
+
+
+def _misplaced(append: Append, facts: CountFacts, partitioner: Partitioner) -> Refusal | None:
+    for record, key in enumerate(facts.keys or ()):
+        belongs = partition_for(partitioner, key, facts.count)
+        if belongs is not None and belongs != append.partition:
+            return Refusal(
+                INVALID_PARTITIONS,
+                "misplaced_key",
+                f"MISPLACED_KEY {_where(append)} record={record} belongs={belongs} actual={facts.count}: of "
+                f"{facts.count} partitions, its key is placed on another one by {partitioner.value}",
+            )
+    return None
+
+
+def _where(append: Append) -> str:
+    return f"topic={append.topic} partition={append.partition}"
