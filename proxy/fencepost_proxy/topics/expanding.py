@@ -12,14 +12,14 @@ and says what to do next (`Effect`), one thing at a time. It does no I/O and kno
 |---|---|---|---|
 | VALIDATE | asks Kafka whether the proxy itself may, and whether it makes sense | Kafka says yes | Kafka's error |
 | INTENT | stores the proposal: all processes close their doors | it is the topic's pending one | refused: too late |
-| LOOK | (taken over, or in doubt) describes the topic | it has the old count, or the new one | ended: unordered, failed |
+| LOOK | (taken over, or in doubt) describes the topic | it has the old count or the new one | unordered, failed |
 | DOORS | waits | every process that may append has said that it is closed | gives up |
 | TRANSACTIONS | looks for open transactions in all prior partitions | there are none | gives up |
 | CREATE | CreatePartitions | Kafka did it | refused: gives up. No answer: LOOK |
 | LEADERS | describes the topic | every partition has a leader | goes on trying |
-| ENDS | log end and high watermark of each prior partition | each is replicated to its end, in one look | goes on trying |
+| ENDS | log end, high watermark of each prior partition | all are replicated to their ends | goes on trying |
 | STORE | stores the end: all processes open their doors | it is the end of the proposal | goes on trying |
-| GIVE_UP | asks Kafka (validate-only) whether the topic has not grown all the same | it has not: STORE | it has: LOOK |
+| GIVE_UP | asks Kafka (validate-only) whether it has grown all the same | it has not: STORE | it has: LOOK |
 
 Until CREATE anything that goes wrong for `wait_seconds` gives up: the topic is as it was, and its doors open at the old
 count. From then on nothing does: what was created cannot be taken back, and only thresholds make it orderly.
@@ -48,6 +48,7 @@ from fencepost_proxy.topics.expansions import (
     Expansion,
     Growth,
     encode_claim,
+    encode_closed,
     encode_done,
     encode_expansion,
     encode_failed,
@@ -59,6 +60,13 @@ from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, ProducerId
 #: Pauses before something is tried or looked at again: at first, and at most.
 _PAUSE_SECONDS: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 1.0
+#: How often a topic must be missing from metadata before that is believed.
+_MISSING_TOPIC_LOOKS: Final = 4
+#: How messages to clients begin.
+IN_PROGRESS: Final = "EXPANSION_IN_PROGRESS"
+FAILED: Final = "EXPANSION_FAILED"
+#: Answers of CreatePartitions that say that the topic is not as it was: another count, no such topic.
+_GROWN_OR_GONE: Final = frozenset({Error.INVALID_PARTITIONS, Error.UNKNOWN_TOPIC_OR_PARTITION})
 
 
 class Step(Enum):
@@ -106,7 +114,7 @@ class Described(NamedTuple):
     """What metadata says now. `topic_id` None: there is no such topic."""
 
     topic_id: UUID | None
-    count: int = 0
+    partition_count: int = 0
     leaderless: tuple[int, ...] = ()
 
 
@@ -249,10 +257,11 @@ class Procedure:
     _created: bool = False
     #: The controller says that the count is another one; metadata must show it sooner or later.
     _has_grown: bool = False
+    _missed: int = 0
     _doubt_until: float = float("-inf")
     _pause: float = _PAUSE_SECONDS
     _paused_until: float = float("-inf")
-    _failure: Ended = Ended(Result.FAILED)
+    _failure: Ended | None = None
     _verdict: _Verdict | None = None
     _ended: Ended | None = None
 
@@ -292,11 +301,10 @@ class Procedure:
         if ended is not None:
             return self._unordered(ended.to_count) if ended.unordered else Ended(Result.DONE)
         if proposal in growth.failed:
-            if self._failure.message is not None:
+            if self._failure is not None:
                 return self._failure
             return Ended(Result.FAILED, Error.POLICY_VIOLATION, f"{FAILED} {self._name}: {growth.failed[proposal]}")
         if self.step is Step.INTENT:
-            self.step = Step.VALIDATE
             text = f"{IN_PROGRESS} {self._name}: another expansion of the topic was begun before"
             return Ended(Result.REFUSED, Error.INVALID_PARTITIONS, text)
         return Ended(Result.DELETED, Error.UNKNOWN_TOPIC_OR_PARTITION, f"{self._name}: the topic was deleted")
@@ -354,15 +362,17 @@ class Procedure:
 
             case Step.INTENT, Appended():
                 self._stored = True
+                self._begun = now
             case Step.INTENT, NotAppended(reason, in_doubt):
                 result = Result.UNKNOWN if in_doubt else Result.REFUSED
                 self._ended = Ended(result, Error.REQUEST_TIMED_OUT, f"{self._name}: {reason}")
 
             case Step.LOOK | Step.LEADERS, Described(topic_id) if topic_id != self.expansion.topic_id:
-                self._topic_gone()
+                self._not_there(certainly=topic_id is not None)
             case Step.LOOK, Described(_, count):
                 self._looked(count)
             case Step.LEADERS, Described(_, count, leaderless):
+                self._missed = 0
                 if count < self.expansion.to_count or leaderless:
                     self._again(f"partitions without a leader: {', '.join(map(str, leaderless)) or 'not known yet'}")
                 else:
@@ -378,8 +388,7 @@ class Procedure:
                 self._create_refused(code, message)
             case Step.CREATE, Unanswered(reason):
                 self._doubt_until = now + self.doubt_seconds
-                self._again(reason)
-                self._go(Step.LOOK)
+                self._look(reason)
 
             case Step.ENDS, Ends(ends):
                 self._read(ends)
@@ -394,7 +403,7 @@ class Procedure:
             case Step.GIVE_UP, Refused(code):
                 if code in _GROWN_OR_GONE:
                     self._has_grown = code == Error.INVALID_PARTITIONS
-                    self._go(Step.LOOK)
+                    self._look(f"CreatePartitions is answered with error {code}")
                 else:
                     self._fail()
 
@@ -407,6 +416,7 @@ class Procedure:
 
     def _looked(self, count: int) -> None:
         expansion = self.expansion
+        self._missed = 0
         if count == expansion.to_count:
             self._created = True
             self._go(Step.DOORS)
@@ -439,7 +449,7 @@ class Procedure:
         if code in _GROWN_OR_GONE:
             # 37 after the same request was found valid: it has been carried out, or somebody else's was.
             self._has_grown = code == Error.INVALID_PARTITIONS
-            self._go(Step.LOOK)
+            self._look(f"CreatePartitions is answered with error {code}")
         else:
             self._failure = Ended(Result.FAILED, code, self._refused_text(code, message))
             self._go(Step.GIVE_UP)
@@ -453,8 +463,7 @@ class Procedure:
         thresholds = [each.log_end for each in ends]
         epochs = [each.epoch for each in ends]
         # Of one that was begun elsewhere, only the wall clock knows how long appends have been held.
-        began = self._begun
-        held_ms = None if self.taken_over else int((self.now - began) * 1000)
+        held_ms = None if self.taken_over else int((self.now - self._begun) * 1000)
 
         def encode(end: UUID, at_ms: int) -> StateRecord:
             held = max(0, at_ms - expansion.at_ms) if held_ms is None else held_ms
@@ -463,7 +472,12 @@ class Procedure:
         self._verdict = _Verdict(encode)
         self._go(Step.STORE)
 
-    def _topic_gone(self) -> None:
+    def _not_there(self, *, certainly: bool) -> None:
+        """A broker that was just started may not know a topic yet: believed once seen several times in a row."""
+        self._missed += 1
+        if not certainly and self._missed < _MISSING_TOPIC_LOOKS:
+            self._again("the topic is not in the metadata")
+            return
         text = f"{FAILED} {self._name}: the topic was deleted"
         self._failure = Ended(Result.FAILED, Error.UNKNOWN_TOPIC_OR_PARTITION, text)
         self._fail()
@@ -474,7 +488,9 @@ class Procedure:
         self._go(Step.GIVE_UP)
 
     def _fail(self) -> None:
-        expansion, reason = self.expansion, self._failure.message or "it was given up"
+        assert self._failure is not None
+        assert self._failure.message is not None
+        expansion, reason = self.expansion, self._failure.message
         self._verdict = _Verdict(lambda end, at_ms: encode_failed(expansion, end, reason=reason, at_ms=at_ms))
         self._go(Step.STORE)
 
@@ -501,10 +517,14 @@ class Procedure:
 
     def _go(self, step: Step) -> None:
         self._note_time()
-        if step is not Step.LOOK:
-            self._pause = _PAUSE_SECONDS
+        self._pause = _PAUSE_SECONDS
         self.step = step
         self.waits_for = ""
+
+    def _look(self, why: str) -> None:
+        """What Kafka said does not fit what was known; or it said nothing."""
+        self._go(Step.LOOK)
+        self._again(why)
 
     def _again(self, why: str) -> None:
         self._paused_until = self.now + self._pause
@@ -520,11 +540,63 @@ class Procedure:
         self._since = self.now
 
 
-#: How messages to clients begin.
-IN_PROGRESS: Final = "EXPANSION_IN_PROGRESS"
-FAILED: Final = "EXPANSION_FAILED"
-#: Answers of CreatePartitions that say that the topic is not as it was: another count, no such topic.
-_GROWN_OR_GONE: Final = frozenset({Error.INVALID_PARTITIONS, Error.UNKNOWN_TOPIC_OR_PARTITION})
+# --- the door of each process ---------------------------------------------------------------------------------------
+
+
+class Hold(NamedTuple):
+    """Close the door, but for these producers. To be done at once; there is no answer."""
+
+    but_for: frozenset[ProducerId]
+
+
+class IsClosed(NamedTuple):
+    """All processes can read that the door is closed: nothing more to do until the end is stored."""
+
+
+@dataclass(slots=True)
+class Closing:
+    """What every process does about a pending expansion of anybody's: its door closes and empties, and it says so.
+
+    Open transactions must be able to end, so batches of their producers may pass until there are none. A door that is
+    closed for all, and empty, and a look *after* that which finds no transaction: only that says that none is under
+    way, since one whose first batch was inside at the last look may be open by now.
+
+    Asked again and again like `Procedure`; the door itself must be closed for all before the first time.
+    """
+
+    expansion: Expansion
+    #: For whom the door is open.
+    but_for: frozenset[ProducerId] = frozenset()
+    _conclusive: bool = False
+    _nothing_open: bool = False
+    _pause: float = _PAUSE_SECONDS
+    _paused_until: float = float("-inf")
+
+    def ask(
+        self, growth: Growth, process: UUID, *, empty: bool, now: float
+    ) -> LookAtTransactions | Append | Wait | IsClosed:
+        """`empty` – of its door. `process` – the name that this process goes by now; it may have changed."""
+        if process in growth.closed:
+            return IsClosed()
+        if self._nothing_open:
+            return Append((encode_closed(self.expansion, process),))
+        if now < self._paused_until:
+            return Wait(self._paused_until, "transactions, and what is under way")
+        self._conclusive = empty and not self.but_for
+        return LookAtTransactions(self.expansion.priors)
+
+    def handle(self, answer: Answer, now: float) -> Hold | None:
+        """Gives back what the door must be now, where that changes."""
+        self._paused_until = now + self._pause
+        self._pause = min(self._pause * 2, _PAUSE_SECONDS_MAX / 4)
+        if not isinstance(answer, TransactionsOpen):
+            return None
+        producers = frozenset(each for ids in answer.producers.values() for each in ids)
+        self._nothing_open = self._conclusive and not producers
+        if producers == self.but_for:
+            return None
+        self.but_for = producers
+        return Hold(producers)
 
 
 # --- who drives -----------------------------------------------------------------------------------------------------
