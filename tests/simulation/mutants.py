@@ -23,7 +23,8 @@ from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions import gate as gate_module
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.partitions.memory import Memory
-from fencepost_proxy.session import session as session_module
+from fencepost_proxy.session import guarded as guarded_module
+from fencepost_proxy.session import short_way as short_way_module
 from fencepost_proxy.session import turn as turn_module
 from fencepost_proxy.session.messages import ToGate
 from fencepost_proxy.session.session import Session
@@ -41,6 +42,8 @@ class Patch:
         self._old: list[tuple[Any, str, Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
+        if isinstance(owner, type):
+            owner = next(each for each in owner.__mro__ if name in each.__dict__)  # a session is made of parts
         self._old.append((owner, name, owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)))
         setattr(owner, name, value)
 
@@ -438,7 +441,7 @@ def acks_as_asked(patch: Patch) -> None:
         return None if made is None else replace(made, acks=self.request.acks)
 
     patch.set(Turn, "upstream_request", request)
-    encode = session_module.encode_single
+    encode = short_way_module.encode_single
 
     def encoded(*, before_acks: bytes, **rest: Any) -> Any:
         # The short way does not keep what the client asked for: here, what one with acks=1 would have got.
@@ -447,7 +450,7 @@ def acks_as_asked(patch: Patch) -> None:
         struct.pack_into(">h", frame, 12 + len(before_acks), 1)
         return [bytes(frame)]
 
-    patch.set(session_module, "encode_single", encoded)
+    patch.set(short_way_module, "encode_single", encoded)
 
 
 # ----------------------------------------------------------------------------------------------- what is let through
@@ -461,11 +464,12 @@ def crc_not_checked(patch: Patch) -> None:
 @mutant("clients may use the shared producer id", "refuse client batches under it: rule 9", "liars", "liars-true")
 def shared_id_let_through(patch: Patch) -> None:
     orig = turn_module.make_ticket
-    patch.set(
-        session_module,
-        "make_ticket",
-        lambda bid, partition, data: orig(replace(bid, shared_producer_id=-1), partition, data),
-    )
+
+    def make(bid: Any, partition: Any, data: Any) -> Any:
+        return orig(replace(bid, shared_producer_id=-1), partition, data)
+
+    for module in (guarded_module, short_way_module):
+        patch.set(module, "make_ticket", make)
 
 
 @mutant("contradictions pass", "an expectation that contradicts its place is a mismatch", "liars", "liars-true")
