@@ -387,6 +387,9 @@ class Dialogue:
         "proxy/fencepost_proxy/session/cutter.py",
         "proxy/fencepost_proxy/session/exchange.py",
         "proxy/fencepost_proxy/partitions/gate.py",
+        "proxy/fencepost_proxy/partitions/gate_state.py",
+        "proxy/fencepost_proxy/partitions/publishing.py",
+        "proxy/fencepost_proxy/partitions/settling.py",
     )
 
     # ---- making programs

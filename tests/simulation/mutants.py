@@ -21,6 +21,8 @@ from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions import gate as gate_module
+from fencepost_proxy.partitions import gate_state as gate_state_module
+from fencepost_proxy.partitions import publishing as publishing_module
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.partitions.memory import Memory
 from fencepost_proxy.session import guarded as guarded_module
@@ -95,7 +97,7 @@ def mutant(breaks: str, rule: str, *scenarios: str) -> Callable[[Callable[[Patch
 def no_stamp(patch: Patch) -> None:
     orig = Gate.__init__
 
-    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_module._NAMES) -> None:
+    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_state_module.DEFAULT_NAMES) -> None:
         orig(self, partition, replace(limits, stamping=False), names)
 
     patch.set(Gate, "__init__", init)
@@ -108,7 +110,8 @@ def high_watermark_for_log_end(patch: Patch) -> None:
 
 @mutant("sequences do not wrap", "sequence = (expected − shift) mod 2³¹", "race")
 def no_wrap(patch: Patch) -> None:
-    patch.set(gate_module, "SEQUENCE_MODULUS", 1 << 40)
+    for module in (gate_module, publishing_module):
+        patch.set(module, "SEQUENCE_MODULUS", 1 << 40)
 
 
 @mutant(
@@ -251,7 +254,8 @@ def base_not_read(patch: Patch) -> None:
 
 @mutant("45 and 47 go to the client", "no bare 45 for a stamped batch", "race", "one-broker", "true-many")
 def stamp_errors_passed_on(patch: Patch) -> None:
-    patch.set(gate_module, "_ABOUT_THE_STAMP", frozenset())
+    for module in (gate_module, gate_state_module):
+        patch.set(module, "ABOUT_THE_STAMP", frozenset())
 
 
 # ------------------------------------------------------------------------------------------------------------- doubts
@@ -495,7 +499,7 @@ def answers_out_of_order(patch: Patch) -> None:
 def queue_unbounded(patch: Patch) -> None:
     orig = Gate.__init__
 
-    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_module._NAMES) -> None:
+    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_state_module.DEFAULT_NAMES) -> None:
         orig(self, partition, replace(limits, queue_max=1000), names)
 
     patch.set(Gate, "__init__", init)
@@ -505,7 +509,7 @@ def queue_unbounded(patch: Patch) -> None:
 def remembers_everything(patch: Patch) -> None:
     orig = Gate.__init__
 
-    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_module._NAMES) -> None:
+    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_state_module.DEFAULT_NAMES) -> None:
         orig(self, partition, replace(limits, remembered_batches_max=1 << 30), names)
 
     patch.set(Gate, "__init__", init)
@@ -735,7 +739,7 @@ def taken_retry(patch: Patch) -> None:
 @mutant("the short way asks no policy", "what the policy refuses is refused", "liars", "switches", "race")
 def taken_without_policy(patch: Patch) -> None:
     patch.edit(
-        Gate, "take", ("append.transactional or _POLICY.check(append, _FACTS[ticket.check]) is not None", "False")
+        Gate, "take", ("append.transactional or POLICY.check(append, _FACTS[ticket.check]) is not None", "False")
     )
 
 

@@ -19,7 +19,7 @@ from uuid import UUID
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import ClientProtocolError, Error, UpstreamProtocolError
 from fencepost_proxy.partitions.events import Answered, Lost, Offered, Sent, Ticket, Withdrawn
-from fencepost_proxy.partitions.gate import sent_behind
+from fencepost_proxy.partitions.gate_state import sent_behind
 from fencepost_proxy.session.connection import INT32
 from fencepost_proxy.session.control import ControlMessages
 from fencepost_proxy.session.cutter import CutterState
