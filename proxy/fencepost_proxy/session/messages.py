@@ -9,6 +9,7 @@ from __future__ import annotations
 from fencepost_policies.values import value
 from fencepost_proxy.partitions.events import Event as GateEvent
 from fencepost_proxy.partitions.events import Ticket
+from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
@@ -73,6 +74,14 @@ class Stored:
 
 
 @value
+class Expanded:
+    """What came of `Expand`, one for each of its requests."""
+
+    token: int
+    outcomes: tuple[ExpansionOutcome, ...]
+
+
+@value
 class Tick:
     """Time passed, memory was freed: look again at what waits."""
 
@@ -87,6 +96,7 @@ Event = (
     | TurnGranted
     | TurnEnded
     | Stored
+    | Expanded
     | Tick
 )
 
@@ -151,6 +161,15 @@ class Store:
 
 
 @value
+class Expand:
+    """Let these topics grow; answer with `Expanded(token)` within `timeout_ms`, as things stand then."""
+
+    token: int
+    requests: tuple[ExpansionRequest, ...]
+    timeout_ms: int
+
+
+@value
 class Handed:
     """What there is to a session in which nothing is under way: enough for another process to go on with it.
 
@@ -199,6 +218,7 @@ Command = (
     | ToGate
     | ToPartition
     | Store
+    | Expand
     | HandOver
     | TopicStale
     | Count

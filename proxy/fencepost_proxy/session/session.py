@@ -33,6 +33,7 @@ from fencepost_proxy.session.messages import (
     CloseUpstream,
     Command,
     Event,
+    Expanded,
     Handed,
     ReadClient,
     ReadUpstream,
@@ -115,6 +116,8 @@ class Session(ShortWay):
                     self._turn_granted(ticket, now)
                 case TurnEnded(ticket, result, reason):
                     self._turn_ended(ticket, result, reason, now)
+                case Expanded(token, outcomes):
+                    self._expanded(token, outcomes)
                 case Stored(token, error):
                     self._stored(token, error)
                 case ClientLost():

@@ -23,6 +23,7 @@ from uuid import UUID
 
 from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.closed import CLOSED_APIS, DENIED, denied_message
+from fencepost_proxy.topics.create_partitions import plan_create_partitions
 from fencepost_proxy.topics.planning import Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.topics.transactions import plan_add_partitions
@@ -31,6 +32,7 @@ from fencepost_proxy.types import NO_TOPIC_ID
 from fencepost_proxy.wire.apis import (
     ADD_PARTITIONS_TO_TXN,
     ALTER_CONFIGS,
+    CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
     DESCRIBE_CONFIGS,
@@ -316,6 +318,7 @@ def _levels(file_configs: Mapping[str, str], set_on_topic: Mapping[str, str]) ->
 
 _PLANNERS: Final[Mapping[int, Callable[[int, Message, Known], Plan]]] = {
     ADD_PARTITIONS_TO_TXN: lambda version, request, known: plan_add_partitions(request, known),
+    CREATE_PARTITIONS: plan_create_partitions,
     CREATE_TOPICS: plan_create_topics,
     DELETE_TOPICS: plan_delete_topics,
     DESCRIBE_CONFIGS: plan_describe_configs,
