@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from fencepost_policies.values import value
 from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
 from fencepost_proxy.errors import ConfigError, Error, UpstreamProtocolError
+from fencepost_proxy.session.counted import partition_counts
 from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions, plan_closed
 from fencepost_proxy.topics.planning import Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
@@ -45,11 +46,16 @@ _LISTS_TOPICS = (METADATA, DESCRIBE_TOPIC_PARTITIONS)
 
 @value
 class Finished:
-    """`answer` is the response frame with its length; `changes` have to be stored before it is sent."""
+    """`answer` is the response frame with its length; `changes` have to be stored before it is sent.
+
+    `partition_counts` – by topic, as the client `client_id` is told them by it.
+    """
 
     answer: bytes
     changes: tuple[TopicConfigChange, ...] = ()
     answer_not_stored: Callable[[str], bytes] = lambda error: b""
+    partition_counts: tuple[tuple[str, int], ...] = ()
+    client_id: str | None = None
 
 
 @value
@@ -143,7 +149,9 @@ class Exchanges:
             raise UpstreamProtocolError(
                 f"Kafka gave a client producer id {response.producer_id}, which stamps the conditional appends here"
             )
-        return Finished(_encode(header, frame, offset, response))
+        counts = tuple(partition_counts(response.topics)) if api_key == METADATA else ()
+        answer = _encode(header, frame, offset, response)
+        return Finished(answer, partition_counts=counts, client_id=header.client_id)
 
 
 def _decode(header: RequestHeader, frame: memoryview) -> tuple[Message, int]:

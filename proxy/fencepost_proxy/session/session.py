@@ -46,8 +46,10 @@ from fencepost_proxy.partitions.events import (
     Withdrawn,
 )
 from fencepost_proxy.partitions.gate import Gate, sent_behind
+from fencepost_proxy.session import counted
+from fencepost_proxy.session.counted import Admitted, CountedTurn, counted_turn, leave_all
 from fencepost_proxy.session.cutter import CutterState, FrameCutter
-from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.exchange import Exchanges, Finished
 from fencepost_proxy.session.messages import (
     ClientBytes,
     ClientLost,
@@ -67,6 +69,7 @@ from fencepost_proxy.session.messages import (
     ToClient,
     ToGate,
     ToPartition,
+    TopicNews,
     TopicStale,
     ToUpstream,
     TurnEnded,
@@ -76,6 +79,7 @@ from fencepost_proxy.session.messages import (
     UpstreamPassed,
 )
 from fencepost_proxy.session.turn import Bid, Turn, make_ticket, refused, sent_batch
+from fencepost_proxy.topics.door import Door
 from fencepost_proxy.topics.planning import Joins
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
@@ -146,7 +150,7 @@ _PASSES = {
 }
 
 
-class Surroundings(Protocol):
+class Surroundings(counted.Surroundings, Protocol):
     """What a session may ask of the process it runs in. Answers hold at the moment of asking."""
 
     frame_bytes_max: int
@@ -180,7 +184,7 @@ class Surroundings(Protocol):
         """Whether the virtual configs are loaded and recent enough to rely on."""
 
     def policy(self, topic: str) -> TopicPolicy | None:
-        """The policy of a guarded topic, None for one that is not."""
+        """The policy of a guarded or a counted topic, None for one that is neither."""
 
     def gate(self, partition: TopicPartition) -> Gate | None:
         """The partition's gate, None if it has not been needed lately."""
@@ -206,6 +210,21 @@ class Surroundings(Protocol):
 
     def gate_waited(self, seconds: float) -> None:
         """For the metrics: from an append's offer to its turn."""
+
+    def new_door(self, topic: str) -> Door:
+        """The door of a topic that is counted from now on, or was not used before."""
+
+    def door_waited(self, seconds: float) -> None:
+        """For the metrics: from a request's arrival until it went in at the doors of its counted topics."""
+
+    def note_served(self, connection: int, client_id: str | None, counts: Sequence[tuple[str, int]]) -> None:
+        """A Metadata answer tells this client these partition counts."""
+
+    def note_guess(self, connection: int, client_id: str | None, topic: str, now: float) -> None:
+        """It was refused for the count that it was told last."""
+
+    def note_unanswered(self, now: float) -> None:
+        """Appends that no door knows of are on their way to Kafka, and nobody will hear of them."""
 
     def forwarded(self, waited_seconds: float) -> None:
         """For the metrics: a request goes up now; it was read so long before this event, gates not counted."""
@@ -342,8 +361,10 @@ class Session:
         "_exchanges",
         "_failed_chains",
         "_from_upstream",
+        "_inside",
         "_joins",
         "_known",
+        "_leaving_until",
         "_made_here",
         "_may_write",
         "_next_token",
@@ -408,6 +429,8 @@ class Session:
         self._known = _NOTHING_KNOWN
         self._made_here = 0  # answers, since the connection or the clock was heard last
         self._drain_until = float("inf")
+        self._inside: dict[CountedTurn, None] = {}  # of counted topics' doors
+        self._leaving_until: float | None = None  # since a 37: no further request is read
         self._now = 0.0  # of the event that is being handled
         self._client_paused = False
         self._upstream_paused = False
@@ -443,7 +466,21 @@ class Session:
 
     @property
     def needs_ticks(self) -> bool:
+        if self._turn is not None and self._turn.at_door:
+            return True
         return bool(self._answer_by) or self.client_gone or (self._client_paused and self._turn is None)
+
+    @property
+    def at_door(self) -> bool:
+        """A request of it waits there."""
+        return self._turn is not None and self._turn.at_door
+
+    @property
+    def appends_unknown(self) -> bool:
+        """Appends may be under way, and nobody can tell to which topic."""
+        if self._client.state is CutterState.PASSING or self._turn is not None:
+            return True
+        return any(slot.api_key == PRODUCE for slot in self._from_upstream)
 
     @property
     def mid_header(self) -> bool:
@@ -593,7 +630,9 @@ class Session:
         gate = around.gate(key)
         if not self._owner and self._is_owners(policy):
             return None
-        if policy is None or topic_id is None or gate is None or around.produce_version_max() < _PRODUCE_BY_ID:
+        if policy is None or policy.counted or not policy.guarded:
+            return None
+        if topic_id is None or gate is None or around.produce_version_max() < _PRODUCE_BY_ID:
             return None
         if not around.reserve(len(frame)):
             return None
@@ -713,8 +752,11 @@ class Session:
                     self._client_lost(now)
                 case UpstreamLost(reason):
                     self._upstream_lost(reason)
+                case TopicNews():
+                    self._go_in(now)
                 case Tick():
                     self._made_here = 0
+                    self._go_in(now)
                     self._tick(now)
             self._go_on(now)
         except ProtocolError as error:
@@ -740,8 +782,13 @@ class Session:
             self._pump_client(now)
             if not self._client_paused:
                 self._commands.append(ReadClient(True))
+        leaving = self._leaving_until is not None and not self.client_gone
+        if leaving and (self._nothing_under_way() or now >= (self._leaving_until or 0.0)):
+            self._close("its partition count was out of date, and now all it asked for is answered", None, hang_up=True)
         if self.client_gone and not self.upstream_gone and not self._turns and self._turn is None:
             self._leave_joins()
+            leave_all(self._inside, now)
+            self._inside.clear()
             self._commands.append(CloseUpstream())
             self.upstream_gone = True
 
@@ -764,6 +811,7 @@ class Session:
         return (
             self._turn is not None
             or self._owner_wanted
+            or self._leaving_until is not None
             or len(self._to_client) >= self._around.in_flight_requests_max
             or self._made_here >= _MADE_HERE_MAX
         )
@@ -884,6 +932,7 @@ class Session:
                 self._note_known(version, bytes(head[:_PEEK_BYTES_MAX]), peek, guarded=True)
             return self._collect(length, now)
         if peek.acks == 0:
+            around.note_unanswered(now)
             self._client.pass_frame(length)
         else:
             self._relay(self._produce_slot(version, correlation_id), length)
@@ -956,6 +1005,8 @@ class Session:
 
             def on_response(response: memoryview) -> None:
                 finished = finish(response)
+                if finished.partition_counts:
+                    self._note_served(finished)
                 if not finished.changes:
                     self._end(slot, [finished.answer])
                     return
@@ -1006,8 +1057,13 @@ class Session:
 
     def _hand_over(self) -> None:
         """Once nothing is under way. What waits for an answer waits for this process."""
-        under_way = self._to_client or self._from_upstream or self._turns or self._turn is not None or self._probes
-        if under_way or not self._upstream.between_frames or self._closing or self.client_gone or self.upstream_gone:
+        if (
+            not self._nothing_under_way()
+            or not self._upstream.between_frames
+            or self._closing
+            or self.client_gone
+            or self.upstream_gone
+        ):
             return
         unread = self._client.give_back()
         if self._taken_frame is not None:
@@ -1028,6 +1084,9 @@ class Session:
         self._commands.append(HandOver(handed))
         self._owner_wanted = False
         self.client_gone = self.upstream_gone = True
+
+    def _nothing_under_way(self) -> bool:
+        return not (self._to_client or self._from_upstream or self._turns or self._turn is not None or self._probes)
 
     def _leave_joins(self) -> None:
         """Nobody will hear whether these were added."""
@@ -1061,18 +1120,77 @@ class Session:
         )
         if not around.fresh(now):
             self._fail_closed(turn)
-        else:
+        elif not self._waits_at_door(turn, now):
             self._take_bids(turn, now)
         # Only now: a request that could not be read leaves no slot behind that would have to give its memory back.
         slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         if request.acks != 0:
             self._to_client.append(slot)
-        if not turn.tickets and not turn.results:
+        if not turn.tickets and not turn.results and turn.counted is None:
             self._forward_unread(slot, request, frame)
             return
         self._turn, self._turn_slot = turn, slot
+        if not turn.at_door:
+            self._to_gates(turn, now)
+
+    def _to_gates(self, turn: Turn, now: float) -> None:
         turn.to_offer = [turn.tickets[key] for key in sorted(turn.tickets, reverse=True)]
         self._next_turn(now)
+
+    # ---- at the doors of counted topics (`counted.py`)
+
+    def _waits_at_door(self, turn: Turn, now: float) -> bool:
+        """False: it is in, or has no business there."""
+        around = self._around
+        if turn.counted is None:
+            deadline = now + min(around.gate_wait_max_seconds, max(turn.request.timeout_ms, 0) / 3000)
+            turn.request, turn.counted = counted_turn(turn.request, around.policy, self.connection, now, deadline)
+            if turn.counted is None:
+                return False
+        came = turn.counted.go_in(around, now)
+        turn.at_door = not isinstance(came, Admitted)
+        if not isinstance(came, Admitted):
+            self._commands += [TopicStale(topic) for topic in came.ask]
+            return True
+        self._inside[turn.counted] = None
+        around.door_waited(now - turn.received_at)
+        turn.gate_seconds = now - turn.received_at
+        for key, refusal in came.refused.items():
+            self._refuse(turn, key, refusal)
+        turn.miscounted = frozenset(came.refused)
+        for topic in came.guesses:
+            around.note_guess(self.connection, self.client_id, topic, now)
+        if came.stale:
+            self._leaving_until = now + around.request_timeout_seconds
+            self._pause_client()
+        return False
+
+    def _go_in(self, now: float) -> None:
+        turn = self._turn
+        if turn is None or not turn.at_door:
+            return
+        if not self._around.fresh(now):
+            turn.at_door = False
+            self._fail_closed(turn)
+        elif self._waits_at_door(turn, now):
+            return
+        else:
+            self._take_bids(turn, now)
+        self._to_gates(turn, now)
+
+    def _leave_door(self, turn: Turn) -> None:
+        """Once all of it is answered: by Kafka, or not sent at all."""
+        if turn.counted is not None and turn.complete and not turn.counted.unanswered:
+            turn.counted.leave(self._now)
+            self._inside.pop(turn.counted, None)
+
+    def _note_served(self, finished: Finished) -> None:
+        around = self._around
+        if around.fresh(self._now):
+            policies = ((topic, around.policy(topic), count) for topic, count in finished.partition_counts)
+            counts = [(topic, count) for topic, policy, count in policies if policy is not None and policy.counted]
+            if counts:
+                around.note_served(self.connection, finished.client_id, counts)
 
     def _single(self, frame: memoryview, now: float) -> bool:
         """The short way, for a request that did not come in one piece."""
@@ -1129,11 +1247,12 @@ class Session:
                 self._deny(turn, topic)
                 continue
             policy = around.policy(topic.name)
-            if policy is None:
+            if policy is None or not policy.guarded:
                 continue
             bid = self._bid(policy, request.transactional_id, now, now + wait_seconds)
             for data in topic.partitions:
-                self._take_bid(turn, bid, topic, data)
+                if TopicPartition(topic.name, data.partition) not in turn.miscounted:
+                    self._take_bid(turn, bid, topic, data)
 
     def _bid(self, policy: TopicPolicy, transactional_id: str | None, now: float, deadline: float) -> Bid:
         around = self._around
@@ -1301,6 +1420,8 @@ class Session:
         names: dict[UUID | None, str] = {topic.topic_id: topic.name for topic in request.topics}
         asked = {TopicPartition(topic.name, data.partition) for topic in request.topics for data in topic.partitions}
         upstream = self._upstream_slot(slot, turn, version, names=names, asked=asked)
+        if turn.counted is not None:
+            turn.counted.was_sent()
         self._from_upstream.append(upstream)
         self._upstream_out += encode_produce_request(request)
 
@@ -1399,6 +1520,8 @@ class Session:
         }
         if answers.keys() != asked:
             raise UpstreamProtocolError(f"the broker answered for {sorted(answers)}, asked were {sorted(asked)}")
+        if turn.counted is not None:
+            turn.counted.was_answered()
         for key, result in answers.items():
             self._partition_answered(turn, key, _for_names(result))
         self._finish_turn(slot, turn)
@@ -1416,6 +1539,7 @@ class Session:
             turn.results.setdefault(key, result)
 
     def _finish_turn(self, slot: Slot, turn: Turn) -> None:
+        self._leave_door(turn)
         if slot not in self._turns or not turn.complete:
             return
         if not (self.client_gone or slot.done or turn.silent):
@@ -1438,7 +1562,9 @@ class Session:
         return [
             key
             for key, result in turn.results.items()
-            if result.error_code not in _TELLS_NOTHING and key in turn.tickets and key.topic not in self._may_write
+            if result.error_code not in _TELLS_NOTHING
+            and (key in turn.tickets or key in turn.miscounted)
+            and key.topic not in self._may_write
         ]
 
     def _prove_write(self, slot: Slot, turn: Turn, topics: Sequence[str]) -> None:
@@ -1451,7 +1577,7 @@ class Session:
             return
         turn.proving = True
         names = dict.fromkeys(topics)
-        partitions = {name: next(k.partition for k in turn.tickets if k.topic == name) for name in names}
+        partitions = {name: next(k.partition for k in turn.partitions() if k.topic == name) for name in names}
         version = min(9, turn.request.api_version)
         probe = replace(
             turn.request,
@@ -1660,13 +1786,15 @@ class Session:
             if turn.sent and ticket.partition not in turn.results:
                 ticket.may_write = ticket.partition.topic in self._may_write
                 self._commands.append(ToGate(ticket, Lost(ticket)))
+                if turn.counted is not None:
+                    turn.counted.in_doubt = True  # the gate may send it again by itself
 
-    def _close(self, reason: str, fault: type[Exception] | None) -> None:
+    def _close(self, reason: str, fault: type[Exception] | None, *, hang_up: bool = False) -> None:
         if self._closing:
             return
         self._closing = True
         self._flush_client()
-        self._commands.append(CloseClient(reason, fault))
+        self._commands.append(CloseClient(reason, fault, hang_up))
         if fault is not None and issubclass(fault, UpstreamProtocolError):
             self._upstream_lost(reason)
             self._commands.append(CloseUpstream())
@@ -1692,6 +1820,9 @@ class Session:
             for ticket in (*turn.granted, turn.waiting_for):
                 if ticket is not None:
                     self._commands.append(ToGate(ticket, Withdrawn(ticket)))
+            if turn.counted is not None:
+                turn.counted.leave(self._now)
+                self._inside.pop(turn.counted, None)
         if slot is not None:
             self._around.release(slot.reserved_bytes)
             slot.reserved_bytes = 0
@@ -1707,6 +1838,10 @@ class Session:
         self._give_turns_back()
         for turn in self._turns.values():
             self._give_up_waiting(turn)
+        leave_all(self._inside, self._now)
+        self._inside.clear()
+        if self.appends_unknown:
+            self._around.note_unanswered(self._now)
         for slot in (*self._to_client, *self._turns):
             self._around.release(slot.reserved_bytes)
             slot.reserved_bytes = 0
