@@ -335,12 +335,6 @@ def _unreadable(topic: str, data: PartitionData, word: str, reason: str, error_c
     return Refusal(error_code, word.lower(), message)
 
 
-def leave_all(turns: Iterable[CountedTurn], now: float) -> None:
-    """Nothing more will be heard of them."""
-    for turn in list(turns):
-        turn.leave(now)
-
-
 def partition_counts(topics: Iterable[object]) -> Iterator[tuple[str, int]]:
     """Of a Metadata response's topics: name and number of partitions of those that have both."""
     for topic in topics:
