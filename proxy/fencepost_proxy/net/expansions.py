@@ -51,7 +51,14 @@ class Expansions:
     """See the module. `spawn` starts a task that ends with the process."""
 
     def __init__(
-        self, control: ControlClient, state: StateTopic, limits: Limits, doors: Doors, metrics: Metrics, spawn: Spawn
+        self,
+        control: ControlClient,
+        state: StateTopic,
+        limits: Limits,
+        *,
+        doors: Doors,
+        metrics: Metrics,
+        spawn: Spawn,
     ) -> None:
         self._control = control
         self._state = state
@@ -172,10 +179,9 @@ class Expansions:
         await asyncio.wait({ended}, timeout=timeout_ms / 1000 * _OF_ITS_TIMEOUT)
         if ended.done():
             return ExpansionOutcome(topic, ended.result().code, ended.result().message)
-        text = (
-            f"{ex.IN_PROGRESS} topic={topic} from={expansion.from_count} to={expansion.to_count}: it goes on by itself; "
-            f"it waits at step {procedure.step.value}" + (f": {procedure.waits_for}" if procedure.waits_for else "")
-        )
+        where = procedure.step.value + (f": {procedure.waits_for}" if procedure.waits_for else "")
+        counts = f"from={expansion.from_count} to={expansion.to_count}"
+        text = f"{ex.IN_PROGRESS} topic={topic} {counts}: it goes on by itself; it is at step {where}"
         return ExpansionOutcome(topic, Error.REQUEST_TIMED_OUT, text)
 
     def _procedure(self, expansion: Expansion, *, taken_over: bool = False) -> ex.Procedure:
@@ -203,9 +209,7 @@ class Expansions:
             growth = self._growth(expansion)
             match ex.driver(growth, own=self._state.names, process=process, alive=alive, new_id=uuid4):
                 case ex.Drive():
-                    _log.info(
-                        "expansion taken over", topic=expansion.topic, proposal=expansion.proposal, to=expansion.to_count
-                    )
+                    _log.info("expansion taken over", topic=expansion.topic, proposal=expansion.proposal)
                     self._spawn(self._drive(self._procedure(expansion, taken_over=True)), f"expand {expansion.topic}")
                 case ex.Claim(record) if expansion.proposal not in self._claiming:
                     self._claiming.add(expansion.proposal)
@@ -335,9 +339,7 @@ class Expansions:
         async def look(partition: int) -> tuple[int, list[ProducerId]]:
             async with self._asking:
                 tp = TopicPartition(topic, partition)
-                return partition, sorted(
-                    await self._control.open_transactions(tp, timeout_seconds=_QUESTION_SECONDS)
-                )
+                return partition, sorted(await self._control.open_transactions(tp, timeout_seconds=_QUESTION_SECONDS))
 
         try:
             found = await _all(look(partition) for partition in partitions)
@@ -401,7 +403,7 @@ class Expansions:
             if self._growth(unordered).ended(unordered.proposal) is None:
                 return  # another process has written it down, or it was an expansion after all
             _log.error(
-                "UNORDERED_EXPANSION: partitions were added around the proxy, so the order of keys is not kept across it",
+                "UNORDERED_EXPANSION: partitions were added around the proxy, the order of keys is not kept across it",
                 topic=info.name,
                 was=growth.count,
                 partitions=info.partition_count,
@@ -445,8 +447,8 @@ class Expansions:
 
     def warnings(self) -> tuple[str, ...]:
         return tuple(
-            f"{each.topic} has grown around the proxy from {each.from_count} to {each.to_count} partitions: the order of "
-            "keys is not kept across that"
+            f"{each.topic} has grown around the proxy from {each.from_count} to {each.to_count} partitions: the order "
+            "of keys is not kept across that"
             for each in self.status()
             if each.state == "unordered"
         )

@@ -100,6 +100,11 @@ class _Everything(Collector):
             "How long appends to a topic were held while it grew.",
             metrics.expansion_held_seconds,
         )
+        yield _histogram(
+            "fencepost_door_wait_seconds",
+            "How long Produce requests were held at the doors of topics that count their partitions.",
+            metrics.door_wait_seconds,
+        )
         if metrics.state_fresh_until is not None:
             yield GaugeMetricFamily(
                 "fencepost_state_lease_seconds",

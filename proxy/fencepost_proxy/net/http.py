@@ -61,8 +61,9 @@ class GuardedTopicStatus:
 
 @dataclass(frozen=True, slots=True)
 class ExpansionStatus:
-    """One growth of a counted topic. `state` – pending, done or unordered (around the proxy). `at_ms` – when it began if
-    pending, else when it ended. `step`, `waits_for` – where the process that shows this is the one that drives it.
+    """One growth of a counted topic. `state` – pending, done or unordered (around the proxy).
+
+    `at_ms` – when it began if pending, else when it ended. `step`, `waits_for` – None where another process drives it.
     """
 
     topic: str
@@ -344,8 +345,10 @@ def _expansion_row(e: ExpansionStatus) -> tuple[object, ...]:
     state = e.state if e.step is None else f"{e.state}: {e.step}" + (f" ({e.waits_for})" if e.waits_for else "")
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(e.at_ms / 1000))
     held = "–" if e.held_ms is None else f"{e.held_ms / 1000:.1f} s"
-    shown = ", ".join(map(str, e.thresholds[:_THRESHOLDS_SHOWN])) + (" …" if len(e.thresholds) > _THRESHOLDS_SHOWN else "")
-    return e.topic, f"{e.from_count} → {e.to_count}", state, since, held, shown or "–"
+    shown = [str(each) for each in e.thresholds[:_THRESHOLDS_SHOWN]]
+    if len(e.thresholds) > _THRESHOLDS_SHOWN:
+        shown.append("…")
+    return e.topic, f"{e.from_count} → {e.to_count}", state, since, held, ", ".join(shown) or "–"
 
 
 def _list(title: str, items: tuple[str, ...], tone: str) -> str:

@@ -137,6 +137,7 @@ class Metrics:
         self.connections_accepted = Count()
         self.violations = Count()
         self.gate_wait_seconds = Distribution(_WAIT_SECONDS)
+        self.door_wait_seconds = Distribution(_WAIT_SECONDS)
         self.handed_over = Count()
         self.expansion_held_seconds = Distribution(_HELD_SECONDS)
         self.expansions_pending = Count()

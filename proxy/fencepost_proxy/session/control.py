@@ -68,6 +68,7 @@ class ControlMessages(Handover):
                 if finished.answer_expanded is not None:
                     self._expand(slot, finished, finished.answer_expanded)
                     return
+                self._note_served(finished)
                 if not finished.changes:
                     self._end(slot, [finished.answer])
                     return
@@ -107,6 +108,15 @@ class ControlMessages(Handover):
     def _expanded(self, token: int, outcomes: tuple[ExpansionOutcome, ...]) -> None:
         slot, answer = self._expansions.pop(token)
         self._end(slot, [answer({outcome.topic: outcome for outcome in outcomes})])
+
+    def _note_served(self, finished: Finished) -> None:
+        """Which partition counts its client knows from now on."""
+        around = self._around
+        if finished.partition_counts and around.fresh(self._now):
+            policies = ((topic, around.policy(topic), count) for topic, count in finished.partition_counts)
+            counts = [(topic, count) for topic, policy, count in policies if policy is not None and policy.counted]
+            if counts:
+                around.note_served(self.connection, finished.client_id, counts)
 
     def _stored(self, token: int, error: str | None) -> None:
         self._stores.pop(token)(error)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fencepost_policies.values import value
 from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
 from fencepost_proxy.errors import ConfigError, Error, UpstreamProtocolError
+from fencepost_proxy.session.counted import partition_counts
 from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions, plan_closed
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest, Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
@@ -50,6 +51,7 @@ class Finished:
     """`answer` is the response frame with its length; `changes` have to be stored before it is sent.
 
     `expansions` – these topics are to grow before, within `timeout_ms`; `answer_expanded` makes the answer then.
+    `partition_counts` – by topic, as the client `client_id` is told them by it.
     """
 
     answer: bytes
@@ -58,6 +60,8 @@ class Finished:
     expansions: tuple[ExpansionRequest, ...] = ()
     timeout_ms: int = 0
     answer_expanded: AnswerExpanded | None = None
+    partition_counts: tuple[tuple[str, int], ...] = ()
+    client_id: str | None = None
 
 
 @value
@@ -180,7 +184,9 @@ class Exchanges:
             raise UpstreamProtocolError(
                 f"Kafka gave a client producer id {response.producer_id}, which stamps the conditional appends here"
             )
-        return Finished(_encode(header, frame, offset, response))
+        counts = tuple(partition_counts(response.topics)) if api_key == METADATA else ()
+        answer = _encode(header, frame, offset, response)
+        return Finished(answer, partition_counts=counts, client_id=header.client_id)
 
 
 def _decode(header: RequestHeader, frame: memoryview) -> tuple[Message, int]:

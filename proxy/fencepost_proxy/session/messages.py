@@ -81,6 +81,10 @@ class Expanded:
     outcomes: tuple[ExpansionOutcome, ...]
 
 
+class TopicNews:
+    """A door was opened, or metadata has told a count: look again whether what waits there may go in."""
+
+
 @value
 class Tick:
     """Time passed, memory was freed: look again at what waits."""
@@ -97,6 +101,7 @@ Event = (
     | TurnEnded
     | Stored
     | Expanded
+    | TopicNews
     | Tick
 )
 
@@ -127,10 +132,15 @@ class ReadUpstream:
 
 @value
 class CloseClient:
-    """Close once what was written has gone out. `reason` is for the log; `fault` is whose it was, None for nobody's."""
+    """Close once what was written has gone out. `reason` is for the log; `fault` is whose it was, None for nobody's.
+
+    `hang_up` – the client may still be sending: what it sends is thrown away until it has seen the end. A socket that
+    is closed with bytes unread resets the connection, and that may overtake the answer that the client is to see.
+    """
 
     reason: str
     fault: type[Exception] | None = None
+    hang_up: bool = False
 
 
 @value

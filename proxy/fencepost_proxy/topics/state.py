@@ -25,7 +25,7 @@ A record of a kind that only a newer version knows is left alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -270,7 +270,11 @@ class StateView:
 
     def topic_policy(self, topic: str, topic_id: UUID | None, file_configs: FileConfigs) -> TopicPolicy:
         """What holds for a topic: set on it, else given by the file, else the default."""
-        return TopicPolicy.of({**file_configs(topic), **self.configs_set_on(topic, topic_id)})
+        policy = TopicPolicy.of({**file_configs(topic), **self.configs_set_on(topic, topic_id)})
+        if not policy.counted and self.growth(topic, topic_id).pending is not None:
+            # Switched off meanwhile: until the expansion has ended its appends go through doors all the same.
+            return replace(policy, ordered=True)
+        return policy
 
     def growth(self, topic: str, topic_id: UUID | None) -> Growth:
         """How this incarnation of a topic has grown; where `topic_id` is not known, the last one of that name."""
