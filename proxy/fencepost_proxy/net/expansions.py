@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine, Iterable
+from contextlib import suppress
 from typing import Any, Final, Protocol, TypeVar
 from uuid import UUID, uuid4
 
@@ -32,6 +33,8 @@ _limited_log = logs.RateLimitedLog(_log)
 _QUESTION_SECONDS: Final = 5.0
 #: Questions to partitions' leaders at once.
 _AT_ONCE: Final = 64
+#: From then on the log says what a step waits for.
+_SAY_SECONDS: Final = 1.0
 #: A client is told in time that it goes on: its own patience ends with its timeout.
 _OF_ITS_TIMEOUT: Final = 0.95
 
@@ -112,12 +115,9 @@ class Expansions:
 
     async def _view_change(self, until: float) -> None:
         changed = self._changed
-        with_timeout = max(0.0, until - time.monotonic())
-        try:
-            async with asyncio.timeout(with_timeout):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
                 await changed.wait()
-        except TimeoutError:
-            pass
 
     # ---- this process's doors
 
@@ -237,18 +237,16 @@ class Expansions:
                 await self._append(ex.Append(records))
 
     async def _carried_out(self, procedure: ex.Procedure) -> ex.Ended:
-        step = None
+        step, since = None, 0.0
         while True:
             now = time.monotonic()
-            not_closed = {*self._state.may_append(now)} - self._growth(procedure.expansion).closed
-            if self._state.process is not None and self._state.process not in self._growth(procedure.expansion).closed:
-                not_closed.add(self._state.process)
-            world = ex.World(
-                self._growth(procedure.expansion), self._state.names, tuple(not_closed), fresh=self._state.fresh
-            )
+            growth, process = self._growth(procedure.expansion), self._state.process
+            may_append = {*self._state.may_append(now), *(() if process is None else (process,))}
+            not_closed = tuple(may_append - growth.closed)
+            world = ex.World(growth, self._state.names, not_closed, fresh=self._state.fresh)
             wanted = procedure.ask(world, now)
             if procedure.step is not step:
-                step = procedure.step
+                step, since = procedure.step, now
                 _log.info(
                     "expansion step",
                     topic=procedure.expansion.topic,
@@ -258,7 +256,7 @@ class Expansions:
             if isinstance(wanted, ex.Ended):
                 return wanted
             if isinstance(wanted, ex.Wait):
-                if wanted.why:
+                if wanted.why and now - since > _SAY_SECONDS:
                     _limited_log.info(
                         ("waits", procedure.expansion.proposal, step),
                         "expansion waits",
