@@ -1,7 +1,7 @@
 """Control messages: requests that are collected whole and changed, or answered, on their way (`exchange.py` says how).
 
 What such an answer depends on is waited for here: that Kafka has answered, and that what follows of its answer is
-stored (`Store`, `Stored`). And who has to know of it beforehand is told: that a transaction joins a partition, its gate
+stored (`Store`, `Stored`), or that what it depends on of a group is known (`Ask`, `Replied`). And who has to know of it beforehand is told: that a transaction joins a partition, its gate
 hears before Kafka does.
 """
 
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fencepost_proxy.groups.questions import Question, Reply
 from fencepost_proxy.partitions.events import TransactionJoined, TransactionJoins
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.handover import OWNERS_APIS, Handover
-from fencepost_proxy.session.messages import Store, ToPartition
+from fencepost_proxy.session.messages import Ask, Noticed, Store, ToPartition
 from fencepost_proxy.session.slots import Answer, Slot
 from fencepost_proxy.session.surroundings import Surroundings
 from fencepost_proxy.topics.planning import Joins
@@ -21,7 +22,7 @@ from fencepost_proxy.topics.planning import Joins
 class ControlMessages(Handover):
     """`exchanges` – what is to be done with each of them."""
 
-    __slots__ = ("_exchanges", "_joins", "_next_token", "_stores")
+    __slots__ = ("_asks", "_exchanges", "_joins", "_next_token", "_stores")
 
     def __init__(
         self,
@@ -36,6 +37,7 @@ class ControlMessages(Handover):
         super().__init__(connection, local_host, around, opened_at, owner=owner)
         self._exchanges = exchanges
         self._joins: dict[Slot, Joins] = {}
+        self._asks: dict[int, Callable[[Reply], None]] = {}
         self._stores: dict[int, Callable[[str | None], None]] = {}
         self._next_token = 0
 
@@ -64,6 +66,11 @@ class ControlMessages(Handover):
 
             def on_response(response: memoryview) -> None:
                 finished = finish(response)
+                if finished.question is not None:
+                    self._ask(slot, finished.question, finished.complete)
+                    return
+                if finished.notice is not None:
+                    self._commands.append(Noticed(finished.notice))
                 if not finished.changes:
                     self._end(slot, [finished.answer])
                     return
@@ -81,6 +88,14 @@ class ControlMessages(Handover):
         self._from_upstream.append(slot)
         self._upstream_out.append(exchange.forward)
         self._around.forwarded(0.0)
+
+    def _ask(self, slot: Slot, question: Question, complete: Callable[[Reply], bytes]) -> None:
+        token = self._next_token = self._next_token + 1
+        self._asks[token] = lambda reply: self._end(slot, [complete(reply)])
+        self._commands.append(Ask(token, question))
+
+    def _replied(self, token: int, reply: Reply) -> None:
+        self._asks.pop(token)(reply)
 
     def _stored(self, token: int, error: str | None) -> None:
         self._stores.pop(token)(error)

@@ -7,6 +7,7 @@ often. Whoever cannot write them at once makes a copy.
 from __future__ import annotations
 
 from fencepost_policies.values import value
+from fencepost_proxy.groups.questions import Notice, Question, Reply
 from fencepost_proxy.partitions.events import Event as GateEvent
 from fencepost_proxy.partitions.events import Ticket
 from fencepost_proxy.topics.state import TopicConfigChange
@@ -73,6 +74,14 @@ class Stored:
 
 
 @value
+class Replied:
+    """To an `Ask`."""
+
+    token: int
+    reply: Reply
+
+
+@value
 class Tick:
     """Time passed, memory was freed: look again at what waits."""
 
@@ -87,6 +96,7 @@ Event = (
     | TurnGranted
     | TurnEnded
     | Stored
+    | Replied
     | Tick
 )
 
@@ -151,6 +161,21 @@ class Store:
 
 
 @value
+class Ask:
+    """Find that out about a group; answer with `Replied(token)`, whatever comes of it, and soon."""
+
+    token: int
+    question: Question
+
+
+@value
+class Noticed:
+    """A group, or a member of one, has shown something."""
+
+    notice: Notice
+
+
+@value
 class Handed:
     """What there is to a session in which nothing is under way: enough for another process to go on with it.
 
@@ -199,6 +224,8 @@ Command = (
     | ToGate
     | ToPartition
     | Store
+    | Ask
+    | Noticed
     | HandOver
     | TopicStale
     | Count
