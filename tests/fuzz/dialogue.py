@@ -64,6 +64,7 @@ from fencepost_proxy.wire.schema import Message
 from tests.fuzz.engine import Failure, Op, Program, Tracer, Untraced
 from tests.fuzz.log import INVALID_RECORD, SHARED, WALL_SECONDS, Log, carry_out
 from tests.support.batches import batch
+from tests.support.counting import Counting
 from tests.support.kio_messages import by_kio
 
 STATE_TOPIC = "__state"
@@ -177,7 +178,7 @@ def make_batch(log_end: int, spec: list[Any]) -> bytes:
 # --- what the switch asks of its process ------------------------------------------------------------------------------
 
 
-class Around:
+class Around(Counting):
     frame_bytes_max = FRAME_BYTES_MAX
     in_flight_requests_max = _IN_FLIGHT_MAX
     gate_wait_max_seconds = 1.0
@@ -195,6 +196,7 @@ class Around:
         self.is_fresh = True
         self.switch: Switch
         self.unread: dict[int, int] = {}
+        super().__init__()
 
     shared_producer_id = SHARED
     tag = 5

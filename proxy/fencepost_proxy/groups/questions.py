@@ -11,7 +11,7 @@ from fencepost_proxy.types import TopicPartition
 
 @value
 class MayHave:
-    """Partitions that a member of the group is about to get. Answered by those that it must not have yet: `Withheld`."""
+    """Partitions that a member of the group is about to get. Answered by those that it may not have: `Withheld`."""
 
     group: str
     client_id: str | None

@@ -84,6 +84,11 @@ class _Everything(Collector):
             "How long appends waited for their turn at a guarded partition.",
             metrics.gate_wait_seconds,
         )
+        yield _histogram(
+            "fencepost_door_wait_seconds",
+            "How long Produce requests were held at the doors of topics that count their partitions.",
+            metrics.door_wait_seconds,
+        )
         if metrics.state_fresh_until is not None:
             yield GaugeMetricFamily(
                 "fencepost_state_lease_seconds",

@@ -135,6 +135,7 @@ class Metrics:
         self.connections_accepted = Count()
         self.violations = Count()
         self.gate_wait_seconds = Distribution(_WAIT_SECONDS)
+        self.door_wait_seconds = Distribution(_WAIT_SECONDS)
         self.handed_over = Count()
         self.state_fresh_until = state_fresh_until
         #: Where this is the sum of several worker processes: each of them.

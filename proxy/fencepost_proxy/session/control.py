@@ -1,8 +1,8 @@
 """Control messages: requests that are collected whole and changed, or answered, on their way (`exchange.py` says how).
 
-What such an answer depends on is waited for here: that Kafka has answered, and that what follows of its answer is
-stored (`Store`, `Stored`), or that what it depends on of a group is known (`Ask`, `Replied`). And who has to know of it beforehand is told: that a transaction joins a partition, its gate
-hears before Kafka does.
+What such an answer depends on is waited for here: that Kafka has answered, that what follows of its answer is stored
+(`Store`, `Stored`), that it is known how far a group is (`Ask`, `Replied`). And who has to know of it beforehand is
+told: that a transaction joins a partition, its gate hears before Kafka does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from fencepost_proxy.groups.questions import Question, Reply
 from fencepost_proxy.partitions.events import TransactionJoined, TransactionJoins
-from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.exchange import Exchanges, Finished
 from fencepost_proxy.session.handover import OWNERS_APIS, Handover
 from fencepost_proxy.session.messages import Ask, Noticed, Store, ToPartition
 from fencepost_proxy.session.slots import Answer, Slot
@@ -71,6 +71,7 @@ class ControlMessages(Handover):
                     return
                 if finished.notice is not None:
                     self._commands.append(Noticed(finished.notice))
+                self._note_served(finished)
                 if not finished.changes:
                     self._end(slot, [finished.answer])
                     return
@@ -96,6 +97,15 @@ class ControlMessages(Handover):
 
     def _replied(self, token: int, reply: Reply) -> None:
         self._asks.pop(token)(reply)
+
+    def _note_served(self, finished: Finished) -> None:
+        """Which partition counts its client knows from now on."""
+        around = self._around
+        if finished.partition_counts and around.fresh(self._now):
+            policies = ((topic, around.policy(topic), count) for topic, count in finished.partition_counts)
+            counts = [(topic, count) for topic, policy, count in policies if policy is not None and policy.counted]
+            if counts:
+                around.note_served(self.connection, finished.client_id, counts)
 
     def _stored(self, token: int, error: str | None) -> None:
         self._stores.pop(token)(error)

@@ -13,6 +13,7 @@ from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_respon
 from fencepost_proxy.errors import ConfigError, Error, UpstreamProtocolError
 from fencepost_proxy.groups.desk import FOLLOWING, Desk
 from fencepost_proxy.groups.questions import Notice, Question, Reply
+from fencepost_proxy.session.counted import partition_counts
 from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions, plan_closed
 from fencepost_proxy.topics.planning import Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
@@ -52,6 +53,7 @@ class Finished:
 
     Where there is a `question`, the answer is what `complete` makes of the reply. `notice` – to be told to whom it
     concerns.
+    `partition_counts` – by topic, as the client `client_id` is told them by it.
     """
 
     answer: bytes
@@ -60,6 +62,8 @@ class Finished:
     question: Question | None = None
     complete: Callable[[Reply], bytes] = lambda reply: b""
     notice: Notice | None = None
+    partition_counts: tuple[tuple[str, int], ...] = ()
+    client_id: str | None = None
 
 
 @value
@@ -182,7 +186,9 @@ class Exchanges:
             raise UpstreamProtocolError(
                 f"Kafka gave a client producer id {response.producer_id}, which stamps the conditional appends here"
             )
-        return Finished(_encode(header, frame, offset, response))
+        counts = tuple(partition_counts(response.topics)) if api_key == METADATA else ()
+        answer = _encode(header, frame, offset, response)
+        return Finished(answer, partition_counts=counts, client_id=header.client_id)
 
 
 def _can_be_read(api_key: int, version: int) -> bool:

@@ -47,8 +47,13 @@ class Handover(Connection):
 
     def _hand_over(self) -> None:
         """Once nothing is under way. What waits for an answer waits for this process."""
-        under_way = self._to_client or self._from_upstream or self._turns or self._turn is not None or self._probes
-        if under_way or not self._upstream.between_frames or self._closing or self.client_gone or self.upstream_gone:
+        if (
+            not self._nothing_under_way()
+            or not self._upstream.between_frames
+            or self._closing
+            or self.client_gone
+            or self.upstream_gone
+        ):
             return
         unread = self._client.give_back()
         if self._taken_frame is not None:

@@ -82,6 +82,11 @@ class Replied:
 
 
 @value
+class TopicNews:
+    """A door was opened, or metadata has told a count: look again whether what waits there may go in."""
+
+
+@value
 class Tick:
     """Time passed, memory was freed: look again at what waits."""
 
@@ -97,6 +102,7 @@ Event = (
     | TurnEnded
     | Stored
     | Replied
+    | TopicNews
     | Tick
 )
 
@@ -127,10 +133,15 @@ class ReadUpstream:
 
 @value
 class CloseClient:
-    """Close once what was written has gone out. `reason` is for the log; `fault` is whose it was, None for nobody's."""
+    """Close once what was written has gone out. `reason` is for the log; `fault` is whose it was, None for nobody's.
+
+    `hang_up` – the client may still be sending: what it sends is thrown away until it has seen the end. A socket that
+    is closed with bytes unread resets the connection, and that may overtake the answer that the client is to see.
+    """
 
     reason: str
     fault: type[Exception] | None = None
+    hang_up: bool = False
 
 
 @value

@@ -40,6 +40,7 @@ from fencepost_proxy.session.messages import (
     Stored,
     Tick,
     ToClient,
+    TopicNews,
     ToUpstream,
     TurnEnded,
     TurnGranted,
@@ -124,8 +125,11 @@ class Session(ShortWay):
                     self._client_lost(now)
                 case UpstreamLost(reason):
                     self._upstream_lost(reason)
+                case TopicNews():
+                    self._look_at_door(now)
                 case Tick():
                     self._made_here = 0
+                    self._look_at_door(now)
                     self._tick(now)
             self._go_on(now)
         except ProtocolError as error:
@@ -151,8 +155,12 @@ class Session(ShortWay):
             self._pump_client(now)
             if not self._client_paused:
                 self._commands.append(ReadClient(True))
+        leaving_until = self._leaving_until
+        if leaving_until is not None and not self.client_gone and (self._nothing_under_way() or now >= leaving_until):
+            self._close("its partition count is out of date; it has its answers and should look", None, hang_up=True)
         if self.client_gone and not self.upstream_gone and not self._turns and self._turn is None:
             self._leave_joins()
+            self._leave_all_doors()
             self._commands.append(CloseUpstream())
             self.upstream_gone = True
 
@@ -277,6 +285,7 @@ class Session(ShortWay):
                 self._note_known(version, bytes(head[:_PEEK_BYTES_MAX]), peek, guarded=True)
             return self._collect(length, now)
         if peek.acks == 0:
+            around.note_unanswered(now)
             self._client.pass_frame(length)
         else:
             self._relay(self._produce_slot(version, correlation_id), length)
@@ -406,12 +415,12 @@ class Session(ShortWay):
             self._upstream_lost("the client is gone, and Kafka does not answer its last requests")
         self._tell_what_is_unknown(now)
 
-    def _close(self, reason: str, fault: type[Exception] | None) -> None:
+    def _close(self, reason: str, fault: type[Exception] | None, *, hang_up: bool = False) -> None:
         if self._closing:
             return
         self._closing = True
         self._flush_client()
-        self._commands.append(CloseClient(reason, fault))
+        self._commands.append(CloseClient(reason, fault, hang_up))
         if fault is not None and issubclass(fault, UpstreamProtocolError):
             self._upstream_lost(reason)
             self._commands.append(CloseUpstream())
@@ -440,6 +449,9 @@ class Session(ShortWay):
         self._give_turns_back()
         for turn in self._turns.values():
             self._give_up_waiting(turn)
+        self._leave_all_doors()
+        if self.appends_unknown:
+            self._around.note_unanswered(self._now)
         for slot in (*self._to_client, *self._turns):
             self._around.release(slot.reserved_bytes)
             slot.reserved_bytes = 0

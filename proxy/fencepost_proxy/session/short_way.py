@@ -228,7 +228,9 @@ class ShortWay(GuardedProduce):
         gate = around.gate(key)
         if not self._owner and self._is_owners(policy):
             return None
-        if policy is None or topic_id is None or gate is None or around.produce_version_max() < PRODUCE_BY_ID:
+        if policy is None or policy.counted:
+            return None  # doors are not on the short way
+        if topic_id is None or gate is None or around.produce_version_max() < PRODUCE_BY_ID:
             return None
         if not around.reserve(len(frame)):
             return None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, Protocol
 from uuid import UUID
 
 from fencepost_proxy.partitions.events import Ticket
 from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.session import counted
+from fencepost_proxy.topics.door import Door
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import APIS, Treatment
@@ -31,7 +33,7 @@ def passes_but_for(api_keys: frozenset[int]) -> Passes:
     return MappingProxyType({key: versions for key, versions in PASSES.items() if key not in api_keys})
 
 
-class Surroundings(Protocol):
+class Surroundings(counted.Surroundings, Protocol):
     """Answers hold at the moment of asking."""
 
     frame_bytes_max: int
@@ -69,7 +71,7 @@ class Surroundings(Protocol):
         """Whether the virtual configs are loaded and recent enough to rely on."""
 
     def policy(self, topic: str) -> TopicPolicy | None:
-        """The policy of a guarded topic, None for one that is not."""
+        """The policy of a guarded or a counted topic, None for one that is neither."""
 
     def gate(self, partition: TopicPartition) -> Gate | None:
         """The partition's gate, None if it has not been needed lately."""
@@ -95,6 +97,21 @@ class Surroundings(Protocol):
 
     def gate_waited(self, seconds: float) -> None:
         """For the metrics: from an append's offer to its turn."""
+
+    def new_door(self, topic: str) -> Door:
+        """The door of a topic that is counted from now on, or was not used before."""
+
+    def door_waited(self, seconds: float) -> None:
+        """For the metrics: from a request's arrival until it went in at the doors of its counted topics."""
+
+    def note_served(self, connection: int, client_id: str | None, counts: Sequence[tuple[str, int]]) -> None:
+        """A Metadata answer tells this client these partition counts."""
+
+    def note_guess(self, connection: int, client_id: str | None, topic: str, now: float) -> None:
+        """It was refused for the count that it was told last."""
+
+    def note_unanswered(self, now: float) -> None:
+        """Appends that no door knows of are on their way to Kafka, and nobody will hear of them."""
 
     def forwarded(self, waited_seconds: float) -> None:
         """For the metrics: a request goes up now; it was read so long before this event, gates not counted."""

@@ -133,7 +133,7 @@ class TopicPolicy:
     carrier_base: bool = False
     count_check: Check = Check.OFF
     partitioner: Partitioner | None = None
-    ordered_expansion: bool = False
+    ordered: bool = False
 
     @property
     def guarded(self) -> bool:
@@ -143,7 +143,7 @@ class TopicPolicy:
     @property
     def counted(self) -> bool:
         """Its appends go through a door (`topics/door.py`)."""
-        return self.ordered_expansion or self.count_check is not Check.OFF
+        return self.ordered or self.count_check is not Check.OFF
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicPolicy:
@@ -155,7 +155,7 @@ class TopicPolicy:
             carrier_base=values[EXPECTED_OFFSETS_CARRIER] == "base",
             count_check=Check(values[CHECK_PARTITION_COUNT]),
             partitioner=None if partitioner == "none" else Partitioner(partitioner),
-            ordered_expansion=values[ORDERED_PARTITION_EXPANSION] == "true",
+            ordered=values[ORDERED_PARTITION_EXPANSION] == "true",
         )
 
 

@@ -88,7 +88,8 @@ class WithheldView:
 
 
 def _withheld(value: Mapping[str, object]) -> Withheld:
-    partitions, topic_ids = set(), {}
+    partitions: set[TopicPartition] = set()
+    topic_ids: dict[str, UUID] = {}
     for topic, entry in typed(value, "topics", dict).items():
         if not isinstance(entry, dict):
             raise ValueError("a topic's entry is not a JSON object")
