@@ -36,6 +36,7 @@ from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.surroundings import PASSES
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report, Switch
 from fencepost_proxy.topics.counts import Client, Counts
 from fencepost_proxy.topics.door import Door
@@ -100,6 +101,7 @@ class Proxy:
         self.request_timeout_seconds = limits.request_timeout_seconds
         self.decompressed_bytes_max = limits.decompressed_bytes_max
         self.state_topic = config.state_topic
+        self.passes = PASSES
         self.refuse_whole_requests = config.refusal_scope == "request"
         self._control = ControlClient(config.upstream, limits, on_brokers=self._brokers_changed)
         self._state: StateTopic | None = None

@@ -1,7 +1,8 @@
 """Control messages: requests that are collected whole and changed, or answered, on their way (`exchange.py` says how).
 
-What such an answer depends on is waited for here: that Kafka has answered, and that what follows of its answer is
-stored (`Store`, `Stored`), or that topics have grown (`Expand`, `Expanded`). And who has to know of it beforehand is
+What such an answer depends on is waited for here: that Kafka has answered, that what follows of its answer is stored
+(`Store`, `Stored`), that topics have grown (`Expand`, `Expanded`), that it is known how far a group is (`Ask`,
+`Replied`). And who has to know of it beforehand is
 told: that a transaction joins a partition, its gate hears before Kafka does.
 """
 
@@ -9,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fencepost_proxy.groups.questions import Question, Reply
 from fencepost_proxy.partitions.events import TransactionJoined, TransactionJoins
 from fencepost_proxy.session.exchange import AnswerExpanded, Exchange, Exchanges, Finished
 from fencepost_proxy.session.handover import OWNERS_APIS, Handover
-from fencepost_proxy.session.messages import Expand, Store, ToPartition
+from fencepost_proxy.session.messages import Ask, Expand, Noticed, Store, ToPartition
 from fencepost_proxy.session.slots import Answer, Slot
 from fencepost_proxy.session.surroundings import Surroundings
 from fencepost_proxy.topics.planning import ExpansionOutcome, Joins
@@ -21,7 +23,7 @@ from fencepost_proxy.topics.planning import ExpansionOutcome, Joins
 class ControlMessages(Handover):
     """`exchanges` – what is to be done with each of them."""
 
-    __slots__ = ("_exchanges", "_expansions", "_joins", "_next_token", "_stores")
+    __slots__ = ("_asks", "_exchanges", "_expansions", "_joins", "_next_token", "_stores")
 
     def __init__(
         self,
@@ -36,6 +38,7 @@ class ControlMessages(Handover):
         super().__init__(connection, local_host, around, opened_at, owner=owner)
         self._exchanges = exchanges
         self._joins: dict[Slot, Joins] = {}
+        self._asks: dict[int, Callable[[Reply], None]] = {}
         self._stores: dict[int, Callable[[str | None], None]] = {}
         self._expansions: dict[int, tuple[Slot, AnswerExpanded]] = {}
         self._next_token = 0
@@ -68,6 +71,11 @@ class ControlMessages(Handover):
                 if finished.answer_expanded is not None:
                     self._expand(slot, finished, finished.answer_expanded)
                     return
+                if finished.question is not None:
+                    self._ask(slot, finished.question, finished.complete)
+                    return
+                if finished.notice is not None:
+                    self._commands.append(Noticed(finished.notice))
                 self._note_served(finished)
                 if not finished.changes:
                     self._end(slot, [finished.answer])
@@ -108,6 +116,14 @@ class ControlMessages(Handover):
     def _expanded(self, token: int, outcomes: tuple[ExpansionOutcome, ...]) -> None:
         slot, answer = self._expansions.pop(token)
         self._end(slot, [answer({outcome.topic: outcome for outcome in outcomes})])
+
+    def _ask(self, slot: Slot, question: Question, complete: Callable[[Reply], bytes]) -> None:
+        token = self._next_token = self._next_token + 1
+        self._asks[token] = lambda reply: self._end(slot, [complete(reply)])
+        self._commands.append(Ask(token, question))
+
+    def _replied(self, token: int, reply: Reply) -> None:
+        self._asks.pop(token)(reply)
 
     def _note_served(self, finished: Finished) -> None:
         """Which partition counts its client knows from now on."""

@@ -188,8 +188,8 @@ class CountedTurn:
         self, around: Surroundings, topic: _Topic, policy: TopicPolicy, count: int | None, now: float
     ) -> list[Refusal | None] | None:
         assert topic.read is not None
-        name, declared = topic.data.name, topic.declared
-        assert not isinstance(declared, str)
+        name = topic.data.name
+        declared = None if isinstance(topic.declared, str) else topic.declared  # else all are refused already
         verdicts: list[Refusal | None] = []
         served = around.served_count(self.connection, self.client_id, name, now) if policy.partitioner is None else None
         settles = count is not None and policy.partitioner is not None and around.settles(name, now)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from fencepost_policies.values import value
 from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
 from fencepost_proxy.errors import ConfigError, Error, UpstreamProtocolError
+from fencepost_proxy.groups.desk import FOLLOWING, Desk
+from fencepost_proxy.groups.questions import Notice, Question, Reply
 from fencepost_proxy.session.counted import partition_counts
 from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions, plan_closed
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest, Joins, Known, Plan
@@ -30,6 +32,7 @@ from fencepost_proxy.wire.apis import (
 )
 from fencepost_proxy.wire.control import (
     RequestHeader,
+    codec_versions,
     decode_request,
     decode_response,
     encode_request,
@@ -51,6 +54,8 @@ class Finished:
     """`answer` is the response frame with its length; `changes` have to be stored before it is sent.
 
     `expansions` – these topics are to grow before, within `timeout_ms`; `answer_expanded` makes the answer then.
+    Where there is a `question`, the answer is what `complete` makes of the reply. `notice` – to be told to whom it
+    concerns.
     `partition_counts` – by topic, as the client `client_id` is told them by it.
     """
 
@@ -60,6 +65,9 @@ class Finished:
     expansions: tuple[ExpansionRequest, ...] = ()
     timeout_ms: int = 0
     answer_expanded: AnswerExpanded | None = None
+    question: Question | None = None
+    complete: Callable[[Reply], bytes] = lambda reply: b""
+    notice: Notice | None = None
     partition_counts: tuple[tuple[str, int], ...] = ()
     client_id: str | None = None
 
@@ -94,7 +102,9 @@ class Exchanges:
         known: Callable[[], Known],
         shared_producer_id: Callable[[], ProducerId | None],
         open_listeners: Callable[[Sequence[NodeId]], None],
+        groups: Desk | None = None,
     ) -> None:
+        self._groups = groups
         self._book = book
         self._known = known
         self._shared_producer_id = shared_producer_id
@@ -116,10 +126,37 @@ class Exchanges:
         if named and api_key in CLOSED_APIS:
             request = decode_request(api_key, version, frame[header.body_offset :])
             return self._planned(header, frame, plan_closed(api_key, request, known))
+        if self._groups is not None and api_key in FOLLOWING and _can_be_read(api_key, version):
+            return self._of_a_group(self._groups, header, frame)
         forward = replace_body(frame, len(frame), b"")
         if not treatment & Treatment.REWRITE_RESPONSE:
             return Exchange(forward)
         return Exchange(forward, finish=lambda response: self._rewrite(header, response, known, named, local_host))
+
+    def _of_a_group(self, desk: Desk, header: RequestHeader, frame: memoryview) -> Exchange:
+        request = decode_request(header.api_key, header.api_version, frame[header.body_offset :])
+        plan = desk.begin(header.api_key, header.api_version, header.client_id, request)
+        if plan.forward is None:
+            forward = replace_body(frame, len(frame), b"")
+        else:
+            body = encode_request(header.api_key, header.api_version, plan.forward)
+            forward = replace_body(frame, header.body_offset, body)
+
+        def finish(frame: memoryview) -> Finished:
+            response, offset = _decode(header, frame)
+            outcome = plan.finish(response)
+
+            def complete(reply: Reply) -> bytes:
+                outcome.complete(reply)
+                return _encode(header, frame, offset, response)
+
+            if outcome.question is not None:
+                return Finished(b"", question=outcome.question, complete=complete)
+            if outcome.changed:
+                return Finished(_encode(header, frame, offset, response))
+            return Finished(replace_body(frame, len(frame), b""), notice=outcome.notice)
+
+        return Exchange(forward, finish=finish)
 
     def _planned(self, header: RequestHeader, frame: memoryview, plan: Plan) -> Exchange:
         body = encode_request(header.api_key, header.api_version, plan.forward)
@@ -187,6 +224,12 @@ class Exchanges:
         counts = tuple(partition_counts(response.topics)) if api_key == METADATA else ()
         answer = _encode(header, frame, offset, response)
         return Finished(answer, partition_counts=counts, client_id=header.client_id)
+
+
+def _can_be_read(api_key: int, version: int) -> bool:
+    """OffsetFetch v0, say, has no schema; what it asks is of ZooKeeper's time."""
+    versions = codec_versions(api_key)
+    return versions is not None and versions[0] <= version <= versions[1]
 
 
 def _decode(header: RequestHeader, frame: memoryview) -> tuple[Message, int]:

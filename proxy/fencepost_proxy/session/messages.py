@@ -7,6 +7,7 @@ often. Whoever cannot write them at once makes a copy.
 from __future__ import annotations
 
 from fencepost_policies.values import value
+from fencepost_proxy.groups.questions import Notice, Question, Reply
 from fencepost_proxy.partitions.events import Event as GateEvent
 from fencepost_proxy.partitions.events import Ticket
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
@@ -81,6 +82,15 @@ class Expanded:
     outcomes: tuple[ExpansionOutcome, ...]
 
 
+@value
+class Replied:
+    """To an `Ask`."""
+
+    token: int
+    reply: Reply
+
+
+@value
 class TopicNews:
     """A door was opened, or metadata has told a count: look again whether what waits there may go in."""
 
@@ -101,6 +111,7 @@ Event = (
     | TurnEnded
     | Stored
     | Expanded
+    | Replied
     | TopicNews
     | Tick
 )
@@ -180,6 +191,21 @@ class Expand:
 
 
 @value
+class Ask:
+    """Find that out about a group; answer with `Replied(token)`, whatever comes of it, and soon."""
+
+    token: int
+    question: Question
+
+
+@value
+class Noticed:
+    """A group, or a member of one, has shown something."""
+
+    notice: Notice
+
+
+@value
 class Handed:
     """What there is to a session in which nothing is under way: enough for another process to go on with it.
 
@@ -229,6 +255,8 @@ Command = (
     | ToPartition
     | Store
     | Expand
+    | Ask
+    | Noticed
     | HandOver
     | TopicStale
     | Count

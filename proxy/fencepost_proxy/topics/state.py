@@ -10,6 +10,7 @@ One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…
 | `alive/<uuid>` | `{"at_ms"}` | sent again and again; a tombstone when the process ends well |
 | `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone deletes it |
 | `expansion…/…`, `partition-count/<topic id>` | how topics grow | `expansions.py` says |
+| `withheld/<group>`, `released/…` | groups that wait for new partitions | `withheld.py` says |
 
 "The first record of a key wins" would die by compaction, which keeps the last: so each proposal has a key of its own,
 and it is written once. Not even its own writer may send it again: with A at offset 5, B at 6 and A's resend at 7, A
@@ -41,6 +42,8 @@ from fencepost_proxy.topics.virtual_configs import (
     TopicPolicy,
     parse_value,
 )
+from fencepost_proxy.topics.withheld import KINDS as GROUP_KINDS
+from fencepost_proxy.topics.withheld import WithheldView
 from fencepost_proxy.types import LogEndOffset, Offset, ProducerEpoch, ProducerId
 
 _PRODUCER_ID: Final = "producer-id"
@@ -158,6 +161,7 @@ class StateView:
         self._processes: dict[UUID, int] = {}
         self._places: dict[UUID, str] = {}
         self._growths = Growths()
+        self.groups = WithheldView()
         # Per partition and epoch the proposal that won: its key and its base.
         self._stamp_bases: dict[tuple[UUID, int], dict[ProducerEpoch, tuple[str, LogEndOffset]]] = {}
 
@@ -186,6 +190,8 @@ class StateView:
                 self._apply_topic_config(rest, value)
             elif kind in GROWTH_KINDS:
                 self._growths.apply(text, value)
+            elif kind in GROUP_KINDS:
+                self.groups.apply(text, value)
             else:
                 return f"record {offset} of the state topic has a key of an unknown kind: {text!r:.80}"
         except ValueError as error:
@@ -340,4 +346,6 @@ class StateView:
         for (topic_id, _), bases in self._stamp_bases.items():
             if topic_id == change.topic_id:
                 records += [StateRecord(key.encode(), None) for key, _ in bases.values()]
-        return records if change.topic_id is None else records + self._growths.forget(change.topic_id)
+        if change.topic_id is None:
+            return records
+        return records + self._growths.forget(change.topic_id) + self.groups.forget(change.topic_id)
