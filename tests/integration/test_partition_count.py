@@ -246,11 +246,16 @@ def test_a_producer_that_runs_while_the_topic_grows_loses_nothing(
         refused = 0
         sent: list[tuple[str, str]] = []
         grown = threading.Thread(target=topic.grow)
+        left = 40
 
         # When it grows meanwhile
-        while grown.is_alive() or len(sent) < 100 or len(sent) % 100:
-            if len(sent) == 40:
+        while left or grown.is_alive():
+            left = max(0, left - 1)
+            if len(sent) == 39:
                 grown.start()
+                left = 2 * len(keys)
+            elif grown.is_alive():
+                left = 2 * len(keys)
             key, value = keys[len(sent) % len(keys)], f"{len(sent)}"
             while (seen := producer.send(topic.name, key, value, says=True)).error is not None:
                 assert seen.error == STALE[client][0], seen
