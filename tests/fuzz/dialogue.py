@@ -33,6 +33,7 @@ from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.surroundings import PASSES
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Switch
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.state import StateView
@@ -184,6 +185,7 @@ class Around(Counting):
     request_timeout_seconds = 3.0
     decompressed_bytes_max = 20_000
     state_topic = STATE_TOPIC
+    passes = PASSES
     state_topic_marks = (STATE_TOPIC.encode(),)
 
     def __init__(self, setup: dict[str, Any]) -> None:

@@ -21,6 +21,7 @@ from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchange, Finished
 from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.surroundings import PASSES
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report
 from fencepost_proxy.session.turn import batch_to_send
 from fencepost_proxy.topics.planning import Joins
@@ -172,6 +173,7 @@ class Proxy(Counting):
     request_timeout_seconds = 3.0
     decompressed_bytes_max = 1 << 20
     state_topic = "__state"
+    passes = PASSES
     state_topic_marks = (b"__state",)
     lease_seconds = _LEASE_SECONDS
 

@@ -18,6 +18,7 @@ from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.exchange import Exchange, Exchanges, Finished
 from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.surroundings import PASSES, Passes
 from fencepost_proxy.topics.planning import Joins, Known
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -49,6 +50,7 @@ class Around(Counting):
     header_names: HeaderNames = field(default_factory=HeaderNames)
     refuse_whole_requests: bool = False
     state_topic: str = "__state"
+    passes: Passes = field(default_factory=lambda: PASSES)
     state_topic_marks: tuple[bytes, ...] = (b"__state",)
     shared_producer_id: int = 7000
     is_fresh: bool = True

@@ -7,8 +7,10 @@ often. Whoever cannot write them at once makes a copy.
 from __future__ import annotations
 
 from fencepost_policies.values import value
+from fencepost_proxy.groups.questions import Notice, Question, Reply
 from fencepost_proxy.partitions.events import Event as GateEvent
 from fencepost_proxy.partitions.events import Ticket
+from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
@@ -73,6 +75,22 @@ class Stored:
 
 
 @value
+class Expanded:
+    """What came of `Expand`, one for each of its requests."""
+
+    token: int
+    outcomes: tuple[ExpansionOutcome, ...]
+
+
+@value
+class Replied:
+    """To an `Ask`."""
+
+    token: int
+    reply: Reply
+
+
+@value
 class TopicNews:
     """A door was opened, or metadata has told a count: look again whether what waits there may go in."""
 
@@ -92,6 +110,8 @@ Event = (
     | TurnGranted
     | TurnEnded
     | Stored
+    | Expanded
+    | Replied
     | TopicNews
     | Tick
 )
@@ -162,6 +182,30 @@ class Store:
 
 
 @value
+class Expand:
+    """Let these topics grow; answer with `Expanded(token)` within `timeout_ms`, as things stand then."""
+
+    token: int
+    requests: tuple[ExpansionRequest, ...]
+    timeout_ms: int
+
+
+@value
+class Ask:
+    """Find that out about a group; answer with `Replied(token)`, whatever comes of it, and soon."""
+
+    token: int
+    question: Question
+
+
+@value
+class Noticed:
+    """A group, or a member of one, has shown something."""
+
+    notice: Notice
+
+
+@value
 class Handed:
     """What there is to a session in which nothing is under way: enough for another process to go on with it.
 
@@ -210,6 +254,9 @@ Command = (
     | ToGate
     | ToPartition
     | Store
+    | Expand
+    | Ask
+    | Noticed
     | HandOver
     | TopicStale
     | Count

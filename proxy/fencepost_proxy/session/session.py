@@ -33,9 +33,11 @@ from fencepost_proxy.session.messages import (
     CloseUpstream,
     Command,
     Event,
+    Expanded,
     Handed,
     ReadClient,
     ReadUpstream,
+    Replied,
     Stored,
     Tick,
     ToClient,
@@ -47,7 +49,7 @@ from fencepost_proxy.session.messages import (
     UpstreamLost,
     UpstreamPassed,
 )
-from fencepost_proxy.session.short_way import PASSES, ShortWay
+from fencepost_proxy.session.short_way import ShortWay
 from fencepost_proxy.session.slots import Answer, Slot
 from fencepost_proxy.session.surroundings import Surroundings
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE, Treatment, api_name
@@ -116,8 +118,12 @@ class Session(ShortWay):
                     self._turn_granted(ticket, now)
                 case TurnEnded(ticket, result, reason):
                     self._turn_ended(ticket, result, reason, now)
+                case Expanded(token, outcomes):
+                    self._expanded(token, outcomes)
                 case Stored(token, error):
                     self._stored(token, error)
+                case Replied(token, reply):
+                    self._replied(token, reply)
                 case ClientLost():
                     self._client_lost(now)
                 case UpstreamLost(reason):
@@ -210,7 +216,7 @@ class Session(ShortWay):
     def _start_request(self, length: int, head: memoryview, now: float) -> bool:
         """Decides about the frame that begins here; False if that needs more of it, or memory that is not there."""
         api_key, version, correlation_id = REQUEST_PREFIX.unpack_from(head)
-        passes = PASSES.get(api_key)
+        passes = self._around.passes.get(api_key)
         if passes is not None and not passes[2] and passes[0] <= version <= passes[1]:
             self._relay(Slot(api_key, version, correlation_id, Answer.RELAYED), length)
             return True

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Protocol
 from uuid import UUID
 
 from fencepost_proxy.partitions.events import Ticket
@@ -12,8 +13,24 @@ from fencepost_proxy.session import counted
 from fencepost_proxy.topics.door import Door
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import APIS, Treatment
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint
+
+#: API key -> the versions that pass without a look, and whether the state topic must not occur in their bytes.
+Passes = Mapping[int, tuple[int, int, bool]]
+PASSES: Final[Passes] = MappingProxyType(
+    {
+        key: (api.min_version, api.max_version, Treatment.INSPECT_REQUEST in api.treatment)
+        for key, api in APIS.items()
+        if api.treatment in (Treatment.RELAY, Treatment.INSPECT_REQUEST)
+    }
+)
+
+
+def passes_but_for(api_keys: frozenset[int]) -> Passes:
+    """Where these are to be looked into."""
+    return MappingProxyType({key: versions for key, versions in PASSES.items() if key not in api_keys})
 
 
 class Surroundings(counted.Surroundings, Protocol):
@@ -27,6 +44,10 @@ class Surroundings(counted.Surroundings, Protocol):
     header_names: HeaderNames
     refuse_whole_requests: bool
     state_topic: str
+
+    @property
+    def passes(self) -> Passes:
+        """What passes without a look; see `PASSES`."""
 
     @property
     def state_topic_marks(self) -> tuple[bytes, ...]:
