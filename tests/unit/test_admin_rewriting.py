@@ -93,6 +93,7 @@ def test_what_is_planned_or_closed_is_what_the_table_of_apis_says() -> None:
         DESCRIBE_CONFIGS,
         ALTER_CONFIGS,
         INCREMENTAL_ALTER_CONFIGS,
+        CREATE_PARTITIONS,
     }
     assert looked_into == set(CLOSED_APIS)
     assert plan_request(METADATA, 12, Message(), World().known()) is None

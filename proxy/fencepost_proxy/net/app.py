@@ -24,6 +24,7 @@ from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError, FencepostError
 from fencepost_proxy.groups.questions import Question
 from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
+from fencepost_proxy.net.expansions import Expansions
 from fencepost_proxy.net.groups import GroupKeeper
 from fencepost_proxy.net.http import BrokerStatus, GuardedTopicStatus, StatusServer, StatusSnapshot
 from fencepost_proxy.net.link import Link
@@ -143,6 +144,7 @@ class Proxy:
         self._ticker: asyncio.TimerHandle | None = None
         self._draining = False
         self._closed = False
+        self._expansions: Expansions | None = None
         self._counted: set[str] = set()  # by what admins set, not by the file
         self._unanswered_until = float("-inf")
         self._counts = Counts(
@@ -179,6 +181,9 @@ class Proxy:
             limits=config.limits,
             on_change=self._state_changed,
         )
+        self._expansions = Expansions(
+            self._control, self._state, config.limits, doors=self, metrics=self._metrics, spawn=self._spawn
+        )
         self._reads = GateReads(self._control, self._state, config.limits.frame_bytes_max)
         self._groups.attach(self._state)
         await self._state.start()
@@ -190,6 +195,7 @@ class Proxy:
         self._reads.producer_id_expiration_ms = facts.producer_id_expiration_ms
         self._brokers_changed(self._control.brokers)
         await self._look_after_topics()
+        self._expansions.start()
         self._accepting = True
         self._count_links()
         for node_id in list(self._listening):
@@ -221,7 +227,9 @@ class Proxy:
             await asyncio.sleep(_DRAIN_LOOK_SECONDS)
         left = sum(not session.drained for session in self.switch.sessions.values())
         _log.info("drained", connections=len(self.links), unanswered=left)
-        if self._state is not None and not left and not self.switch.in_doubt:
+        now = time.monotonic()
+        doubtful = self.switch.in_doubt or not all(door.empty(now) for door in self.switch.doors.values())
+        if self._state is not None and not left and not doubtful:
             await self._state.leave()
 
     async def close(self) -> None:
@@ -420,11 +428,35 @@ class Proxy:
     def _state_changed(self, records: Sequence[StateRecord]) -> None:
         self._policies.clear()
         self._groups.refresh()
+        if self._expansions is not None:
+            self._expansions.view_changed()
         now = time.monotonic()
         for topic in {_topic_of(record) for record in records}:
             if topic is not None:
                 self._note_counted(topic, now)
                 self._perform(self.switch.forget_topic(topic, now), now)
+
+    def close_door(self, topic: str, but_for: frozenset[ProducerId]) -> None:
+        now = time.monotonic()
+        self._perform(self.switch.close_door(topic, now, but_for), now)
+
+    def open_door(self, topic: str, partition_count: int | None) -> None:
+        now = time.monotonic()
+        door = self.switch.door(topic)
+        actions = self.switch.open_door(topic, partition_count or door.count or 0, now)
+        if not door.count:
+            door.forget_count()
+        self._perform(actions, now)
+
+    def door_empty(self, topic: str) -> bool:
+        return self.switch.door(topic).empty(time.monotonic())
+
+    async def _expand(self, connection: int, expand: sessions.Expand) -> None:
+        assert self._expansions is not None
+        outcomes = await asyncio.gather(
+            *(self._expansions.expand(request, expand.timeout_ms) for request in expand.requests)
+        )
+        self.session_event(connection, sessions.Expanded(expand.token, tuple(outcomes)))
 
     async def _store(self, connection: int, store: sessions.Store) -> None:
         """A switch-on is reported only once every process knows of it, or has stopped serving (its lease ran out)."""
@@ -594,6 +626,9 @@ class Proxy:
                 if link is not None:
                     self._hand_over(link, handed)
                 return
+            case sessions.Expand():
+                self._spawn(self._expand(connection, command), "expand topics")
+                return
             case sessions.Store():
                 self._spawn(self._store(connection, command), "store configs")
                 return
@@ -751,9 +786,16 @@ class Proxy:
             self.traffic.requests_in_flight = self._in_flight()
             if self._state is not None and self._state.tag_runs_out:
                 self._spawn(self._renew_tag(), "tag")
+            if self._expansions is not None:
+                self._expansions.look_after(self._counted_topics(), owner=self._worker is None or self._worker.owner)
             if time.monotonic() - looked_at >= FACTS_SECONDS:
                 looked_at = time.monotonic()
                 await self._look_after_topics()
+
+    def _counted_topics(self) -> list[str]:
+        """Those that are known: switched on by an admin, or appended to here."""
+        topics = sorted({*self._counted, *self.switch.doors})
+        return [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.counted]
 
     async def _renew_tag(self) -> None:
         assert self._state is not None
@@ -897,6 +939,8 @@ class Proxy:
             refusals=dict(self._metrics.refusals),
             brokers=tuple(self._broker_status()),
             guarded_topics=tuple(self._guarded_status()),
+            expansions=() if self._expansions is None else self._expansions.status(),
+            warnings=() if self._expansions is None else self._expansions.warnings(),
         )
 
     def _broker_status(self) -> list[BrokerStatus]:

@@ -1,7 +1,8 @@
 """Control messages: requests that are collected whole and changed, or answered, on their way (`exchange.py` says how).
 
 What such an answer depends on is waited for here: that Kafka has answered, that what follows of its answer is stored
-(`Store`, `Stored`), that it is known how far a group is (`Ask`, `Replied`). And who has to know of it beforehand is
+(`Store`, `Stored`), that topics have grown (`Expand`, `Expanded`), that it is known how far a group is (`Ask`,
+`Replied`). And who has to know of it beforehand is
 told: that a transaction joins a partition, its gate hears before Kafka does.
 """
 
@@ -11,18 +12,18 @@ from collections.abc import Callable
 
 from fencepost_proxy.groups.questions import Question, Reply
 from fencepost_proxy.partitions.events import TransactionJoined, TransactionJoins
-from fencepost_proxy.session.exchange import Exchanges, Finished
+from fencepost_proxy.session.exchange import AnswerExpanded, Exchange, Exchanges, Finished
 from fencepost_proxy.session.handover import OWNERS_APIS, Handover
-from fencepost_proxy.session.messages import Ask, Noticed, Store, ToPartition
+from fencepost_proxy.session.messages import Ask, Expand, Noticed, Store, ToPartition
 from fencepost_proxy.session.slots import Answer, Slot
 from fencepost_proxy.session.surroundings import Surroundings
-from fencepost_proxy.topics.planning import Joins
+from fencepost_proxy.topics.planning import ExpansionOutcome, Joins
 
 
 class ControlMessages(Handover):
     """`exchanges` – what is to be done with each of them."""
 
-    __slots__ = ("_asks", "_exchanges", "_joins", "_next_token", "_stores")
+    __slots__ = ("_asks", "_exchanges", "_expansions", "_joins", "_next_token", "_stores")
 
     def __init__(
         self,
@@ -39,6 +40,7 @@ class ControlMessages(Handover):
         self._joins: dict[Slot, Joins] = {}
         self._asks: dict[int, Callable[[Reply], None]] = {}
         self._stores: dict[int, Callable[[str | None], None]] = {}
+        self._expansions: dict[int, tuple[Slot, AnswerExpanded]] = {}
         self._next_token = 0
 
     def _control_message(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> None:
@@ -66,6 +68,9 @@ class ControlMessages(Handover):
 
             def on_response(response: memoryview) -> None:
                 finished = finish(response)
+                if finished.answer_expanded is not None:
+                    self._expand(slot, finished, finished.answer_expanded)
+                    return
                 if finished.question is not None:
                     self._ask(slot, finished.question, finished.complete)
                     return
@@ -86,9 +91,31 @@ class ControlMessages(Handover):
             slot.on_response = on_response
         if exchange.joins is not None:
             self._join(slot, exchange.joins)
+        if exchange.first is not None:
+            self._send_first(api_key, version, correlation_id, exchange)
         self._from_upstream.append(slot)
         self._upstream_out.append(exchange.forward)
         self._around.forwarded(0.0)
+
+    def _send_first(self, api_key: int, version: int, correlation_id: int, exchange: Exchange) -> None:
+        assert exchange.first is not None
+        first = Slot(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
+        first.inner = True
+        first.on_response = exchange.finish_first
+        self._from_upstream.append(first)
+        self._upstream_out.append(exchange.first)
+
+    def _expand(self, slot: Slot, finished: Finished, answer: AnswerExpanded) -> None:
+        if not finished.expansions:
+            self._end(slot, [answer({})])
+            return
+        token = self._next_token = self._next_token + 1
+        self._expansions[token] = slot, answer
+        self._commands.append(Expand(token, finished.expansions, finished.timeout_ms))
+
+    def _expanded(self, token: int, outcomes: tuple[ExpansionOutcome, ...]) -> None:
+        slot, answer = self._expansions.pop(token)
+        self._end(slot, [answer({outcome.topic: outcome for outcome in outcomes})])
 
     def _ask(self, slot: Slot, question: Question, complete: Callable[[Reply], bytes]) -> None:
         token = self._next_token = self._next_token + 1

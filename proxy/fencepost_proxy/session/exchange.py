@@ -6,7 +6,7 @@ together for one request of one connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fencepost_policies.values import value
 from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
@@ -15,7 +15,7 @@ from fencepost_proxy.groups.desk import FOLLOWING, Desk
 from fencepost_proxy.groups.questions import Notice, Question, Reply
 from fencepost_proxy.session.counted import partition_counts
 from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions, plan_closed
-from fencepost_proxy.topics.planning import Joins, Known, Plan
+from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest, Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.types import NodeId, ProducerId
@@ -46,11 +46,14 @@ from fencepost_proxy.wire.schema import Message
 _NAMES_BROKERS = (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER)
 _LISTS_TOPICS = (METADATA, DESCRIBE_TOPIC_PARTITIONS)
 
+AnswerExpanded = Callable[[Mapping[str, ExpansionOutcome]], bytes]
+
 
 @value
 class Finished:
     """`answer` is the response frame with its length; `changes` have to be stored before it is sent.
 
+    `expansions` – these topics are to grow before, within `timeout_ms`; `answer_expanded` makes the answer then.
     Where there is a `question`, the answer is what `complete` makes of the reply. `notice` – to be told to whom it
     concerns.
     `partition_counts` – by topic, as the client `client_id` is told them by it.
@@ -59,6 +62,9 @@ class Finished:
     answer: bytes
     changes: tuple[TopicConfigChange, ...] = ()
     answer_not_stored: Callable[[str], bytes] = lambda error: b""
+    expansions: tuple[ExpansionRequest, ...] = ()
+    timeout_ms: int = 0
+    answer_expanded: AnswerExpanded | None = None
     question: Question | None = None
     complete: Callable[[Reply], bytes] = lambda reply: b""
     notice: Notice | None = None
@@ -72,13 +78,16 @@ class Exchange:
 
     `forward` – the request frame to send upstream, None if it is answered here with `answer`. `finish` – makes the
     client's answer of the response frame; None: the response passes as it is. Frames given include their length,
-    those taken do not. `joins` – a transaction is about to have these partitions.
+    those taken do not. `joins` – a transaction is about to have these partitions. `first` – a frame that goes upstream
+    before, on behalf of the same request; `finish_first` takes its response.
     """
 
     forward: bytes | None
     answer: bytes | None = None
     finish: Callable[[memoryview], Finished] | None = None
     joins: Joins | None = None
+    first: bytes | None = None
+    finish_first: Callable[[memoryview], None] = lambda response: None
 
 
 class Exchanges:
@@ -151,10 +160,19 @@ class Exchanges:
 
     def _planned(self, header: RequestHeader, frame: memoryview, plan: Plan) -> Exchange:
         body = encode_request(header.api_key, header.api_version, plan.forward)
+        growing = plan.expansions
 
         def finish(frame: memoryview) -> Finished:
             response, offset = _decode(header, frame)
             changes = tuple(plan.finish(response))
+            if growing is not None:
+                kept = bytes(frame)  # its answer is made when the topics have grown
+                return Finished(
+                    b"",
+                    expansions=growing.wanted(response),
+                    timeout_ms=growing.timeout_ms,
+                    answer_expanded=lambda outcomes: expanded(memoryview(kept), offset, response, outcomes),
+                )
 
             def answer_not_stored(error: str) -> bytes:
                 _tell_not_stored(response, changes, error)
@@ -164,7 +182,24 @@ class Exchanges:
                 _encode(header, frame, offset, response), changes=changes, answer_not_stored=answer_not_stored
             )
 
-        return Exchange(replace_body(frame, header.body_offset, body), finish=finish, joins=plan.joins)
+        def expanded(
+            frame: memoryview, offset: int, response: Message, outcomes: Mapping[str, ExpansionOutcome]
+        ) -> bytes:
+            assert growing is not None
+            growing.tell(response, outcomes)
+            return _encode(header, frame, offset, response)
+
+        forward = replace_body(frame, header.body_offset, body)
+        if growing is None or growing.first is None:
+            return Exchange(forward, finish=finish, joins=plan.joins)
+        finish_first = growing.finish_first
+        first = encode_request(header.api_key, header.api_version, growing.first)
+        return Exchange(
+            forward,
+            finish=finish,
+            first=replace_body(frame, header.body_offset, first),
+            finish_first=lambda frame: finish_first(_decode(header, frame)[0]),
+        )
 
     def _rewrite(
         self, header: RequestHeader, frame: memoryview, known: Known, named: bool, local_host: str

@@ -13,10 +13,16 @@ from fencepost_proxy.session.messages import Handed, HandOver
 from fencepost_proxy.session.slots import Failed
 from fencepost_proxy.session.surroundings import Surroundings
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
-from fencepost_proxy.wire.apis import ALTER_CONFIGS, CREATE_TOPICS, DELETE_TOPICS, INCREMENTAL_ALTER_CONFIGS
+from fencepost_proxy.wire.apis import (
+    ALTER_CONFIGS,
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    INCREMENTAL_ALTER_CONFIGS,
+)
 
-#: Requests that may change virtual configs: one process puts them in an order.
-OWNERS_APIS = frozenset({CREATE_TOPICS, DELETE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS})
+#: Requests that may change virtual configs, or make a topic grow: one process puts them in an order.
+OWNERS_APIS = frozenset({CREATE_TOPICS, DELETE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS, CREATE_PARTITIONS})
 
 
 class Handover(Connection):

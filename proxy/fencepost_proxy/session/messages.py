@@ -10,6 +10,7 @@ from fencepost_policies.values import value
 from fencepost_proxy.groups.questions import Notice, Question, Reply
 from fencepost_proxy.partitions.events import Event as GateEvent
 from fencepost_proxy.partitions.events import Ticket
+from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
@@ -74,6 +75,14 @@ class Stored:
 
 
 @value
+class Expanded:
+    """What came of `Expand`, one for each of its requests."""
+
+    token: int
+    outcomes: tuple[ExpansionOutcome, ...]
+
+
+@value
 class Replied:
     """To an `Ask`."""
 
@@ -101,6 +110,7 @@ Event = (
     | TurnGranted
     | TurnEnded
     | Stored
+    | Expanded
     | Replied
     | TopicNews
     | Tick
@@ -172,6 +182,15 @@ class Store:
 
 
 @value
+class Expand:
+    """Let these topics grow; answer with `Expanded(token)` within `timeout_ms`, as things stand then."""
+
+    token: int
+    requests: tuple[ExpansionRequest, ...]
+    timeout_ms: int
+
+
+@value
 class Ask:
     """Find that out about a group; answer with `Replied(token)`, whatever comes of it, and soon."""
 
@@ -235,6 +254,7 @@ Command = (
     | ToGate
     | ToPartition
     | Store
+    | Expand
     | Ask
     | Noticed
     | HandOver

@@ -33,6 +33,7 @@ from fencepost_proxy.session.messages import (
     CloseUpstream,
     Command,
     Event,
+    Expanded,
     Handed,
     ReadClient,
     ReadUpstream,
@@ -117,6 +118,8 @@ class Session(ShortWay):
                     self._turn_granted(ticket, now)
                 case TurnEnded(ticket, result, reason):
                     self._turn_ended(ticket, result, reason, now)
+                case Expanded(token, outcomes):
+                    self._expanded(token, outcomes)
                 case Stored(token, error):
                     self._stored(token, error)
                 case Replied(token, reply):
@@ -155,8 +158,7 @@ class Session(ShortWay):
             self._pump_client(now)
             if not self._client_paused:
                 self._commands.append(ReadClient(True))
-        leaving_until = self._leaving_until
-        if leaving_until is not None and not self.client_gone and (self._nothing_under_way() or now >= leaving_until):
+        if self._is_to_go(now):
             self._close("its partition count is out of date; it has its answers and should look", None, hang_up=True)
         if self.client_gone and not self.upstream_gone and not self._turns and self._turn is None:
             self._leave_joins()

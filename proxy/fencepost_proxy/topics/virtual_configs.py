@@ -106,6 +106,13 @@ _TABLE: Final = (
     ),
 )
 
+#: What only the proxy itself writes: how a topic has grown (`Growth.described`). Shown like a config, never set.
+ORDERED_PARTITION_EXPANSIONS: Final = "ordered.partition.expansions"
+ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION: Final = (
+    "Read-only. The expansions of this topic, oldest first, as JSON: from and to how many partitions, where each prior "
+    "partition ended then (thresholds), when, and whether it was unordered, that is, made around the proxy."
+)
+
 VIRTUAL_CONFIGS: Final[Mapping[str, VirtualConfig]] = MappingProxyType({config.name: config for config in _TABLE})
 
 

@@ -118,7 +118,7 @@ _TABLE: Final = (
     Api(34, "AlterReplicaLogDirs", _RELAY, 0, 2, 2),
     Api(35, "DescribeLogDirs", _RELAY, 0, 5, 2),
     Api(36, "SaslAuthenticate", _RELAY, 0, 2, 2),
-    Api(37, "CreatePartitions", _INSPECT, 0, 3, 2, _STATE_TOPIC),
+    Api(37, "CreatePartitions", _PLAN, 0, 3, 2, "counted topics grow without losing order; " + _STATE_TOPIC),
     Api(38, "CreateDelegationToken", _RELAY, 0, 3, 2),
     Api(39, "RenewDelegationToken", _RELAY, 0, 2, 2),
     Api(40, "ExpireDelegationToken", _RELAY, 0, 2, 2),
