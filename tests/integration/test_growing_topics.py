@@ -18,6 +18,7 @@ import aiokafka.admin
 import confluent_kafka.admin
 import pytest
 from kafka import KafkaAdminClient
+from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.tools import run_tool
@@ -28,6 +29,7 @@ from tests.support.growing import (
     OK,
     POLICY_VIOLATION,
     TIMED_OUT,
+    TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC,
     check_log,
     counted,
@@ -374,6 +376,63 @@ def test_growth_around_the_proxy_is_noticed_told_and_counted(kafka: KafkaCluster
     # From there it goes on in order.
     assert grow(growing.bootstrap, topic, 5) == (OK, None)
     assert [each.unordered for each in expansions(growing.bootstrap, topic)] == [True, False]
+
+
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+AUTHORIZER = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+}
+
+
+def forbid_alter(address: str, topic: str) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=address)
+    try:
+        pattern = ResourcePattern(ResourceType.TOPIC, topic)
+        anybody = {"principal": "User:ANONYMOUS", "host": "*", "resource_pattern": pattern}
+        admin.create_acls(
+            [
+                ACL(operation=ACLOperation.ALL, permission_type=ACLPermissionType.ALLOW, **anybody),
+                ACL(operation=ACLOperation.ALTER, permission_type=ACLPermissionType.DENY, **anybody),
+            ]
+        )
+    finally:
+        admin.close()
+    until(lambda: grow(address, topic, 9, validate_only=True)[0] == TOPIC_AUTHORIZATION_FAILED, "the ACLs to hold")
+
+
+def test_without_the_right_to_alter_the_topic_stays_as_it_is(tmp_path: Path) -> None:
+    """Kafka asks for it of the client, and of the proxy itself: here it is taken away while the proxy is about to."""
+    go = tmp_path / "go"
+    with (
+        running_kafka(1, properties=AUTHORIZER) as kafka,
+        ProxyProcess(
+            kafka.bootstrap,
+            tmp_path,
+            config=counted(),
+            module="tests.support.dying_proxy",
+            environment={"STOP_AT": f"create:before:{go}"},
+        ) as proxy,
+    ):
+        topic, other = counted_topic(proxy.bootstrap), counted_topic(proxy.bootstrap)
+        forbid_alter(kafka.bootstrap, other)
+        assert grow(proxy.bootstrap, other, 2) == (TOPIC_AUTHORIZATION_FAILED, None), "as Kafka says it"
+        assert f"topic={other} step" not in proxy.log
+
+        with writing([proxy.bootstrap], topic) as [writer]:
+            writer.goes_on()
+            thread, found = in_thread(lambda: grow(proxy.bootstrap, topic, 2))
+            until(lambda: Path(f"{go}.reached").exists(), "it to be about to create partitions")
+            forbid_alter(kafka.bootstrap, topic)
+            go.touch()
+            thread.join(60)
+            writer.goes_on()
+        [(code, message)] = found  # type: ignore[misc]
+        assert code == TOPIC_AUTHORIZATION_FAILED
+        assert "Give the proxy's own principal the right to ALTER the topic" in message
+        assert expansions(proxy.bootstrap, topic) == []
+        assert partition_count(kafka.bootstrap, topic) == 1
 
 
 # --- several proxies --------------------------------------------------------------------------------------------------
