@@ -456,6 +456,26 @@ def test_the_doors_of_two_proxies_are_closed_together(kafka: KafkaCluster, tmp_p
         check_log(Log(kafka.bootstrap), topic, grown, writers)
 
 
+def test_the_doors_of_worker_processes_are_closed_together(kafka: KafkaCluster, tmp_path: Path) -> None:
+    port = free_port()
+    arguments = ("--workers", "2", "--status", f"127.0.0.1:{port}")
+    with ProxyProcess(kafka.bootstrap, tmp_path, config=counted(), arguments=arguments) as proxy:
+        topic = counted_topic(proxy.bootstrap)
+        with writing([proxy.bootstrap] * 4, topic) as writers:
+            for count in (2, 5):
+                for writer in writers:
+                    writer.goes_on()
+                until(lambda count=count: grow(proxy.bootstrap, topic, count)[0] == OK, "it to grow")  # type: ignore[misc]
+                for writer in writers:
+                    writer.goes_on()
+        grown = expansions(proxy.bootstrap, topic)
+        assert [each.to_count for each in grown] == [2, 5]
+        check_log(Log(kafka.bootstrap), topic, grown, writers)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status.json", timeout=30) as page:
+            shown = json.load(page)["expansions"]
+        assert [(each["topic"], each["state"]) for each in shown if each["topic"] == topic] == [(topic, "done")]
+
+
 def test_a_proxy_that_stands_still_is_waited_for_and_then_it_is_given_up(kafka: KafkaCluster, tmp_path: Path) -> None:
     with (
         ProxyProcess(kafka.bootstrap, tmp_path, config=counted(wait_seconds=5.0)) as one,
