@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 try:
@@ -18,8 +18,10 @@ except ModuleNotFoundError as error:
 from fencepost._appending import Append, Appended, Doubtful, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
+from fencepost._ordering import TopicOrder, Waiting, refuse_alone, was_read
 from fencepost._refusals import refusal, verify
 from fencepost.errors import OffsetMismatch, PartitionRequired
+from fencepost.expansions import expansions_of
 from fencepost.records import (
     CHECK_CONFIG,
     MAX_MESSAGE_BYTES_CONFIG,
@@ -30,7 +32,7 @@ from fencepost.records import (
 )
 from fencepost.retries import RetryPolicy
 
-__all__ = ["ConditionalFuture", "ConditionalProducer", "LogWriter"]
+__all__ = ["ConditionalFuture", "ConditionalProducer", "LogWriter", "OrderedConsumer", "describe_topic"]
 
 #: A batch waits for `flush` at most this long, so that the library never cuts one in two by the clock.
 _LINGER_MS = 300_000
@@ -287,3 +289,160 @@ class LogWriter(BlockingLogWriter):
                 raise CannotRead from KafkaTimeoutError(
                     f"{self._tp}: nothing came from offset {position} on for {self._retry.attempt_seconds:g} s"
                 )
+
+
+def describe_topic(admin: Any, topic: str) -> dict[str, str | None]:
+    """A topic's configs through a KafkaAdminClient; none where they cannot be seen."""
+    resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+    found = admin.describe_configs([resource], config_filter="all").get("topic", {}).get(topic, {})
+    return {name: config["value"] for name, config in found.items()}
+
+
+class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
+    """KafkaConsumer that reads topics by hand, all of their partitions or some, those to come included, and each key in
+    order while they grow (KIP-253). See docs/client.md.
+
+    `poll` and iteration are the library's; a partition that came with a growth is assigned once all partitions that were
+    there before have been read up to where they ended then. What an earlier `poll` returned counts as read.
+
+    `mine` – which partitions are this consumer's, for several processes that share topics by hand; all have one
+    `group_id` then, and commit. `positions` – where to begin, for an application that keeps its offsets itself; others
+    begin at the group's commits, or by `auto_offset_reset`. `refresh_seconds` – how often growth, and what others have
+    committed, is looked for. Raises CheckIsOff, ValueError.
+    """
+
+    def __init__(
+        self,
+        *topics: str,
+        mine: Callable[[int], bool] | None = None,
+        positions: Mapping[TopicPartition, int] | None = None,
+        refresh_seconds: float = 1.0,
+        **configs: Any,
+    ) -> None:
+        self._admin: Any = None
+        super().__init__(**configs)
+        self._orders = {topic: TopicOrder(topic, mine or _all) for topic in topics}
+        self._given = dict(positions or {})
+        self._refresh_seconds = refresh_seconds
+        self._look_at = 0.0
+        self._others: dict[str, dict[int, int | None]] = {topic: {} for topic in topics}
+        try:
+            self._admin = KafkaAdminClient(**{k: v for k, v in configs.items() if k in KafkaAdminClient.DEFAULT_CONFIG})
+            for order in self._orders.values():
+                self._start(order)
+        except BaseException:
+            self.close(autocommit=False)
+            raise
+
+    def waiting(self) -> dict[TopicPartition, Waiting]:
+        """The partitions that are not read yet, and what each waits for."""
+        return {
+            TopicPartition(topic, partition): waits
+            for topic, order in self._orders.items()
+            for partition in order.unopened
+            if (waits := order.waiting(partition, self._positions(order)))
+        }
+
+    def poll(self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True) -> Any:
+        """As KafkaConsumer.poll. Raises KafkaError also where the topic's growth cannot be read."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            self._open()
+            left = max(0.0, deadline - time.monotonic())
+            records = super().poll(min(left, self._refresh_seconds) * 1000, max_records, update_offsets)
+            if records or time.monotonic() >= deadline:
+                return records
+
+    def subscribe(self, *_: Any, **__: Any) -> None:
+        """Not possible: a group's coordinator would assign partitions that wait."""
+        raise TypeError("an OrderedConsumer reads the topics that it was made with; groups are ordered by the proxy")
+
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        super().close(*args, **kwargs)
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            admin.close()
+
+    def _start(self, order: TopicOrder) -> None:
+        self._learn(order)
+        refuse_alone(order.topic, order.shares, self.config["group_id"])
+        known = {p: self._known(TopicPartition(order.topic, p)) for p in order.unopened}
+        starts = {p: known[p] for p in known if known[p] is not None}
+        born = [p for p in known if order.is_born(p)]
+        log_starts = self.beginning_offsets([TopicPartition(order.topic, p) for p in born]) if born else {}
+        fresh = not starts and self.config["auto_offset_reset"] == "latest"
+        opened = [
+            p
+            for p in known
+            if not order.is_born(p) or fresh or was_read(known[p], log_starts[TopicPartition(order.topic, p)])
+        ]
+        self._assign(order, opened, {p: self._given.get(TopicPartition(order.topic, p)) for p in opened})
+
+    def _learn(self, order: TopicOrder) -> None:
+        # In this sequence: see TopicOrder.learn.
+        (described,) = self._admin.describe_topics([order.topic])
+        order.learn(len(described["partitions"]), expansions_of(order.topic, describe_topic(self._admin, order.topic)))
+
+    def _known(self, tp: TopicPartition) -> int | None:
+        if tp in self._given or self.config["group_id"] is None:
+            return self._given.get(tp)
+        offset: int | None = self.committed(tp)
+        return None if offset is None or offset < 0 else offset
+
+    def _open(self) -> None:
+        now = time.monotonic()
+        look = now >= self._look_at
+        if look:
+            self._look_at = now + self._refresh_seconds
+        for order in self._orders.values():
+            if look:
+                self._learn(order)
+            if not order.unopened:
+                continue
+            if look:
+                self._look_at_priors(order, now)
+            positions = self._positions(order)
+            ready = [p for p in order.unopened if order.waiting(p, positions) is None]
+            if ready:
+                # From the beginning, whatever auto_offset_reset says: all of it came since the topic grew.
+                starts = {p: self._known(TopicPartition(order.topic, p)) for p in ready}
+                tps = [TopicPartition(order.topic, p) for p in ready if starts[p] is None]
+                starts.update(
+                    {tp.partition: offset for tp, offset in self.beginning_offsets(tps).items()} if tps else {}
+                )
+                self._assign(order, ready, starts)
+
+    def _look_at_priors(self, order: TopicOrder, now: float) -> None:
+        positions = self._positions(order)
+        waiting = [waits for p in order.unopened if (waits := order.waiting(p, positions))]
+        order.unexplained(waiting, now)
+        behind = {prior for waits in waiting for prior in waits.priors}
+        ours = {prior for prior in behind if order.mine(prior)}
+        for prior in behind - ours:
+            self._others[order.topic][prior] = self._known(TopicPartition(order.topic, prior))
+        if behind:
+            for tp, end in self.end_offsets([TopicPartition(order.topic, prior) for prior in behind]).items():
+                order.ended_at(tp.partition, end)
+
+    def _positions(self, order: TopicOrder) -> dict[int, int | None]:
+        positions = dict(self._others[order.topic])
+        for partition in order.opened:
+            positions[partition] = self._subscription_position(TopicPartition(order.topic, partition))
+        return positions
+
+    def _subscription_position(self, tp: TopicPartition) -> int | None:
+        # Not position(): that waits for one that is not known yet.
+        state = self._subscription.assignment.get(tp)
+        position = None if state is None else state.position
+        return None if position is None else int(position.offset)
+
+    def _assign(self, order: TopicOrder, partitions: list[int], starts: Mapping[int, int | None]) -> None:
+        order.opened.update(partitions)
+        self.assign([TopicPartition(o.topic, p) for o in self._orders.values() for p in sorted(o.opened)])
+        for partition, offset in starts.items():
+            if offset is not None:
+                self.seek(TopicPartition(order.topic, partition), offset)
+
+
+def _all(_: int) -> bool:
+    return True

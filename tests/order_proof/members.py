@@ -69,17 +69,18 @@ BROKER_PROPERTIES = {
 }
 
 
-def _command(kind: Kind, bootstrap: str, topic: str, group: str, reset: str, commit_seconds: float) -> list[str]:
+def _command(group: Group, commit_seconds: float) -> list[str]:
     dotted = {
-        "bootstrap.servers": bootstrap,
-        "group.id": group,
+        "bootstrap.servers": group.bootstrap,
+        "group.id": group.id,
         "enable.auto.commit": "false",
-        "auto.offset.reset": reset,
+        "auto.offset.reset": group.reset,
     }
+    kind = group.kind
     if kind.client == "java":
         settings = {**dotted, "max.poll.records": 10, "metadata.max.age.ms": _METADATA_MS, **kind.settings}
         classes = compile_java([_JAVA_SOURCE], version=kafka_version())
-        words = [topic, str(commit_seconds), *(f"{name}={value}" for name, value in settings.items())]
+        words = [group.topic, str(commit_seconds), *(f"{name}={value}" for name, value in settings.items())]
         return java_command("GroupMember", words, classes=classes, version=kafka_version())
     if kind.client == "librdkafka":
         settings = {**dotted, "topic.metadata.refresh.interval.ms": _METADATA_MS, **kind.settings}
@@ -90,7 +91,7 @@ def _command(kind: Kind, bootstrap: str, topic: str, group: str, reset: str, com
             "metadata_max_age_ms": _METADATA_MS,
             **kind.settings,
         }
-    words = [kind.client, topic, str(commit_seconds), json.dumps(settings)]
+    words = [kind.client, group.topic, str(commit_seconds), json.dumps(settings)]
     return [sys.executable, "-m", "tests.order_proof.python_member", *words]
 
 
@@ -101,7 +102,7 @@ class Member:
         self.name = name
         self.assigned: frozenset[int] | None = None
         self._group = group
-        command = _command(group.kind, group.bootstrap, group.topic, group.id, group.reset, commit_seconds)
+        command = _command(group, commit_seconds)
         with (group.directory / f"{group.id}-{name}.log").open("ab") as errors:
             self._process = subprocess.Popen(
                 guarded(command),

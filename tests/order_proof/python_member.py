@@ -84,7 +84,8 @@ def kafka_python(topic: str, orders: Orders, commits: Commits, settings: dict[st
     class Listener(kafka.ConsumerRebalanceListener):  # type: ignore[misc]
         def on_partitions_revoked(self, revoked: Any) -> None:
             if revoked:
-                commit()
+                # Not commit(): that would wait for the thread which calls this.
+                consumer.commit_async()
 
         def on_partitions_assigned(self, added: Any) -> None:
             assigned(tp.partition for tp in consumer.assignment())

@@ -228,10 +228,7 @@ def run(
         for group in groups:
             for commit_seconds in plan.commit_seconds:
                 group.join(commit_seconds)
-        for group in groups:
-            _until(
-                lambda group=group: group.holds_partitions(plan.initial), _START_SECONDS, f"{group.id} did not start"
-            )
+        _until_each(groups, partial(Group.holds_partitions, count=plan.initial), plan, "was assigned its partitions")
         writer = Writer(stage.proxy.bootstrap, topic, plan, plan.initial, learns=ordered)
         growths: list[Grown] = []
         for step in plan.steps:
