@@ -20,9 +20,11 @@ from fencepost.errors import (
     NotAtEnd,
     OffsetMismatch,
     OffsetViolation,
+    PartitionCountChanged,
     PartitionRequired,
     PositionLost,
 )
+from fencepost.expansions import PartitionExpansion, partition_expansions
 from fencepost.records import HeaderNames, LogRecord, Record
 from fencepost.retries import RetryPolicy
 
@@ -36,8 +38,11 @@ __all__ = [
     "NotAtEnd",
     "OffsetMismatch",
     "OffsetViolation",
+    "PartitionCountChanged",
+    "PartitionExpansion",
     "PartitionRequired",
     "PositionLost",
     "Record",
     "RetryPolicy",
+    "partition_expansions",
 ]

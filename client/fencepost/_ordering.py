@@ -125,9 +125,8 @@ class TopicOrder:
         return next((each for each in self.expansions if each.from_count <= partition < each.to_count), None)
 
 
-def first_position(given: int | None, committed: int | None) -> int | None:
-    """Where a consumer left a partition: what the application says, else what its group committed. None: nowhere."""
-    return given if given is not None else committed
+def every(_: int) -> bool:
+    return True
 
 
 def was_read(position: int | None, log_start: int) -> bool:
@@ -139,7 +138,7 @@ def refuse_alone(topic: str, shares: bool, group_id: str | None) -> None:
     """Raises ValueError where nobody could tell this consumer how far the others are."""
     if shares and group_id is None:
         raise ValueError(
-            f"topic {topic!r}: this consumer reads some of its partitions only (mine=…), and a new one may be read only "
-            "when all prior ones have been read up to where they ended; give all processes one group id, so that each "
+            f"topic {topic!r}: this consumer reads some of its partitions only (mine=…), and a new one may be read "
+            "only when all prior ones were read up to where they ended; give all processes one group id, so that each "
             "sees what the others have committed (nothing is joined), and commit in each"
         )

@@ -9,6 +9,8 @@ from typing import Any
 
 try:
     from confluent_kafka import (
+        OFFSET_BEGINNING,
+        OFFSET_END,
         Consumer,
         IsolationLevel,
         KafkaError,
@@ -29,12 +31,14 @@ except ModuleNotFoundError as error:
 from fencepost._appending import Append, Appended, Doubtful, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
+from fencepost._ordering import TopicOrder, Waiting, every, refuse_alone, was_read
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
 from fencepost.errors import FencepostError, OffsetMismatch, PartitionRequired
+from fencepost.expansions import expansions_of
 from fencepost.records import HeaderNames, LogRecord, conditional_headers, new_write_id
 from fencepost.retries import RetryPolicy
 
-__all__ = ["ConditionalProducer", "LogWriter"]
+__all__ = ["ConditionalProducer", "LogWriter", "OrderedConsumer", "describe_topic"]
 
 OnDelivery = Callable[[Any, Message], None]
 
@@ -383,3 +387,199 @@ def _reply(outcomes: Sequence[Any], offsets: Sequence[int | None]) -> Reply:
 
 def _headers(headers: Any) -> tuple[tuple[str, bytes], ...]:
     return tuple((name, b"" if value is None else value) for name, value in headers or ())
+
+
+def describe_topic(admin: AdminClient, topic: str, timeout_seconds: float = 30.0) -> dict[str, str | None]:
+    """A topic's configs through an AdminClient; none where they cannot be seen."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    try:
+        entries = admin.describe_configs([resource], request_timeout=timeout_seconds)[resource].result()
+    except KafkaException as error:
+        if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED):
+            return {}
+        raise
+    return {name: entry.value for name, entry in entries.items()}
+
+
+class OrderedConsumer(Consumer):
+    """Consumer that reads topics by hand, all of their partitions or some, those to come included, and each key in
+    order while they grow (KIP-253). See docs/client.md.
+
+    `poll` and `consume` are the library's (`consume` may return sooner, with fewer messages); a partition that came
+    with a growth is assigned once all that were there before have been read up to where they ended then. What an
+    earlier call returned counts as read.
+
+    `mine` – which partitions are this consumer's, for several processes that share topics by hand; all have one
+    `group.id` then, and commit. `positions` – (topic, partition) → where to begin, for an application that keeps its
+    offsets itself; others begin at the group's commits, or by `auto.offset.reset`. `refresh_seconds` – how often
+    growth, and what others have committed, is looked for. Differs from Consumer: `commit()` without arguments commits
+    what was read, with offsets behind it that hold no records (markers of transactions). Raises CheckIsOff, ValueError.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        topics: Sequence[str],
+        *,
+        mine: Callable[[int], bool] | None = None,
+        positions: Mapping[tuple[str, int], int] | None = None,
+        refresh_seconds: float = 1.0,
+        timeout_seconds: float = 30.0,
+        **kwargs: Any,
+    ) -> None:
+        self._grouped = "group.id" in config
+        alone = {"group.id": "fencepost-ordered-consumer", "enable.auto.commit": False}  # joined by nobody
+        # librdkafka's own position() is behind the last record: only the end of a partition tells of what follows it.
+        super().__init__({**({} if self._grouped else alone), **config, "enable.partition.eof": True}, **kwargs)
+        self._tells_ends = str(config.get("enable.partition.eof", False)).lower() == "true"
+        self._stores = self._grouped and str(config.get("enable.auto.offset.store", True)).lower() == "true"
+        self._latest = config.get("auto.offset.reset", "largest") in ("largest", "latest", "end")
+        self._orders = {topic: TopicOrder(topic, mine or every) for topic in topics}
+        self._given = dict(positions or {})
+        self._read: dict[tuple[str, int], int] = {}
+        self._others: dict[str, dict[int, int | None]] = {topic: {} for topic in topics}
+        self._refresh_seconds = refresh_seconds
+        self._timeout_seconds = timeout_seconds
+        self._look_at = 0.0
+        consumers_own = ("group.", "partition.assignment.", "session.", "heartbeat.", "auto.offset.", "enable.auto.")
+        self._admin = AdminClient(
+            {k: v for k, v in config.items() if k not in _CALLBACKS and not k.startswith(consumers_own)}
+        )
+        try:
+            for order in self._orders.values():
+                self._start(order)
+        except BaseException:
+            super().close()
+            raise
+
+    def waiting(self) -> dict[tuple[str, int], Waiting]:
+        """The partitions (topic, partition) that are not read yet, and what each waits for."""
+        return {
+            (topic, partition): waits
+            for topic, order in self._orders.items()
+            for partition in order.unopened
+            if (waits := order.waiting(partition, self._positions(order)))
+        }
+
+    def poll(self, timeout: float | None = -1) -> Message | None:
+        """As Consumer.poll. Raises KafkaException also where the topic's growth cannot be read."""
+        return next(iter(self._get(timeout, lambda seconds: [super(OrderedConsumer, self).poll(seconds)])), None)
+
+    def consume(self, num_messages: int = 1, timeout: float | None = -1) -> list[Message]:
+        """As Consumer.consume, but for what the class says."""
+        return self._get(timeout, lambda seconds: super(OrderedConsumer, self).consume(num_messages, seconds))
+
+    def commit(self, *, asynchronous: bool = True, **what: Any) -> Any:  # type: ignore[override]
+        """As Consumer.commit; see the class."""
+        if not what:
+            what["offsets"] = [TopicPartition(topic, partition, at) for (topic, partition), at in self._read.items()]
+        return super().commit(asynchronous=asynchronous, **what)
+
+    def seek(self, partition: TopicPartition) -> None:
+        super().seek(partition)
+        if partition.offset >= 0:
+            self._read[partition.topic, partition.partition] = partition.offset
+
+    def subscribe(self, *_: Any, **__: Any) -> None:
+        """Not possible: a group's coordinator would assign partitions that wait."""
+        raise TypeError("an OrderedConsumer reads the topics that it was made with; groups are ordered by the proxy")
+
+    def _get(self, timeout: float | None, ask: Callable[[float], Sequence[Message | None]]) -> list[Message]:
+        deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+        while True:
+            self._open()
+            left = self._refresh_seconds
+            if deadline is not None:
+                left = min(left, max(0.0, deadline - time.monotonic()))
+            messages = [message for message in ask(left) if message is not None and self._note(message)]
+            if messages or (deadline is not None and time.monotonic() >= deadline):
+                return messages
+
+    def _note(self, message: Message) -> bool:
+        """False for an end of partition that the application has not asked for."""
+        error, topic, partition, offset = message.error(), message.topic(), message.partition(), message.offset()
+        if error is None or error.code() == KafkaError._PARTITION_EOF:
+            assert topic is not None
+            assert partition is not None
+            assert offset is not None
+            position = offset + 1 if error is None else max(offset, self._read.get((topic, partition), 0))
+            moved = self._read.get((topic, partition)) != position
+            self._read[topic, partition] = position
+            if error is not None and moved and self._stores:
+                # Others wait until this is committed, and no record of ours would ever get there.
+                self.store_offsets(offsets=[TopicPartition(topic, partition, position)])
+        return error is None or error.code() != KafkaError._PARTITION_EOF or self._tells_ends
+
+    def _start(self, order: TopicOrder) -> None:
+        self._learn(order)
+        refuse_alone(order.topic, order.shares, "given" if self._grouped else None)
+        known = self._known(order, order.unopened)
+        fresh = self._latest and all(offset is None for offset in known.values())
+        opened = [
+            p for p in known if not order.is_born(p) or fresh or was_read(known[p], self._bounds(order.topic, p)[0])
+        ]
+        self._assign(order, {p: known[p] for p in opened})
+
+    def _learn(self, order: TopicOrder) -> None:
+        # In this sequence: see TopicOrder.learn.
+        count = len(self._admin.list_topics(order.topic, self._timeout_seconds).topics[order.topic].partitions)
+        configs = describe_topic(self._admin, order.topic, self._timeout_seconds)
+        order.learn(count, expansions_of(order.topic, configs))
+
+    def _known(self, order: TopicOrder, partitions: Sequence[int]) -> dict[int, int | None]:
+        known = {p: self._given.get((order.topic, p)) for p in partitions}
+        ask = [TopicPartition(order.topic, p) for p, offset in known.items() if offset is None]
+        if self._grouped and ask:
+            for tp in self.committed(ask, timeout=self._timeout_seconds):
+                if tp.error is not None:
+                    raise KafkaException(tp.error)
+                known[tp.partition] = tp.offset if tp.offset >= 0 else None
+        return known
+
+    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        bounds = self.get_watermark_offsets(TopicPartition(topic, partition), timeout=self._timeout_seconds)
+        if bounds is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return bounds
+
+    def _open(self) -> None:
+        now = time.monotonic()
+        look = now >= self._look_at
+        if look:
+            self._look_at = now + self._refresh_seconds
+        for order in self._orders.values():
+            if look:
+                self._learn(order)
+            if not order.unopened:
+                continue
+            if look:
+                self._look_at_priors(order, now)
+            positions = self._positions(order)
+            ready = [p for p in order.unopened if order.waiting(p, positions) is None]
+            if ready:
+                # From the beginning, whatever auto.offset.reset says: all of it came since the topic grew.
+                starts = self._known(order, ready)
+                self._assign(order, {p: OFFSET_BEGINNING if at is None else at for p, at in starts.items()})
+
+    def _look_at_priors(self, order: TopicOrder, now: float) -> None:
+        positions = self._positions(order)
+        waiting = [waits for p in order.unopened if (waits := order.waiting(p, positions))]
+        order.unexplained(waiting, now)
+        behind = {prior for waits in waiting for prior in waits.priors}
+        others = [prior for prior in behind if not order.mine(prior)]
+        if others:
+            self._others[order.topic].update(self._known(order, others))
+        for prior in behind:
+            order.ended_at(prior, self._bounds(order.topic, prior)[1])
+
+    def _positions(self, order: TopicOrder) -> dict[int, int | None]:
+        return {**self._others[order.topic], **{p: self._read.get((order.topic, p)) for p in order.opened}}
+
+    def _assign(self, order: TopicOrder, starts: Mapping[int, int | None]) -> None:
+        """None: by the reset policy."""
+        order.opened.update(starts)
+        default = OFFSET_END if self._latest else OFFSET_BEGINNING
+        self.incremental_assign(
+            [TopicPartition(order.topic, p, default if at is None else at) for p, at in sorted(starts.items())]
+        )
+        self._read.update({(order.topic, p): at for p, at in starts.items() if at is not None and at >= 0})

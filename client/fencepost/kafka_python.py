@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
 from fencepost._appending import Append, Appended, Doubtful, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
-from fencepost._ordering import TopicOrder, Waiting, refuse_alone, was_read
+from fencepost._ordering import TopicOrder, Waiting, every, refuse_alone, was_read
 from fencepost._refusals import refusal, verify
 from fencepost.errors import OffsetMismatch, PartitionRequired
 from fencepost.expansions import expansions_of
@@ -302,8 +302,8 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
     """KafkaConsumer that reads topics by hand, all of their partitions or some, those to come included, and each key in
     order while they grow (KIP-253). See docs/client.md.
 
-    `poll` and iteration are the library's; a partition that came with a growth is assigned once all partitions that were
-    there before have been read up to where they ended then. What an earlier `poll` returned counts as read.
+    `poll` and iteration are the library's; a partition that came with a growth is assigned once all that were there
+    before have been read up to where they ended then. What an earlier `poll` returned counts as read.
 
     `mine` – which partitions are this consumer's, for several processes that share topics by hand; all have one
     `group_id` then, and commit. `positions` – where to begin, for an application that keeps its offsets itself; others
@@ -321,7 +321,7 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
     ) -> None:
         self._admin: Any = None
         super().__init__(**configs)
-        self._orders = {topic: TopicOrder(topic, mine or _all) for topic in topics}
+        self._orders = {topic: TopicOrder(topic, mine or every) for topic in topics}
         self._given = dict(positions or {})
         self._refresh_seconds = refresh_seconds
         self._look_at = 0.0
@@ -442,7 +442,3 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
         for partition, offset in starts.items():
             if offset is not None:
                 self.seek(TopicPartition(order.topic, partition), offset)
-
-
-def _all(_: int) -> bool:
-    return True
