@@ -12,6 +12,7 @@ worked example: read a partition to its end, then append batches to it). See doc
 
 from __future__ import annotations
 
+from fencepost._ordering import Waiting
 from fencepost.errors import (
     BatchTooLarge,
     CheckIsOff,
@@ -44,5 +45,6 @@ __all__ = [
     "PositionLost",
     "Record",
     "RetryPolicy",
+    "Waiting",
     "partition_expansions",
 ]

@@ -430,9 +430,12 @@ class OrderedConsumer(Consumer):
         self._grouped = "group.id" in config
         alone = {"group.id": "fencepost-ordered-consumer", "enable.auto.commit": False}  # joined by nobody
         # librdkafka's own position() is behind the last record: only the end of a partition tells of what follows it.
-        super().__init__({**({} if self._grouped else alone), **config, "enable.partition.eof": True}, **kwargs)
+        ours: dict[str, Any] = {"enable.partition.eof": True}
         self._tells_ends = str(config.get("enable.partition.eof", False)).lower() == "true"
         self._stores = self._grouped and str(config.get("enable.auto.offset.store", True)).lower() == "true"
+        if self._stores:
+            ours["enable.auto.offset.store"] = False  # done here, since it would not store what follows a last record
+        super().__init__({**({} if self._grouped else alone), **config, **ours}, **kwargs)
         self._latest = config.get("auto.offset.reset", "largest") in ("largest", "latest", "end")
         self._orders = {topic: TopicOrder(topic, mine or every) for topic in topics}
         self._given = dict(positions or {})
@@ -505,8 +508,7 @@ class OrderedConsumer(Consumer):
             position = offset + 1 if error is None else max(offset, self._read.get((topic, partition), 0))
             moved = self._read.get((topic, partition)) != position
             self._read[topic, partition] = position
-            if error is not None and moved and self._stores:
-                # Others wait until this is committed, and no record of ours would ever get there.
+            if moved and self._stores:
                 self.store_offsets(offsets=[TopicPartition(topic, partition, position)])
         return error is None or error.code() != KafkaError._PARTITION_EOF or self._tells_ends
 

@@ -117,3 +117,12 @@ POLICY_VIOLATION = 44
 INVALID_TIMESTAMP = 32
 INVALID_PARTITIONS = 37
 INVALID_RECORD = 87
+
+
+def header_unreadable(append: Append) -> Refusal | None:
+    """The refusal of a batch in which a record header of ours cannot be read."""
+    bad = append.unreadable
+    if bad is None:
+        return None
+    where = f"topic={append.topic} partition={append.partition} record={bad.record} header={bad.header}"
+    return Refusal(INVALID_RECORD, "header_unreadable", f"HEADER_UNREADABLE {where}: {bad.reason}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fencepost_policies.append import (
-    INVALID_RECORD,
     INVALID_TIMESTAMP,
     POLICY_VIOLATION,
     Append,
@@ -11,6 +10,7 @@ from fencepost_policies.append import (
     Fact,
     Facts,
     Refusal,
+    header_unreadable,
 )
 
 #: Added to a mismatch when records equal to the refused ones already lie at the expected offset: they may be an
@@ -48,19 +48,11 @@ class ConditionalPublish:
         if facts.check_expected_offsets is Check.OFF:
             return None
         return (
-            self._unreadable(append)
+            header_unreadable(append)
             or self._nothing_said(append, facts)
             or self._timestamps(append, facts)
             or self._mismatch(append, facts)
         )
-
-    @staticmethod
-    def _unreadable(append: Append) -> Refusal | None:
-        bad = append.unreadable
-        if bad is None:
-            return None
-        where = f"topic={append.topic} partition={append.partition} record={bad.record} header={bad.header}"
-        return Refusal(INVALID_RECORD, "header_unreadable", f"HEADER_UNREADABLE {where}: {bad.reason}")
 
     @staticmethod
     def _nothing_said(append: Append, facts: Facts) -> Refusal | None:

@@ -89,6 +89,11 @@ class Limits:
         "after a start beside another process, or after one that died: conditional appends on `true` topics get a "
         "retriable error, since a request of its may still be queued in Kafka; connection timeout + request timeout",
     )
+    expansion_wait_seconds: float = _limit(
+        60.0,
+        "a counted topic is to grow: how long appends under way, transactions and other proxy processes may take to "
+        "end, until it is given up, with the topic as it was",
+    )
     partition_settle_seconds: float = _limit(
         900.0,
         "after a topic has grown: how long keys of batches that do not say their partition count are placed anew here "

@@ -33,6 +33,7 @@ from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.surroundings import PASSES
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Switch
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.state import StateView
@@ -63,6 +64,7 @@ from fencepost_proxy.wire.schema import Message
 from tests.fuzz.engine import Failure, Op, Program, Tracer, Untraced
 from tests.fuzz.log import INVALID_RECORD, SHARED, WALL_SECONDS, Log, carry_out
 from tests.support.batches import batch
+from tests.support.counting import Counting
 from tests.support.kio_messages import by_kio
 
 STATE_TOPIC = "__state"
@@ -176,13 +178,14 @@ def make_batch(log_end: int, spec: list[Any]) -> bytes:
 # --- what the switch asks of its process ------------------------------------------------------------------------------
 
 
-class Around:
+class Around(Counting):
     frame_bytes_max = FRAME_BYTES_MAX
     in_flight_requests_max = _IN_FLIGHT_MAX
     gate_wait_max_seconds = 1.0
     request_timeout_seconds = 3.0
     decompressed_bytes_max = 20_000
     state_topic = STATE_TOPIC
+    passes = PASSES
     state_topic_marks = (STATE_TOPIC.encode(),)
 
     def __init__(self, setup: dict[str, Any]) -> None:
@@ -193,6 +196,7 @@ class Around:
         self.is_fresh = True
         self.switch: Switch
         self.unread: dict[int, int] = {}
+        super().__init__()
 
     shared_producer_id = SHARED
     tag = 5

@@ -1,100 +1,93 @@
-import java.io.BufferedReader;
-import java.io.InputStreamReader;
-import java.io.PrintStream;
-import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Collection;
 import java.util.List;
 import java.util.Properties;
-import java.util.stream.Collectors;
+import java.util.TreeSet;
+import java.util.concurrent.atomic.AtomicBoolean;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.errors.WakeupException;
 import org.apache.kafka.common.serialization.StringDeserializer;
 
 /**
- * A member of a consumer group that tells of each record it has handled. Arguments: TOPIC COMMIT-SECONDS KEY=VALUE ...
+ * A member of a consumer group that says what happens to it: topic, then consumer configs as name=value.
  *
- * Prints, with System.nanoTime() (the system's monotonic clock) in front: "S nanos partition offset key value" behind each
- * record, "A nanos p,p,..." when it is assigned partitions. Obeys lines of standard input: "pace SECONDS BELOW", how long
- * a record of a partition below BELOW takes. Leaves the group when standard input ends.
+ * <p>Lines: {@code assigned t-0,t-1}, {@code revoked t-0}, {@code lost t-0}, {@code record t 0 17 key value}. A line
+ * {@code commit} on stdin commits what was read ({@code committed} is answered); it leaves the group when stdin ends.
  */
 public final class GroupMember {
-    private static volatile boolean ended = false;
-    private static volatile double paceSeconds = 0;
-    private static volatile int paceBelow = 0;
-
-    public static void main(String[] args) throws Exception {
-        PrintStream out = new PrintStream(System.out, false, StandardCharsets.UTF_8);
-        Properties settings = new Properties();
-        for (String arg : List.of(args).subList(2, args.length)) {
-            String[] setting = arg.split("=", 2);
-            settings.put(setting[0], setting[1]);
-        }
-        double commitSeconds = Double.parseDouble(args[1]);
-        Thread orders = new Thread(GroupMember::obey);
-        orders.setDaemon(true);
-        orders.start();
-        KafkaConsumer<String, String> consumer =
-            new KafkaConsumer<>(settings, new StringDeserializer(), new StringDeserializer());
-        consumer.subscribe(List.of(args[0]), new ConsumerRebalanceListener() {
-            @Override
-            public void onPartitionsRevoked(Collection<TopicPartition> partitions) {
-                try {
-                    consumer.commitSync();
-                } catch (RuntimeException late) {
-                    System.err.println("commit while revoked: " + late);
-                }
-            }
-
-            @Override
-            public void onPartitionsAssigned(Collection<TopicPartition> partitions) {
-                String all = consumer.assignment().stream().map(tp -> "" + tp.partition()).sorted()
-                    .collect(Collectors.joining(","));
-                out.println("A " + System.nanoTime() + " " + all);
-                out.flush();
-            }
-        });
-        long committed = System.nanoTime();
-        boolean dirty = false;
-        while (!ended) {
-            for (ConsumerRecord<String, String> record : consumer.poll(Duration.ofMillis(100))) {
-                if (record.partition() < paceBelow) Thread.sleep((long) (paceSeconds * 1000));
-                out.println("S " + System.nanoTime() + " " + record.partition() + " " + record.offset() + " "
-                    + record.key() + " " + record.value());
-                out.flush();
-                dirty = true;
-            }
-            if (dirty && System.nanoTime() - committed >= commitSeconds * 1e9) {
-                try {
-                    consumer.commitSync();
-                    dirty = false;
-                } catch (RuntimeException late) {
-                    System.err.println("commit: " + late);
-                }
-                committed = System.nanoTime();
-            }
-        }
-        try {
-            consumer.commitSync();
-        } catch (RuntimeException late) {
-            System.err.println("commit: " + late);
-        }
-        consumer.close();
-        Runtime.getRuntime().halt(0);
+    private static synchronized void say(String line) {
+        System.out.println(line);
+        System.out.flush();
     }
 
-    private static void obey() {
-        try (BufferedReader in = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8))) {
-            for (String line = in.readLine(); line != null; line = in.readLine()) {
-                String[] words = line.split(" ");
-                paceSeconds = Double.parseDouble(words[1]);
-                paceBelow = Integer.parseInt(words[2]);
-            }
-        } catch (java.io.IOException gone) {
-            // As its end.
+    private static String names(Collection<TopicPartition> partitions) {
+        TreeSet<String> names = new TreeSet<>();
+        partitions.forEach(each -> names.add(each.toString()));
+        return String.join(",", names);
+    }
+
+    public static void main(String[] args) throws Exception {
+        Properties properties = new Properties();
+        properties.put("key.deserializer", StringDeserializer.class.getName());
+        properties.put("value.deserializer", StringDeserializer.class.getName());
+        for (int index = 1; index < args.length; index++) {
+            String[] pair = args[index].split("=", 2);
+            properties.put(pair[0], pair[1]);
         }
-        ended = true;
+        AtomicBoolean commit = new AtomicBoolean();
+        AtomicBoolean end = new AtomicBoolean();
+        Thread orders = new Thread(() -> {
+            try (java.io.BufferedReader reader = new java.io.BufferedReader(new java.io.InputStreamReader(System.in))) {
+                for (String line = reader.readLine(); line != null; line = reader.readLine()) {
+                    if (line.equals("commit")) {
+                        commit.set(true);
+                    }
+                }
+            } catch (java.io.IOException error) {
+                say("error " + error);
+            }
+            end.set(true);
+        });
+        orders.setDaemon(true);
+        orders.start();
+        try (KafkaConsumer<String, String> consumer = new KafkaConsumer<>(properties)) {
+            consumer.subscribe(List.of(args[0]), new ConsumerRebalanceListener() {
+                @Override
+                public void onPartitionsAssigned(Collection<TopicPartition> partitions) {
+                    say("assigned " + names(partitions));
+                }
+
+                @Override
+                public void onPartitionsRevoked(Collection<TopicPartition> partitions) {
+                    say("revoked " + names(partitions));
+                }
+
+                @Override
+                public void onPartitionsLost(Collection<TopicPartition> partitions) {
+                    say("lost " + names(partitions));
+                }
+            });
+            while (!end.get()) {
+                for (ConsumerRecord<String, String> record : consumer.poll(Duration.ofMillis(100))) {
+                    say("record " + record.topic() + " " + record.partition() + " " + record.offset() + " "
+                            + record.key() + " " + record.value());
+                }
+                if (commit.getAndSet(false)) {
+                    try {
+                        consumer.commitSync();
+                        say("committed");
+                    } catch (org.apache.kafka.common.KafkaException error) {
+                        say("error " + error);
+                    }
+                }
+            }
+        } catch (WakeupException error) {
+            say("error " + error);
+        }
+        say("left");
+        Runtime.getRuntime().halt(0);
     }
 }

@@ -19,7 +19,7 @@ from fencepost_proxy.dev.tools import compile_java, java_command
 from tests.order_proof.seen import Seen, parse
 from tests.support.kafka import kafka_version
 
-_JAVA_SOURCE = Path(__file__).parents[1] / "java" / "GroupMember.java"
+_JAVA_SOURCE = Path(__file__).parents[1] / "java" / "OrderMember.java"
 _REPOSITORY = Path(__file__).parents[2]
 _ASSIGNORS = "org.apache.kafka.clients.consumer."
 #: As short as brokers allow by default, so that a killed member is noticed soon.
@@ -81,7 +81,7 @@ def _command(group: Group, commit_seconds: float) -> list[str]:
         settings = {**dotted, "max.poll.records": 10, "metadata.max.age.ms": _METADATA_MS, **kind.settings}
         classes = compile_java([_JAVA_SOURCE], version=kafka_version())
         words = [group.topic, str(commit_seconds), *(f"{name}={value}" for name, value in settings.items())]
-        return java_command("GroupMember", words, classes=classes, version=kafka_version())
+        return java_command("OrderMember", words, classes=classes, version=kafka_version())
     if kind.client == "librdkafka":
         settings = {**dotted, "topic.metadata.refresh.interval.ms": _METADATA_MS, **kind.settings}
     else:

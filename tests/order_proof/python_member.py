@@ -1,6 +1,6 @@
 """A member of a consumer group, as a process: `python -m tests.order_proof.python_member LIBRARY TOPIC COMMIT K=V …`.
 
-Speaks as `tests/java/GroupMember.java` does: prints "S nanos partition offset key counter" behind each record that it
+Speaks as `tests/java/OrderMember.java` does: prints "S nanos partition offset key counter" behind each record that it
 has handled and "A nanos p,p,…" when it is assigned partitions; obeys "pace SECONDS BELOW" on standard input, and leaves
 the group when that ends.
 """

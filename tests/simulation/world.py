@@ -21,6 +21,7 @@ from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchange, Finished
 from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.surroundings import PASSES
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report
 from fencepost_proxy.session.turn import batch_to_send
 from fencepost_proxy.topics.planning import Joins
@@ -40,6 +41,7 @@ from tests.simulation.broker import NOT_LEADER, Cluster, LogBatch, Partition, Re
 from tests.simulation.clock import WALL_MINUS_MONOTONIC, Connection, End, Sim
 from tests.simulation.listener import NOT_ADDED, Listener, read_adds
 from tests.simulation.watching import WatchedSwitch
+from tests.support.counting import Counting
 
 if TYPE_CHECKING:
     from tests.simulation.history import History
@@ -159,7 +161,7 @@ class StateTopic:
         self.records.append(encode_producer_id(proposal, _CLUSTER_ID, ProducerId(SHARED)))
 
 
-class Proxy:
+class Proxy(Counting):
     """One proxy process, restarts included: what must not survive a crash is made anew by `start`.
 
     Also its `Surroundings`: what sessions ask of the process.
@@ -171,6 +173,7 @@ class Proxy:
     request_timeout_seconds = 3.0
     decompressed_bytes_max = 1 << 20
     state_topic = "__state"
+    passes = PASSES
     state_topic_marks = (b"__state",)
     lease_seconds = _LEASE_SECONDS
 
@@ -203,6 +206,7 @@ class Proxy:
             history=self.world.history,
         )
         self.links = {}
+        Counting.__init__(self)
         self._view = StateView(_CLUSTER_ID)
         self._tag = self.world.next_tag()
         self.started_at = self.sim.now

@@ -25,6 +25,7 @@ def batch(
     transactional: bool = False,
     compression: int = 0,
     base_offset: int = 0,
+    key: bytes | None = None,
 ) -> memoryview:
     """A v2 batch with one record per value; `headers` are per record, `producer` is (id, epoch, first sequence)."""
     producer_id, producer_epoch, base_sequence = producer
@@ -40,7 +41,7 @@ def batch(
     at = now_ms() if timestamp_ms is None else timestamp_ms
     for delta, value in enumerate(values):
         own = list(headers[delta]) if delta < len(headers) else []
-        builder.append(delta, at, None, value, own)
+        builder.append(delta, at, key, value, own)
     built = bytearray(builder.build())
     struct.pack_into(">q", built, 0, base_offset)
     return memoryview(bytes(built))

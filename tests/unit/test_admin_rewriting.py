@@ -15,6 +15,7 @@ from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions
 from fencepost_proxy.topics.planning import Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import StateView, TopicConfigChange, encode_topic_config
+from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from fencepost_proxy.types import NO_TOPIC_ID, Offset, TopicPartition
 from fencepost_proxy.wire.apis import (
     ADD_PARTITIONS_TO_TXN,
@@ -35,6 +36,8 @@ from fencepost_proxy.wire.control import decode_request, decode_response, encode
 from fencepost_proxy.wire.schema import Message
 
 CHECK, CARRIER = "check.expected.offsets", "expected.offsets.carrier"
+#: What a topic has where nothing is set: name, value, source.
+DEFAULTS = [(each.name, each.default, 5) for each in VIRTUAL_CONFIGS.values()]
 ORDERS, PAYMENTS, STATE = UUID(int=0xA1), UUID(int=0xA2), UUID("5e0dba5e-c0de-4f11-9a3e-7c29e9d5f00d")
 STATE_TOPIC = "__fencepost_state"
 TOPIC, BROKER = 2, 4
@@ -90,6 +93,7 @@ def test_what_is_planned_or_closed_is_what_the_table_of_apis_says() -> None:
         DESCRIBE_CONFIGS,
         ALTER_CONFIGS,
         INCREMENTAL_ALTER_CONFIGS,
+        CREATE_PARTITIONS,
     }
     assert looked_into == set(CLOSED_APIS)
     assert plan_request(METADATA, 12, Message(), World().known()) is None
@@ -163,9 +167,9 @@ def test_a_topic_is_created_without_and_stored_with_its_virtual_configs(version:
     assert world.changes == [TopicConfigChange("orders", told_id, {CHECK: "true", CARRIER: "base"}, replace=True)]
     if version >= 5:
         shown = [(each.name, each.value, each.config_source) for each in answer.topics[0].configs]
-        assert shown == [("retention.ms", "1000", 1), (CHECK, "true", 1), (CARRIER, "base", 1)]
+        assert shown == [("retention.ms", "1000", 1), (CHECK, "true", 1), (CARRIER, "base", 1), *DEFAULTS[2:]]
         shown = [(each.name, each.value, each.config_source) for each in answer.topics[1].configs]
-        assert shown == [(CHECK, "false", 5), (CARRIER, "header", 5)]
+        assert shown == DEFAULTS
 
 
 def test_configs_that_the_file_gives_are_shown_at_birth_and_not_stored() -> None:
@@ -426,7 +430,7 @@ def test_virtual_configs_are_shown_with_where_they_come_from(
     )
 
     shown = {each.name: each for each in answer.results[0].configs}
-    assert list(shown) == ["retention.ms", CHECK, CARRIER]
+    assert list(shown) == ["retention.ms", *VIRTUAL_CONFIGS]
     assert (shown[CHECK].value, shown[CHECK].config_source) == (value, source)
     assert (shown[CHECK].read_only, shown[CHECK].is_sensitive) == (False, False)
     assert shown[CHECK].synonyms == []
@@ -437,8 +441,8 @@ def test_virtual_configs_are_shown_with_where_they_come_from(
 @pytest.mark.parametrize(
     ("keys", "shown"),
     [
-        (None, [CHECK, CARRIER]),
-        ([], [CHECK, CARRIER]),
+        (None, list(VIRTUAL_CONFIGS)),
+        ([], list(VIRTUAL_CONFIGS)),
         ([CHECK], [CHECK]),
         ([CARRIER, "retention.ms"], [CARRIER]),
         (["retention.ms"], []),

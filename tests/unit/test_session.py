@@ -18,6 +18,7 @@ from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.exchange import Exchange, Exchanges, Finished
 from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.surroundings import PASSES, Passes
 from fencepost_proxy.topics.planning import Joins, Known
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -28,6 +29,7 @@ from fencepost_proxy.wire.control import encode_request_frame, encode_response_f
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult, parse_produce_request
 from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
+from tests.support.counting import Counting
 
 C = TypeVar("C")
 T_ID = UUID(int=77)
@@ -37,7 +39,7 @@ NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_RECORD = 6, 7, 29, 87
 
 
 @dataclass
-class Around:
+class Around(Counting):
     """A process in which `guarded-*` topics are guarded and the gates' verdicts come from the test."""
 
     frame_bytes_max: int = 1 << 20
@@ -48,6 +50,7 @@ class Around:
     header_names: HeaderNames = field(default_factory=HeaderNames)
     refuse_whole_requests: bool = False
     state_topic: str = "__state"
+    passes: Passes = field(default_factory=lambda: PASSES)
     state_topic_marks: tuple[bytes, ...] = (b"__state",)
     shared_producer_id: int = 7000
     is_fresh: bool = True
@@ -59,6 +62,9 @@ class Around:
     is_alone: bool = True
     is_taken_over: bool = True
     unknown_topics: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        super().__init__()
 
     def alone(self, now: float) -> bool:
         return self.is_alone

@@ -181,7 +181,7 @@ def test_a_config_of_a_newer_version_is_kept_and_a_value_of_one_is_refused() -> 
     ("key", "value", "reason"),
     [
         (None, b"{}", "unknown kind"),
-        (b"later-kind/orders", b"{}", "unknown kind: 'expansion/orders'"),
+        (b"later-kind/orders", b"{}", "unknown kind: 'later-kind/orders'"),
         (b"\xff", b"{}", "cannot be read"),
         (b"topic-config/orders", b"{not json", "cannot be read"),
         (b"topic-config/orders", b"[]", "not a JSON object"),

@@ -77,13 +77,13 @@ def test_defaults_are_values() -> None:
         ({"check.expected.offsets": "false", "some.later": "x"}, TopicPolicy(Check.OFF, carrier_base=False)),
         ({"check.partition.count": "true"}, TopicPolicy(count_check=Check.ON)),
         ({"partitioner": "crc32"}, TopicPolicy(partitioner=Partitioner.CRC32)),
-        ({"ordered.partition.expansion": "true"}, TopicPolicy(ordered_expansion=True)),
+        ({"ordered.partition.expansion": "true"}, TopicPolicy(ordered=True)),
     ],
 )
 def test_what_configs_come_to(configs: dict[str, str], policy: TopicPolicy) -> None:
     assert TopicPolicy.of(configs) == policy
     assert policy.guarded is (policy.check is not Check.OFF)
-    assert policy.counted is (policy.ordered_expansion or policy.count_check is not Check.OFF)
+    assert policy.counted is (policy.ordered or policy.count_check is not Check.OFF)
 
 
 def test_a_topic_is_not_guarded_by_itself() -> None:

@@ -23,6 +23,7 @@ from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError, FencepostError
 from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
+from fencepost_proxy.net.expansions import Expansions
 from fencepost_proxy.net.http import BrokerStatus, GuardedTopicStatus, StatusServer, StatusSnapshot
 from fencepost_proxy.net.link import Link
 from fencepost_proxy.net.listeners import Acceptor, bind, connect
@@ -35,7 +36,11 @@ from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.surroundings import PASSES
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report, Switch
+from fencepost_proxy.topics.counts import Client, Counts
+from fencepost_proxy.topics.door import Door
+from fencepost_proxy.topics.expansions import Growth
 from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import TopicConfigChange
@@ -96,6 +101,7 @@ class Proxy:
         self.request_timeout_seconds = limits.request_timeout_seconds
         self.decompressed_bytes_max = limits.decompressed_bytes_max
         self.state_topic = config.state_topic
+        self.passes = PASSES
         self.refuse_whole_requests = config.refusal_scope == "request"
         self._control = ControlClient(config.upstream, limits, on_brokers=self._brokers_changed)
         self._state: StateTopic | None = None
@@ -128,6 +134,16 @@ class Proxy:
         self._ticker: asyncio.TimerHandle | None = None
         self._draining = False
         self._closed = False
+        self._expansions: Expansions | None = None
+        self._counted: set[str] = set()  # by what admins set, not by the file
+        self._unanswered_until = float("-inf")
+        self._counts = Counts(
+            self._count_heard,
+            self._growth,
+            lambda: round(time.time() * 1000),
+            settle_seconds=limits.partition_settle_seconds,
+            served_max=limits.served_counts_max,
+        )
         self._accepting = False
         self._started_at = time.monotonic()
         self._bootstrap: Address | None = None
@@ -155,6 +171,9 @@ class Proxy:
             limits=config.limits,
             on_change=self._state_changed,
         )
+        self._expansions = Expansions(
+            self._control, self._state, config.limits, doors=self, metrics=self._metrics, spawn=self._spawn
+        )
         self._reads = GateReads(self._control, self._state, config.limits.frame_bytes_max)
         await self._state.start()
         await self._state.acquire_producer_id()
@@ -165,6 +184,7 @@ class Proxy:
         self._reads.producer_id_expiration_ms = facts.producer_id_expiration_ms
         self._brokers_changed(self._control.brokers)
         await self._look_after_topics()
+        self._expansions.start()
         self._accepting = True
         self._count_links()
         for node_id in list(self._listening):
@@ -195,7 +215,9 @@ class Proxy:
             await asyncio.sleep(_DRAIN_LOOK_SECONDS)
         left = sum(not session.drained for session in self.switch.sessions.values())
         _log.info("drained", connections=len(self.links), unanswered=left)
-        if self._state is not None and not left and not self.switch.in_doubt:
+        now = time.monotonic()
+        doubtful = self.switch.in_doubt or not all(door.empty(now) for door in self.switch.doors.values())
+        if self._state is not None and not left and not doubtful:
             await self._state.leave()
 
     async def close(self) -> None:
@@ -272,7 +294,7 @@ class Proxy:
         policy = self._state.view.topic_policy(topic, self.topic_id(topic), self.config.configs_for)
         if len(self._policies) > 100_000:  # names come from clients: a stranger's must not fill the memory
             self._policies.clear()
-        found = self._policies[topic] = policy if policy.guarded else None
+        found = self._policies[topic] = policy if policy.guarded or policy.counted else None
         return found
 
     def gate(self, partition: TopicPartition) -> Gate | None:
@@ -291,6 +313,71 @@ class Proxy:
 
     def may_send(self, ticket: Ticket, now: float) -> bool:
         return self.switch.may_send(ticket, now)
+
+    # ---- what they ask about counted topics (session.counted.Surroundings)
+
+    def door(self, topic: str) -> Door:
+        return self.switch.door(topic)
+
+    def new_door(self, topic: str) -> Door:
+        """Closed, where an expansion is pending; and not empty before what an earlier process has sent is over."""
+        door = Door(topic, doubt_seconds=self.config.limits.takeover_seconds, clear_at=self._takeover_until)
+        if self._state is not None and self._state.view.growth(topic, self.topic_id(topic)).pending is not None:
+            door.close(time.monotonic())
+        return door
+
+    def partition_count(self, topic: str, now: float) -> int | None:
+        return self._counts.count(topic, now)
+
+    def count_confirmed_since(self, topic: str, at: float) -> bool:
+        return self._counts.confirmed_since(topic, at)
+
+    def settles(self, topic: str, now: float) -> bool:
+        return self._counts.settles(topic, now)
+
+    def served_count(self, connection: int, client_id: str | None, topic: str, now: float) -> int | None:
+        client = self._client(connection, client_id)
+        return None if client is None else self._counts.served(client, topic, now)
+
+    def note_served(self, connection: int, client_id: str | None, counts: Sequence[tuple[str, int]]) -> None:
+        client = self._client(connection, client_id)
+        if client is not None:
+            self._counts.serve(client, counts)
+
+    def note_guess(self, connection: int, client_id: str | None, topic: str, now: float) -> None:
+        client = self._client(connection, client_id)
+        if client is not None:
+            self._counts.refused(client, topic, now)
+
+    def note_unanswered(self, now: float) -> None:
+        self._unanswered_until = now + self.config.limits.takeover_seconds
+
+    def door_waited(self, seconds: float) -> None:
+        self._metrics.door_wait_seconds.observe(seconds)
+
+    def _client(self, connection: int, client_id: str | None) -> Client | None:
+        link = self.links.get(connection)
+        return None if link is None else Client(link.peer.host, client_id)
+
+    def _count_heard(self, topic: str) -> tuple[UUID, int] | None:
+        info = self._control.topic(topic)
+        return None if info is None else (info.topic_id, info.partition_count)
+
+    def _growth(self, topic: str, topic_id: UUID) -> Growth:
+        assert self._state is not None
+        return self._state.view.growth(topic, topic_id)
+
+    def _note_counted(self, topic: str, now: float) -> None:
+        """Its configs have changed. What was under way when it became a counted topic never came to a door."""
+        policy = self.policy(topic)
+        if policy is None or not policy.counted:
+            self._counted.discard(topic)
+        elif topic not in self._counted:
+            self._counted.add(topic)
+            door = self.switch.door(topic)
+            if self._accepting and not (self.switch.quiet and now >= self._unanswered_until):
+                seconds = self.config.config_lease_seconds + self.config.limits.request_timeout_seconds
+                door.not_empty_before(now + seconds)
 
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         node_id = NodeId(endpoint.node_id)
@@ -324,10 +411,35 @@ class Proxy:
 
     def _state_changed(self, records: Sequence[StateRecord]) -> None:
         self._policies.clear()
+        if self._expansions is not None:
+            self._expansions.view_changed()
         now = time.monotonic()
         for topic in {_topic_of(record) for record in records}:
             if topic is not None:
+                self._note_counted(topic, now)
                 self._perform(self.switch.forget_topic(topic, now), now)
+
+    def close_door(self, topic: str, but_for: frozenset[ProducerId]) -> None:
+        now = time.monotonic()
+        self._perform(self.switch.close_door(topic, now, but_for), now)
+
+    def open_door(self, topic: str, partition_count: int | None) -> None:
+        now = time.monotonic()
+        door = self.switch.door(topic)
+        actions = self.switch.open_door(topic, partition_count or door.count or 0, now)
+        if not door.count:
+            door.forget_count()
+        self._perform(actions, now)
+
+    def door_empty(self, topic: str) -> bool:
+        return self.switch.door(topic).empty(time.monotonic())
+
+    async def _expand(self, connection: int, expand: sessions.Expand) -> None:
+        assert self._expansions is not None
+        outcomes = await asyncio.gather(
+            *(self._expansions.expand(request, expand.timeout_ms) for request in expand.requests)
+        )
+        self.session_event(connection, sessions.Expanded(expand.token, tuple(outcomes)))
 
     async def _store(self, connection: int, store: sessions.Store) -> None:
         """A switch-on is reported only once every process knows of it, or has stopped serving (its lease ran out)."""
@@ -383,7 +495,7 @@ class Proxy:
         assert self._reads is not None
         info = self._control.topic(topic)
         policy = self.policy(topic)
-        if info is None or policy is None:
+        if info is None or policy is None or not policy.guarded:
             return
         try:
             facts = await self._reads.facts(topic)
@@ -497,6 +609,9 @@ class Proxy:
                 if link is not None:
                     self._hand_over(link, handed)
                 return
+            case sessions.Expand():
+                self._spawn(self._expand(connection, command), "expand topics")
+                return
             case sessions.Store():
                 self._spawn(self._store(connection, command), "store configs")
                 return
@@ -516,7 +631,7 @@ class Proxy:
 
     def _closing(self, link: Link, command: sessions.CloseClient) -> None:
         if command.fault is None:
-            self._metrics.closed("upstream_closed")
+            self._metrics.closed("stale_partition_count" if command.hang_up else "upstream_closed")
             return
         self._metrics.closed(command.fault.__name__)
         _limited_log.warning(_kind(command), "connection closed", peer=link.peer, reason=command.reason)
@@ -643,9 +758,16 @@ class Proxy:
             self.traffic.requests_in_flight = self._in_flight()
             if self._state is not None and self._state.tag_runs_out:
                 self._spawn(self._renew_tag(), "tag")
+            if self._expansions is not None:
+                self._expansions.look_after(self._counted_topics(), owner=self._worker is None or self._worker.owner)
             if time.monotonic() - looked_at >= FACTS_SECONDS:
                 looked_at = time.monotonic()
                 await self._look_after_topics()
+
+    def _counted_topics(self) -> list[str]:
+        """Those that are known: switched on by an admin, or appended to here."""
+        topics = sorted({*self._counted, *self.switch.doors})
+        return [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.counted]
 
     async def _renew_tag(self) -> None:
         assert self._state is not None
@@ -707,7 +829,7 @@ class Proxy:
         assert self._reads is not None
         configured = self._state.view.topic_configs
         gated = {partition.topic for partition in self.switch.gates}
-        topics = sorted({*configured, *gated})
+        topics = sorted({*configured, *gated, *self.switch.doors})
         if not topics:
             return
         before = {topic: self.topic_id(topic) for topic in topics}
@@ -726,7 +848,7 @@ class Proxy:
             _limited_log.warning("topics", "guarded topics could not be looked up", reason=error)
 
     async def _refresh(self, topic: str) -> None:
-        before = self.topic_id(topic)
+        before, asked_at = self.topic_id(topic), time.monotonic()
         try:
             await self._control.refresh_metadata([topic], timeout_seconds=self.config.limits.connect_timeout_seconds)
         except UpstreamUnavailable:
@@ -735,9 +857,15 @@ class Proxy:
             self._refreshing.discard(topic)
         if self.topic_id(topic) != before:
             self._topic_replaced(topic)
+        now = time.monotonic()
+        self._counts.confirm(topic, asked_at, now)
+        self._perform(self.switch.topic_news(now), now)
 
     def _topic_replaced(self, topic: str) -> None:
         self._policies.pop(topic, None)
+        self._counts.forget(topic)
+        if topic in self.switch.doors:
+            self.switch.doors[topic].forget_count()
         now = time.monotonic()
         self._perform(self.switch.forget_topic(topic, now), now)
 
@@ -783,6 +911,8 @@ class Proxy:
             refusals=dict(self._metrics.refusals),
             brokers=tuple(self._broker_status()),
             guarded_topics=tuple(self._guarded_status()),
+            expansions=() if self._expansions is None else self._expansions.status(),
+            warnings=() if self._expansions is None else self._expansions.warnings(),
         )
 
     def _broker_status(self) -> list[BrokerStatus]:
@@ -810,7 +940,7 @@ class Proxy:
         guarded = []
         for topic, count in sorted(waiting.items()):
             policy, info = self.policy(topic), self._control.topic(topic)
-            if policy is not None and info is not None:
+            if policy is not None and policy.guarded and info is not None:
                 guarded.append(GuardedTopicStatus(topic, policy.check.value, info.partition_count, count))
         return guarded
 

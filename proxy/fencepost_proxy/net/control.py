@@ -70,6 +70,7 @@ __all__ = [
     "NotYet",
     "OutOfRange",
     "OutcomeUnknown",
+    "PartitionEnd",
     "PartitionInfo",
     "PartitionReading",
     "ProducerState",
@@ -126,6 +127,14 @@ class LogEnd:
     leader_epoch: LeaderEpoch
     offset: LogEndOffset
     node_id: NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionEnd:
+    """Log end and high watermark of a partition in one look, by the leader of one epoch."""
+
+    log_end: LogEnd
+    high_watermark: Offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -476,6 +485,20 @@ class ControlClient:
         """ListOffsets of -1 as a consumer, read uncommitted, with the leader epoch as fence."""
         return await self._list_offset(tp, _LATEST, timeout_seconds)
 
+    async def partition_end(self, tp: TopicPartition, *, timeout_seconds: float | None = None) -> PartitionEnd:
+        """Log end, then high watermark, under one leader epoch: the latter not below the former, and it is replicated
+        to where it ended."""
+
+        async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> PartitionEnd:
+            calls = [
+                _log_end_call(connection, tp, leader.leader_epoch),
+                _list_offset_call(connection, tp, leader.leader_epoch, _LATEST),
+            ]
+            log_end, latest = await connection.pipeline(calls, deadline=deadline)
+            return PartitionEnd(_read_log_end(log_end, leader), _read_list_offset(latest))
+
+        return await self._ask_leader(tp, ask, timeout_seconds)
+
     async def _list_offset(self, tp: TopicPartition, timestamp: int, timeout_seconds: float | None) -> Offset:
         async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Offset:
             call = _list_offset_call(connection, tp, leader.leader_epoch, timestamp)
@@ -693,6 +716,36 @@ class ControlClient:
             return True
 
         return await self._ask_any(ask, timeout_seconds)
+
+    async def create_partitions(
+        self,
+        topic: str,
+        count: int,
+        assignments: Sequence[Sequence[NodeId]] | None,
+        *,
+        validate_only: bool,
+        timeout_seconds: float | None = None,
+    ) -> tuple[int, str | None]:
+        """CreatePartitions: the topic is to have `count` in all. Asked once; gives back Kafka's error code and message.
+
+        Needs ALTER on the topic. Raises UpstreamUnavailable where nothing was sent, or the answer does not say whether
+        it was done (OutcomeUnknown among them).
+        """
+        deadline = self._deadline(timeout_seconds)
+        connection = await self._links_to_ask()[0].connected(deadline)
+        version = connection.version(apis.CREATE_PARTITIONS, at_most=3)
+        places = None if assignments is None else [Message(broker_ids=list(each)) for each in assignments]
+        message = Message(
+            topics=[Message(name=topic, count=count, assignments=places)],
+            timeout_ms=int(remaining(deadline) * 1000),
+            validate_only=validate_only,
+        )
+        answer = await connection.request(apis.CREATE_PARTITIONS, version, message, deadline=deadline)
+        result = _only(answer.results, "CreatePartitions")
+        if result.error_code in _ASK_AGAIN and result.error_code != Error.UNKNOWN_TOPIC_OR_PARTITION:
+            text = result.error_message or "no text"
+            raise UpstreamUnavailable(f"CreatePartitions answered error {result.error_code} ({text})")
+        return result.error_code, result.error_message
 
     async def topic_facts(self, topic: str, *, timeout_seconds: float | None = None) -> TopicFacts:
         """DescribeConfigs of a topic. Where that is not allowed: Kafka's defaults, and a warning."""

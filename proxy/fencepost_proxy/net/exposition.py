@@ -84,6 +84,27 @@ class _Everything(Collector):
             "How long appends waited for their turn at a guarded partition.",
             metrics.gate_wait_seconds,
         )
+        expansions = CounterMetricFamily(
+            "fencepost_expansions", "Expansions of counted topics that ended, by result.", labels=["result"]
+        )
+        for result, count in metrics.expansions.items():
+            expansions.add_metric([result], count)
+        yield expansions
+        yield GaugeMetricFamily(
+            "fencepost_expansions_pending",
+            "Counted topics that are growing: appends to them are held. The status page names them.",
+            metrics.expansions_pending.value,
+        )
+        yield _histogram(
+            "fencepost_expansion_held_seconds",
+            "How long appends to a topic were held while it grew.",
+            metrics.expansion_held_seconds,
+        )
+        yield _histogram(
+            "fencepost_door_wait_seconds",
+            "How long Produce requests were held at the doors of topics that count their partitions.",
+            metrics.door_wait_seconds,
+        )
         if metrics.state_fresh_until is not None:
             yield GaugeMetricFamily(
                 "fencepost_state_lease_seconds",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
@@ -34,6 +35,7 @@ _REASONS: Final = {
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
+_THRESHOLDS_SHOWN: Final = 16
 _TEXT: Final = "text/plain; charset=utf-8"
 
 
@@ -55,6 +57,24 @@ class GuardedTopicStatus:
     check: str
     partitions: int
     waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ExpansionStatus:
+    """One growth of a counted topic. `state` – pending, done or unordered (around the proxy).
+
+    `at_ms` – when it began if pending, else when it ended. `step`, `waits_for` – None where another process drives it.
+    """
+
+    topic: str
+    from_count: int
+    to_count: int
+    state: str
+    at_ms: int
+    step: str | None = None
+    waits_for: str | None = None
+    held_ms: int | None = None
+    thresholds: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +105,7 @@ class StatusSnapshot:
     refusals: Mapping[str, int] = field(default_factory=dict)
     brokers: tuple[BrokerStatus, ...] = ()
     guarded_topics: tuple[GuardedTopicStatus, ...] = ()
+    expansions: tuple[ExpansionStatus, ...] = ()
 
     @property
     def ready(self) -> bool:
@@ -226,7 +247,7 @@ def _as_json(snapshot: StatusSnapshot) -> bytes:
     return json.dumps({"ready": snapshot.ready, **_plain_fields(snapshot)}, indent=2).encode()
 
 
-def _plain_fields(value: StatusSnapshot | BrokerStatus | GuardedTopicStatus) -> dict[str, object]:
+def _plain_fields(value: StatusSnapshot | BrokerStatus | GuardedTopicStatus | ExpansionStatus) -> dict[str, object]:
     return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
 
 
@@ -234,7 +255,7 @@ def _plain(value: object) -> object:
     match value:
         case Address():
             return str(value)
-        case BrokerStatus() | GuardedTopicStatus():
+        case BrokerStatus() | GuardedTopicStatus() | ExpansionStatus():
             return _plain_fields(value)
         case tuple():
             return [_plain(each) for each in value]
@@ -308,11 +329,26 @@ def _as_html(s: StatusSnapshot) -> str:
             ("topic", "check.expected.offsets", "partitions", "waiting"),
             [(t.topic, t.check, t.partitions, t.waiting) for t in s.guarded_topics],
         ),
+        _table(
+            "Topics that grow, or have grown",
+            ("topic", "partitions", "state", "since", "appends held", "thresholds"),
+            [_expansion_row(each) for each in s.expansions],
+        ),
         _table("Refusals", ("reason", "batches"), sorted(s.refusals.items())),
         f'<footer>fencepost {escape(s.version)} · <a href="/status.json">status.json</a> · '
         '<a href="/metrics">metrics</a> · this page reloads every 5 s</footer></main></body></html>',
     ]
     return "\n".join(part for part in parts if part)
+
+
+def _expansion_row(e: ExpansionStatus) -> tuple[object, ...]:
+    state = e.state if e.step is None else f"{e.state}: {e.step}" + (f" ({e.waits_for})" if e.waits_for else "")
+    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(e.at_ms / 1000))
+    held = "–" if e.held_ms is None else f"{e.held_ms / 1000:.1f} s"
+    shown = [str(each) for each in e.thresholds[:_THRESHOLDS_SHOWN]]
+    if len(e.thresholds) > _THRESHOLDS_SHOWN:
+        shown.append("…")
+    return e.topic, f"{e.from_count} → {e.to_count}", state, since, held, ", ".join(shown) or "–"
 
 
 def _list(title: str, items: tuple[str, ...], tone: str) -> str:

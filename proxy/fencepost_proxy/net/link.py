@@ -236,7 +236,7 @@ class Link:
                     (self.upstream.resume if command.on else self.upstream.pause)(Paused.SESSION)
             case messages.CloseClient():
                 self.close_reason = self.close_reason or command.reason
-                self.client.close(monotonic())
+                (self.client.hang_up if command.hang_up else self.client.close)(monotonic())
             case messages.CloseUpstream():
                 if self.upstream is not None:
                     self.upstream.close(monotonic())

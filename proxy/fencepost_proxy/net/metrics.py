@@ -25,6 +25,8 @@ _ADDED_SECONDS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1),
 )
 _WAIT_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+#: An expansion takes some hundred milliseconds where nothing is under way, and waits for transactions where there are.
+_HELD_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
 @cache
@@ -135,12 +137,24 @@ class Metrics:
         self.connections_accepted = Count()
         self.violations = Count()
         self.gate_wait_seconds = Distribution(_WAIT_SECONDS)
+        self.door_wait_seconds = Distribution(_WAIT_SECONDS)
         self.handed_over = Count()
+        self.expansion_held_seconds = Distribution(_HELD_SECONDS)
+        self.expansions_pending = Count()
         self.state_fresh_until = state_fresh_until
         #: Where this is the sum of several worker processes: each of them.
         self.workers: Sequence[WorkerNumbers] = ()
         self._refusals: dict[str, int] = {}
         self._closed: dict[str, int] = {}
+        self._expansions: dict[str, int] = {}
+
+    @property
+    def expansions(self) -> Mapping[str, int]:
+        """Expansions of counted topics that ended here, by result."""
+        return self._expansions
+
+    def expanded(self, result: str) -> None:
+        _count(self._expansions, result)
 
     @property
     def refusals(self) -> Mapping[str, int]:

@@ -114,6 +114,7 @@ class Side:
         "_buffers",
         "_ended",
         "_fd",
+        "_hangs_up",
         "_loop",
         "_reading",
         "_sock",
@@ -138,6 +139,7 @@ class Side:
         self._unsent_bytes = 0
         self._reading = False
         self._ended = False
+        self._hangs_up = False
         self.other: Side | None = None
         self.paused = 0
         self.passing_bytes = 0
@@ -341,7 +343,9 @@ class Side:
             return
         self._unsent = None
         self._loop.remove_writer(self._fd)
-        if self.closing:
+        if self._hangs_up:
+            self._say_end()
+        elif self.closing:
             self._end(None)
         else:
             self._emptied()
@@ -389,6 +393,40 @@ class Side:
             self._reading = False
             self._loop.remove_reader(self._fd)
         if not self._unsent_bytes:
+            self._end(None)
+
+    def hang_up(self, now: float) -> None:
+        """`close`, for a peer that may be sending still: it is told the end, and ended when it has seen it.
+
+        What it sends until then is thrown away. A socket that is closed with bytes unread resets the connection, and a
+        reset may throw away what the peer has not read yet: the last answer.
+        """
+        if self.closing:
+            return
+        self.closing_since = now
+        self._hangs_up = True
+        if self._reading:
+            self._loop.remove_reader(self._fd)
+        self._reading = True
+        self._loop.add_reader(self._fd, self._discard)
+        if not self._unsent_bytes:
+            self._say_end()
+
+    def _say_end(self) -> None:
+        try:
+            self._sock.shutdown(socket.SHUT_WR)
+        except OSError as error:
+            self._end(error)
+
+    def _discard(self) -> None:
+        try:
+            count = self._sock.recv_into(self._buffers.received)
+        except _AGAIN:
+            return
+        except OSError as error:
+            self._end(error)
+            return
+        if not count:
             self._end(None)
 
     def abort(self) -> None:

@@ -23,6 +23,7 @@ from uuid import UUID, uuid4
 from fencepost_proxy import logs
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, UpstreamProtocolError
+from fencepost_proxy.net import places
 from fencepost_proxy.net.broker import (
     BrokerConnection,
     BrokerLink,
@@ -120,7 +121,9 @@ class StateTopic:
         self._tag = 0
         self._tag_as_of = Offset(-1)
         self._process: UUID | None = None
+        self._names: set[UUID] = set()  # all that this process has gone by
         self._others: dict[UUID, float] = {}  # when they were heard of last
+        self._found_gone: dict[UUID, float] = {}  # of this machine: when that was seen first
         self._heard_until = float("inf")  # until when the others take this one for alive
         self._signs: asyncio.Task[None] | None = None
 
@@ -263,6 +266,46 @@ class StateTopic:
         """
         return self._signs is not None and not any(now - heard < _GONE_SECONDS for heard in self._others.values())
 
+    @property
+    def process(self) -> UUID | None:
+        """The name that this process goes by now; None before `enter`."""
+        return self._process
+
+    @property
+    def names(self) -> frozenset[UUID]:
+        """All that it has gone by: a new tag comes with a new name."""
+        return frozenset(self._names)
+
+    def alive(self, now: float) -> frozenset[UUID]:
+        """The other processes that are not known to be gone."""
+        return frozenset(
+            each for each, heard in self._others.items() if now - heard < _GONE_SECONDS and self._gone_at(each) is None
+        )
+
+    def may_append(self, now: float) -> frozenset[UUID]:
+        """The other processes that may append, or whose appends may still be in a queue of Kafka's.
+
+        Who has not said for 75 seconds that it lives does not serve any more; what was sent before is over
+        `limits.takeover_seconds` later. So is what a process had sent that is found to be gone.
+        """
+        queued = self._limits.takeover_seconds
+        found = []
+        for each, heard in self._others.items():
+            gone_at = self._gone_at(each)
+            until = heard + _SILENT_SECONDS_MAX if gone_at is None else min(gone_at, heard + _SILENT_SECONDS_MAX)
+            if now < until + queued:
+                found.append(each)
+        return frozenset(found)
+
+    def _gone_at(self, process: UUID) -> float | None:
+        """When a process of this machine was first found to be gone."""
+        if process not in self._found_gone:
+            place = self.view.place(process)
+            if place is None or not places.is_gone(place):
+                return None
+            self._found_gone[process] = time.monotonic()
+        return self._found_gone[process]
+
     async def enter(self, *, timeout_seconds: float | None = None) -> bool:
         """Takes the next tag and says that this process lives, from now on until `leave`. Gives back whether others do.
 
@@ -276,7 +319,8 @@ class StateTopic:
         process, now_ms = uuid4(), int(time.time() * 1000)
         producer_id, _ = await self._control.init_producer_id(timeout_seconds=timeout_seconds)
         before = self._process
-        records = [encode_process(process, now_ms), encode_alive(process, now_ms)]
+        records = [encode_process(process, now_ms, places.own_place()), encode_alive(process, now_ms)]
+        self._names.add(process)
         if before is not None:
             records.append(encode_alive_tombstone(before))
         sent_at = time.monotonic()
@@ -307,7 +351,9 @@ class StateTopic:
             await asyncio.sleep(_ALIVE_SECONDS)
             sent_at = time.monotonic()
             # Those that died unasked are taken off the list, or it would grow for ever.
-            gone = [each for each, heard in self._others.items() if sent_at - heard >= _GONE_SECONDS]
+            # Not before all agree that what they had sent is over: a sign that is taken away says that one ended well.
+            over = max(_GONE_SECONDS, _SILENT_SECONDS_MAX + self._limits.takeover_seconds + _ALIVE_SECONDS)
+            gone = [each for each, heard in self._others.items() if sent_at - heard >= over]
             assert self._process is not None
             try:
                 await self.append(
@@ -323,6 +369,7 @@ class StateTopic:
             return
         if sign.at_ms is None:
             self._others.pop(sign.process, None)
+            self._found_gone.pop(sign.process, None)
             return
         # What is read at the start may be old. (With clocks far apart a living process counts again at its next sign.)
         age_seconds = 0.0 if self._loaded.is_set() else max(0.0, time.time() - sign.at_ms / 1000)

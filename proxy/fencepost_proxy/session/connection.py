@@ -6,6 +6,7 @@ needs. They are base classes, one upon the other, since what almost every reques
     Connection         what is under way, and how answers leave, in their order
     Handover           what only one of several worker processes may do
     ControlMessages    requests and answers that are changed on their way
+    AtDoors            requests that concern topics whose partitions are counted
     GuardedProduce     appends that take their turns at gates
     ShortWay           whole frames of the usual kind, while nothing else is going on
     Session            the one who orders: which part gets which frame, and who waits
@@ -17,6 +18,7 @@ import struct
 from collections.abc import Sequence
 
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
+from fencepost_proxy.session.counted import CountedTurn
 from fencepost_proxy.session.cutter import CutterState, FrameCutter
 from fencepost_proxy.session.messages import Command, ReadClient
 from fencepost_proxy.session.slots import Answer, Chain, Failed, Slot
@@ -50,6 +52,8 @@ class Connection:
         "_commands",
         "_failed_chains",
         "_from_upstream",
+        "_inside",
+        "_leaving_until",
         "_made_here",
         "_may_write",
         "_now",
@@ -87,6 +91,8 @@ class Connection:
         self._answer_by: dict[Slot, float] = {}
         self._may_write: dict[str, None] = {}  # topics this client has proved WRITE for, on this connection
         self._failed_chains: dict[Chain, Failed] = {}
+        self._inside: dict[CountedTurn, None] = {}  # requests inside the doors of counted topics
+        self._leaving_until: float | None = None  # since a 37: nothing more is read, and then it ends
         self._received_bytes = 0  # of the client, in all
         self._probes: list[tuple[Slot, list[bytes | memoryview]]] = []
         self._owner_wanted = False  # another process is to go on with this connection; nothing is read
@@ -115,7 +121,20 @@ class Connection:
 
     @property
     def needs_ticks(self) -> bool:
-        return bool(self._answer_by) or self.client_gone or (self._client_paused and self._turn is None)
+        turn = self._turn
+        return bool(self._answer_by) or self.client_gone or (self._client_paused if turn is None else turn.at_door)
+
+    @property
+    def at_door(self) -> bool:
+        """A request of it waits at the door of a counted topic."""
+        return self._turn is not None and self._turn.at_door
+
+    @property
+    def appends_unknown(self) -> bool:
+        """Appends may be under way, and nobody can tell to which topic."""
+        if self._client.state is CutterState.PASSING or self._turn is not None:
+            return True
+        return any(slot.api_key == PRODUCE for slot in self._from_upstream)
 
     @property
     def mid_header(self) -> bool:
@@ -148,6 +167,7 @@ class Connection:
         return (
             self._turn is not None
             or self._owner_wanted
+            or self._leaving_until is not None
             or len(self._to_client) >= self._around.in_flight_requests_max
             or self._made_here >= _MADE_HERE_MAX
         )
@@ -156,6 +176,9 @@ class Connection:
         if not self._client_paused:
             self._client_paused = True
             self._commands.append(ReadClient(False))
+
+    def _nothing_under_way(self) -> bool:
+        return not (self._to_client or self._from_upstream or self._turns or self._turn is not None or self._probes)
 
     # ---- answers
 

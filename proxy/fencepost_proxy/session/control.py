@@ -1,27 +1,29 @@
 """Control messages: requests that are collected whole and changed, or answered, on their way (`exchange.py` says how).
 
-What such an answer depends on is waited for here: that Kafka has answered, and that what follows of its answer is
-stored (`Store`, `Stored`). And who has to know of it beforehand is told: that a transaction joins a partition, its gate
-hears before Kafka does.
+What such an answer depends on is waited for here: that Kafka has answered, that what follows of its answer is stored
+(`Store`, `Stored`), that topics have grown (`Expand`, `Expanded`), that it is known how far a group is (`Ask`,
+`Replied`). And who has to know of it beforehand is
+told: that a transaction joins a partition, its gate hears before Kafka does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from fencepost_proxy.groups.questions import Question, Reply
 from fencepost_proxy.partitions.events import TransactionJoined, TransactionJoins
-from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.exchange import AnswerExpanded, Exchange, Exchanges, Finished
 from fencepost_proxy.session.handover import OWNERS_APIS, Handover
-from fencepost_proxy.session.messages import Store, ToPartition
+from fencepost_proxy.session.messages import Ask, Expand, Noticed, Store, ToPartition
 from fencepost_proxy.session.slots import Answer, Slot
 from fencepost_proxy.session.surroundings import Surroundings
-from fencepost_proxy.topics.planning import Joins
+from fencepost_proxy.topics.planning import ExpansionOutcome, Joins
 
 
 class ControlMessages(Handover):
     """`exchanges` – what is to be done with each of them."""
 
-    __slots__ = ("_exchanges", "_joins", "_next_token", "_stores")
+    __slots__ = ("_asks", "_exchanges", "_expansions", "_joins", "_next_token", "_stores")
 
     def __init__(
         self,
@@ -36,7 +38,9 @@ class ControlMessages(Handover):
         super().__init__(connection, local_host, around, opened_at, owner=owner)
         self._exchanges = exchanges
         self._joins: dict[Slot, Joins] = {}
+        self._asks: dict[int, Callable[[Reply], None]] = {}
         self._stores: dict[int, Callable[[str | None], None]] = {}
+        self._expansions: dict[int, tuple[Slot, AnswerExpanded]] = {}
         self._next_token = 0
 
     def _control_message(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> None:
@@ -64,6 +68,15 @@ class ControlMessages(Handover):
 
             def on_response(response: memoryview) -> None:
                 finished = finish(response)
+                if finished.answer_expanded is not None:
+                    self._expand(slot, finished, finished.answer_expanded)
+                    return
+                if finished.question is not None:
+                    self._ask(slot, finished.question, finished.complete)
+                    return
+                if finished.notice is not None:
+                    self._commands.append(Noticed(finished.notice))
+                self._note_served(finished)
                 if not finished.changes:
                     self._end(slot, [finished.answer])
                     return
@@ -78,9 +91,48 @@ class ControlMessages(Handover):
             slot.on_response = on_response
         if exchange.joins is not None:
             self._join(slot, exchange.joins)
+        if exchange.first is not None:
+            self._send_first(api_key, version, correlation_id, exchange)
         self._from_upstream.append(slot)
         self._upstream_out.append(exchange.forward)
         self._around.forwarded(0.0)
+
+    def _send_first(self, api_key: int, version: int, correlation_id: int, exchange: Exchange) -> None:
+        assert exchange.first is not None
+        first = Slot(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
+        first.inner = True
+        first.on_response = exchange.finish_first
+        self._from_upstream.append(first)
+        self._upstream_out.append(exchange.first)
+
+    def _expand(self, slot: Slot, finished: Finished, answer: AnswerExpanded) -> None:
+        if not finished.expansions:
+            self._end(slot, [answer({})])
+            return
+        token = self._next_token = self._next_token + 1
+        self._expansions[token] = slot, answer
+        self._commands.append(Expand(token, finished.expansions, finished.timeout_ms))
+
+    def _expanded(self, token: int, outcomes: tuple[ExpansionOutcome, ...]) -> None:
+        slot, answer = self._expansions.pop(token)
+        self._end(slot, [answer({outcome.topic: outcome for outcome in outcomes})])
+
+    def _ask(self, slot: Slot, question: Question, complete: Callable[[Reply], bytes]) -> None:
+        token = self._next_token = self._next_token + 1
+        self._asks[token] = lambda reply: self._end(slot, [complete(reply)])
+        self._commands.append(Ask(token, question))
+
+    def _replied(self, token: int, reply: Reply) -> None:
+        self._asks.pop(token)(reply)
+
+    def _note_served(self, finished: Finished) -> None:
+        """Which partition counts its client knows from now on."""
+        around = self._around
+        if finished.partition_counts and around.fresh(self._now):
+            policies = ((topic, around.policy(topic), count) for topic, count in finished.partition_counts)
+            counts = [(topic, count) for topic, policy, count in policies if policy is not None and policy.counted]
+            if counts:
+                around.note_served(self.connection, finished.client_id, counts)
 
     def _stored(self, token: int, error: str | None) -> None:
         self._stores.pop(token)(error)

@@ -6,13 +6,16 @@ together for one request of one connection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from fencepost_policies.values import value
 from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
 from fencepost_proxy.errors import ConfigError, Error, UpstreamProtocolError
+from fencepost_proxy.groups.desk import FOLLOWING, Desk
+from fencepost_proxy.groups.questions import Notice, Question, Reply
+from fencepost_proxy.session.counted import partition_counts
 from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions, plan_closed
-from fencepost_proxy.topics.planning import Joins, Known, Plan
+from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest, Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.types import NodeId, ProducerId
@@ -29,6 +32,7 @@ from fencepost_proxy.wire.apis import (
 )
 from fencepost_proxy.wire.control import (
     RequestHeader,
+    codec_versions,
     decode_request,
     decode_response,
     encode_request,
@@ -42,14 +46,30 @@ from fencepost_proxy.wire.schema import Message
 _NAMES_BROKERS = (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER)
 _LISTS_TOPICS = (METADATA, DESCRIBE_TOPIC_PARTITIONS)
 
+AnswerExpanded = Callable[[Mapping[str, ExpansionOutcome]], bytes]
+
 
 @value
 class Finished:
-    """`answer` is the response frame with its length; `changes` have to be stored before it is sent."""
+    """`answer` is the response frame with its length; `changes` have to be stored before it is sent.
+
+    `expansions` – these topics are to grow before, within `timeout_ms`; `answer_expanded` makes the answer then.
+    Where there is a `question`, the answer is what `complete` makes of the reply. `notice` – to be told to whom it
+    concerns.
+    `partition_counts` – by topic, as the client `client_id` is told them by it.
+    """
 
     answer: bytes
     changes: tuple[TopicConfigChange, ...] = ()
     answer_not_stored: Callable[[str], bytes] = lambda error: b""
+    expansions: tuple[ExpansionRequest, ...] = ()
+    timeout_ms: int = 0
+    answer_expanded: AnswerExpanded | None = None
+    question: Question | None = None
+    complete: Callable[[Reply], bytes] = lambda reply: b""
+    notice: Notice | None = None
+    partition_counts: tuple[tuple[str, int], ...] = ()
+    client_id: str | None = None
 
 
 @value
@@ -58,13 +78,16 @@ class Exchange:
 
     `forward` – the request frame to send upstream, None if it is answered here with `answer`. `finish` – makes the
     client's answer of the response frame; None: the response passes as it is. Frames given include their length,
-    those taken do not. `joins` – a transaction is about to have these partitions.
+    those taken do not. `joins` – a transaction is about to have these partitions. `first` – a frame that goes upstream
+    before, on behalf of the same request; `finish_first` takes its response.
     """
 
     forward: bytes | None
     answer: bytes | None = None
     finish: Callable[[memoryview], Finished] | None = None
     joins: Joins | None = None
+    first: bytes | None = None
+    finish_first: Callable[[memoryview], None] = lambda response: None
 
 
 class Exchanges:
@@ -79,7 +102,9 @@ class Exchanges:
         known: Callable[[], Known],
         shared_producer_id: Callable[[], ProducerId | None],
         open_listeners: Callable[[Sequence[NodeId]], None],
+        groups: Desk | None = None,
     ) -> None:
+        self._groups = groups
         self._book = book
         self._known = known
         self._shared_producer_id = shared_producer_id
@@ -101,17 +126,53 @@ class Exchanges:
         if named and api_key in CLOSED_APIS:
             request = decode_request(api_key, version, frame[header.body_offset :])
             return self._planned(header, frame, plan_closed(api_key, request, known))
+        if self._groups is not None and api_key in FOLLOWING and _can_be_read(api_key, version):
+            return self._of_a_group(self._groups, header, frame)
         forward = replace_body(frame, len(frame), b"")
         if not treatment & Treatment.REWRITE_RESPONSE:
             return Exchange(forward)
         return Exchange(forward, finish=lambda response: self._rewrite(header, response, known, named, local_host))
 
+    def _of_a_group(self, desk: Desk, header: RequestHeader, frame: memoryview) -> Exchange:
+        request = decode_request(header.api_key, header.api_version, frame[header.body_offset :])
+        plan = desk.begin(header.api_key, header.api_version, header.client_id, request)
+        if plan.forward is None:
+            forward = replace_body(frame, len(frame), b"")
+        else:
+            body = encode_request(header.api_key, header.api_version, plan.forward)
+            forward = replace_body(frame, header.body_offset, body)
+
+        def finish(frame: memoryview) -> Finished:
+            response, offset = _decode(header, frame)
+            outcome = plan.finish(response)
+
+            def complete(reply: Reply) -> bytes:
+                outcome.complete(reply)
+                return _encode(header, frame, offset, response)
+
+            if outcome.question is not None:
+                return Finished(b"", question=outcome.question, complete=complete)
+            if outcome.changed:
+                return Finished(_encode(header, frame, offset, response))
+            return Finished(replace_body(frame, len(frame), b""), notice=outcome.notice)
+
+        return Exchange(forward, finish=finish)
+
     def _planned(self, header: RequestHeader, frame: memoryview, plan: Plan) -> Exchange:
         body = encode_request(header.api_key, header.api_version, plan.forward)
+        growing = plan.expansions
 
         def finish(frame: memoryview) -> Finished:
             response, offset = _decode(header, frame)
             changes = tuple(plan.finish(response))
+            if growing is not None:
+                kept = bytes(frame)  # its answer is made when the topics have grown
+                return Finished(
+                    b"",
+                    expansions=growing.wanted(response),
+                    timeout_ms=growing.timeout_ms,
+                    answer_expanded=lambda outcomes: expanded(memoryview(kept), offset, response, outcomes),
+                )
 
             def answer_not_stored(error: str) -> bytes:
                 _tell_not_stored(response, changes, error)
@@ -121,7 +182,24 @@ class Exchanges:
                 _encode(header, frame, offset, response), changes=changes, answer_not_stored=answer_not_stored
             )
 
-        return Exchange(replace_body(frame, header.body_offset, body), finish=finish, joins=plan.joins)
+        def expanded(
+            frame: memoryview, offset: int, response: Message, outcomes: Mapping[str, ExpansionOutcome]
+        ) -> bytes:
+            assert growing is not None
+            growing.tell(response, outcomes)
+            return _encode(header, frame, offset, response)
+
+        forward = replace_body(frame, header.body_offset, body)
+        if growing is None or growing.first is None:
+            return Exchange(forward, finish=finish, joins=plan.joins)
+        finish_first = growing.finish_first
+        first = encode_request(header.api_key, header.api_version, growing.first)
+        return Exchange(
+            forward,
+            finish=finish,
+            first=replace_body(frame, header.body_offset, first),
+            finish_first=lambda frame: finish_first(_decode(header, frame)[0]),
+        )
 
     def _rewrite(
         self, header: RequestHeader, frame: memoryview, known: Known, named: bool, local_host: str
@@ -143,7 +221,15 @@ class Exchanges:
             raise UpstreamProtocolError(
                 f"Kafka gave a client producer id {response.producer_id}, which stamps the conditional appends here"
             )
-        return Finished(_encode(header, frame, offset, response))
+        counts = tuple(partition_counts(response.topics)) if api_key == METADATA else ()
+        answer = _encode(header, frame, offset, response)
+        return Finished(answer, partition_counts=counts, client_id=header.client_id)
+
+
+def _can_be_read(api_key: int, version: int) -> bool:
+    """OffsetFetch v0, say, has no schema; what it asks is of ZooKeeper's time."""
+    versions = codec_versions(api_key)
+    return versions is not None and versions[0] <= version <= versions[1]
 
 
 def _decode(header: RequestHeader, frame: memoryview) -> tuple[Message, int]:

@@ -21,8 +21,8 @@ from fencepost_proxy.errors import ClientProtocolError, Error, UpstreamProtocolE
 from fencepost_proxy.partitions.events import Answered, Lost, Offered, Sent, Ticket, Withdrawn
 from fencepost_proxy.partitions.gate_state import sent_behind
 from fencepost_proxy.session.connection import INT32
-from fencepost_proxy.session.control import ControlMessages
 from fencepost_proxy.session.cutter import CutterState
+from fencepost_proxy.session.doors import AtDoors
 from fencepost_proxy.session.messages import Count, ToGate, TopicStale
 from fencepost_proxy.session.slots import Answer, Failed, Slot
 from fencepost_proxy.session.turn import Bid, Turn, make_ticket, refused
@@ -51,7 +51,7 @@ _ANSWER_BY = 0.9
 _TELLS_NOTHING = frozenset({Error.NONE, Error.NOT_LEADER_OR_FOLLOWER, Error.REQUEST_TIMED_OUT})
 
 
-class GuardedProduce(ControlMessages):
+class GuardedProduce(AtDoors):
     """Its state is the connection's: `_turn` that waits, `_turns` that are sent, `_answer_by` when to tell what."""
 
     __slots__ = ()
@@ -76,16 +76,34 @@ class GuardedProduce(ControlMessages):
         )
         if not around.fresh(now):
             self._fail_closed(turn)
-        else:
+        elif not self._waits_at_door(turn, now):
             self._take_bids(turn, now)
         # Only now: a request that could not be read leaves no slot behind that would have to give its memory back.
         slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         if request.acks != 0:
             self._to_client.append(slot)
-        if not turn.tickets and not turn.results:
+        if not turn.tickets and not turn.results and turn.counted is None:
             self._forward_unread(slot, request, frame)
             return
         self._turn, self._turn_slot = turn, slot
+        if not turn.at_door:
+            self._to_gates(turn, now)
+
+    def _look_at_door(self, now: float) -> None:
+        """A door was opened, metadata has answered, or time has passed: may what waits there go in?"""
+        turn = self._turn
+        if turn is None or not turn.at_door:
+            return
+        if not self._around.fresh(now):
+            turn.at_door = False
+            self._fail_closed(turn)
+        elif self._waits_at_door(turn, now):
+            return
+        else:
+            self._take_bids(turn, now)
+        self._to_gates(turn, now)
+
+    def _to_gates(self, turn: Turn, now: float) -> None:
         turn.to_offer = [turn.tickets[key] for key in sorted(turn.tickets, reverse=True)]
         self._next_turn(now)
 
@@ -121,11 +139,12 @@ class GuardedProduce(ControlMessages):
                 self._deny(turn, topic)
                 continue
             policy = around.policy(topic.name)
-            if policy is None:
+            if policy is None or not policy.guarded:
                 continue
             bid = self._bid(policy, request.transactional_id, now, now + wait_seconds)
             for data in topic.partitions:
-                self._take_bid(turn, bid, topic, data)
+                if TopicPartition(topic.name, data.partition) not in turn.miscounted:
+                    self._take_bid(turn, bid, topic, data)
 
     def _bid(self, policy: TopicPolicy, transactional_id: str | None, now: float, deadline: float) -> Bid:
         around = self._around
@@ -301,6 +320,8 @@ class GuardedProduce(ControlMessages):
         names: dict[UUID | None, str] = {topic.topic_id: topic.name for topic in request.topics}
         asked = {TopicPartition(topic.name, data.partition) for topic in request.topics for data in topic.partitions}
         upstream = self._upstream_slot(slot, turn, version, names=names, asked=asked)
+        if turn.counted is not None:
+            turn.counted.was_sent()
         self._from_upstream.append(upstream)
         self._upstream_out += encode_produce_request(request)
 
@@ -401,6 +422,8 @@ class GuardedProduce(ControlMessages):
         }
         if answers.keys() != asked:
             raise UpstreamProtocolError(f"the broker answered for {sorted(answers)}, asked were {sorted(asked)}")
+        if turn.counted is not None:
+            turn.counted.was_answered()
         for key, result in answers.items():
             self._partition_answered(turn, key, _for_names(result))
         self._finish_turn(slot, turn)
@@ -418,6 +441,7 @@ class GuardedProduce(ControlMessages):
             turn.results.setdefault(key, result)
 
     def _finish_turn(self, slot: Slot, turn: Turn) -> None:
+        self._leave_door(turn)
         if slot not in self._turns or not turn.complete:
             return
         if not (self.client_gone or slot.done or turn.silent):
@@ -471,6 +495,8 @@ class GuardedProduce(ControlMessages):
             if turn.sent and ticket.partition not in turn.results:
                 ticket.may_write = ticket.partition.topic in self._may_write
                 self._commands.append(ToGate(ticket, Lost(ticket)))
+                if turn.counted is not None:
+                    turn.counted.in_doubt = True  # the gate may send it once more by itself
 
     def _give_turns_back(self) -> None:
         """The request that waits at a gate will not be sent any more."""
@@ -480,6 +506,7 @@ class GuardedProduce(ControlMessages):
             for ticket in (*turn.granted, turn.waiting_for):
                 if ticket is not None:
                     self._commands.append(ToGate(ticket, Withdrawn(ticket)))
+            self._leave_door(turn, unsent=True)
         if slot is not None:
             self._around.release(slot.reserved_bytes)
             slot.reserved_bytes = 0
@@ -491,11 +518,14 @@ class GuardedProduce(ControlMessages):
         return [
             key
             for key, result in turn.results.items()
-            if result.error_code not in _TELLS_NOTHING and key in turn.tickets and key.topic not in self._may_write
+            if result.error_code not in _TELLS_NOTHING
+            and (key in turn.tickets or key in turn.miscounted)
+            and key.topic not in self._may_write
         ]
 
     def _prove_write(self, slot: Slot, turn: Turn, topics: Sequence[str]) -> None:
-        """A refusal tells where the log ends. Only who may write the topic learns that, and Kafka says who may.
+        """A refusal tells where the log ends, or how many partitions there are. Only who may write the topic learns
+        that, and Kafka says who may.
 
         A Produce request without a record batch: authorisation comes first (29), then Kafka finds nothing to append
         (87). Nothing can be written by it.
@@ -504,7 +534,7 @@ class GuardedProduce(ControlMessages):
             return
         turn.proving = True
         names = dict.fromkeys(topics)
-        partitions = {name: next(k.partition for k in turn.tickets if k.topic == name) for name in names}
+        partitions = {name: next(k.partition for k in turn.partitions() if k.topic == name) for name in names}
         version = min(9, turn.request.api_version)
         probe = replace(
             turn.request,

@@ -13,10 +13,16 @@ from fencepost_proxy.session.messages import Handed, HandOver
 from fencepost_proxy.session.slots import Failed
 from fencepost_proxy.session.surroundings import Surroundings
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
-from fencepost_proxy.wire.apis import ALTER_CONFIGS, CREATE_TOPICS, DELETE_TOPICS, INCREMENTAL_ALTER_CONFIGS
+from fencepost_proxy.wire.apis import (
+    ALTER_CONFIGS,
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    INCREMENTAL_ALTER_CONFIGS,
+)
 
-#: Requests that may change virtual configs: one process puts them in an order.
-OWNERS_APIS = frozenset({CREATE_TOPICS, DELETE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS})
+#: Requests that may change virtual configs, or make a topic grow: one process puts them in an order.
+OWNERS_APIS = frozenset({CREATE_TOPICS, DELETE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS, CREATE_PARTITIONS})
 
 
 class Handover(Connection):
@@ -47,8 +53,13 @@ class Handover(Connection):
 
     def _hand_over(self) -> None:
         """Once nothing is under way. What waits for an answer waits for this process."""
-        under_way = self._to_client or self._from_upstream or self._turns or self._turn is not None or self._probes
-        if under_way or not self._upstream.between_frames or self._closing or self.client_gone or self.upstream_gone:
+        if (
+            not self._nothing_under_way()
+            or not self._upstream.between_frames
+            or self._closing
+            or self.client_gone
+            or self.upstream_gone
+        ):
             return
         unread = self._client.give_back()
         if self._taken_frame is not None:

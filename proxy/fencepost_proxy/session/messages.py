@@ -7,8 +7,10 @@ often. Whoever cannot write them at once makes a copy.
 from __future__ import annotations
 
 from fencepost_policies.values import value
+from fencepost_proxy.groups.questions import Notice, Question, Reply
 from fencepost_proxy.partitions.events import Event as GateEvent
 from fencepost_proxy.partitions.events import Ticket
+from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
@@ -73,6 +75,27 @@ class Stored:
 
 
 @value
+class Expanded:
+    """What came of `Expand`, one for each of its requests."""
+
+    token: int
+    outcomes: tuple[ExpansionOutcome, ...]
+
+
+@value
+class Replied:
+    """To an `Ask`."""
+
+    token: int
+    reply: Reply
+
+
+@value
+class TopicNews:
+    """A door was opened, or metadata has told a count: look again whether what waits there may go in."""
+
+
+@value
 class Tick:
     """Time passed, memory was freed: look again at what waits."""
 
@@ -87,6 +110,9 @@ Event = (
     | TurnGranted
     | TurnEnded
     | Stored
+    | Expanded
+    | Replied
+    | TopicNews
     | Tick
 )
 
@@ -117,10 +143,15 @@ class ReadUpstream:
 
 @value
 class CloseClient:
-    """Close once what was written has gone out. `reason` is for the log; `fault` is whose it was, None for nobody's."""
+    """Close once what was written has gone out. `reason` is for the log; `fault` is whose it was, None for nobody's.
+
+    `hang_up` – the client may still be sending: what it sends is thrown away until it has seen the end. A socket that
+    is closed with bytes unread resets the connection, and that may overtake the answer that the client is to see.
+    """
 
     reason: str
     fault: type[Exception] | None = None
+    hang_up: bool = False
 
 
 @value
@@ -148,6 +179,30 @@ class Store:
 
     token: int
     changes: tuple[TopicConfigChange, ...]
+
+
+@value
+class Expand:
+    """Let these topics grow; answer with `Expanded(token)` within `timeout_ms`, as things stand then."""
+
+    token: int
+    requests: tuple[ExpansionRequest, ...]
+    timeout_ms: int
+
+
+@value
+class Ask:
+    """Find that out about a group; answer with `Replied(token)`, whatever comes of it, and soon."""
+
+    token: int
+    question: Question
+
+
+@value
+class Noticed:
+    """A group, or a member of one, has shown something."""
+
+    notice: Notice
 
 
 @value
@@ -199,6 +254,9 @@ Command = (
     | ToGate
     | ToPartition
     | Store
+    | Expand
+    | Ask
+    | Noticed
     | HandOver
     | TopicStale
     | Count

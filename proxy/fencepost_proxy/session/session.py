@@ -33,12 +33,15 @@ from fencepost_proxy.session.messages import (
     CloseUpstream,
     Command,
     Event,
+    Expanded,
     Handed,
     ReadClient,
     ReadUpstream,
+    Replied,
     Stored,
     Tick,
     ToClient,
+    TopicNews,
     ToUpstream,
     TurnEnded,
     TurnGranted,
@@ -46,7 +49,7 @@ from fencepost_proxy.session.messages import (
     UpstreamLost,
     UpstreamPassed,
 )
-from fencepost_proxy.session.short_way import PASSES, ShortWay
+from fencepost_proxy.session.short_way import ShortWay
 from fencepost_proxy.session.slots import Answer, Slot
 from fencepost_proxy.session.surroundings import Surroundings
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE, Treatment, api_name
@@ -115,14 +118,21 @@ class Session(ShortWay):
                     self._turn_granted(ticket, now)
                 case TurnEnded(ticket, result, reason):
                     self._turn_ended(ticket, result, reason, now)
+                case Expanded(token, outcomes):
+                    self._expanded(token, outcomes)
                 case Stored(token, error):
                     self._stored(token, error)
+                case Replied(token, reply):
+                    self._replied(token, reply)
                 case ClientLost():
                     self._client_lost(now)
                 case UpstreamLost(reason):
                     self._upstream_lost(reason)
+                case TopicNews():
+                    self._look_at_door(now)
                 case Tick():
                     self._made_here = 0
+                    self._look_at_door(now)
                     self._tick(now)
             self._go_on(now)
         except ProtocolError as error:
@@ -148,8 +158,12 @@ class Session(ShortWay):
             self._pump_client(now)
             if not self._client_paused:
                 self._commands.append(ReadClient(True))
+        leaving_until = self._leaving_until
+        if leaving_until is not None and not self.client_gone and (self._nothing_under_way() or now >= leaving_until):
+            self._close("its partition count is out of date; it has its answers and should look", None, hang_up=True)
         if self.client_gone and not self.upstream_gone and not self._turns and self._turn is None:
             self._leave_joins()
+            self._leave_all_doors()
             self._commands.append(CloseUpstream())
             self.upstream_gone = True
 
@@ -203,7 +217,7 @@ class Session(ShortWay):
     def _start_request(self, length: int, head: memoryview, now: float) -> bool:
         """Decides about the frame that begins here; False if that needs more of it, or memory that is not there."""
         api_key, version, correlation_id = REQUEST_PREFIX.unpack_from(head)
-        passes = PASSES.get(api_key)
+        passes = self._around.passes.get(api_key)
         if passes is not None and not passes[2] and passes[0] <= version <= passes[1]:
             self._relay(Slot(api_key, version, correlation_id, Answer.RELAYED), length)
             return True
@@ -274,6 +288,7 @@ class Session(ShortWay):
                 self._note_known(version, bytes(head[:_PEEK_BYTES_MAX]), peek, guarded=True)
             return self._collect(length, now)
         if peek.acks == 0:
+            around.note_unanswered(now)
             self._client.pass_frame(length)
         else:
             self._relay(self._produce_slot(version, correlation_id), length)
@@ -403,12 +418,12 @@ class Session(ShortWay):
             self._upstream_lost("the client is gone, and Kafka does not answer its last requests")
         self._tell_what_is_unknown(now)
 
-    def _close(self, reason: str, fault: type[Exception] | None) -> None:
+    def _close(self, reason: str, fault: type[Exception] | None, *, hang_up: bool = False) -> None:
         if self._closing:
             return
         self._closing = True
         self._flush_client()
-        self._commands.append(CloseClient(reason, fault))
+        self._commands.append(CloseClient(reason, fault, hang_up))
         if fault is not None and issubclass(fault, UpstreamProtocolError):
             self._upstream_lost(reason)
             self._commands.append(CloseUpstream())
@@ -437,6 +452,9 @@ class Session(ShortWay):
         self._give_turns_back()
         for turn in self._turns.values():
             self._give_up_waiting(turn)
+        self._leave_all_doors()
+        if self.appends_unknown:
+            self._around.note_unanswered(self._now)
         for slot in (*self._to_client, *self._turns):
             self._around.release(slot.reserved_bytes)
             slot.reserved_bytes = 0

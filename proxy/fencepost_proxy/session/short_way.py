@@ -26,7 +26,7 @@ from fencepost_proxy.session.slots import Answer, Single, Slot
 from fencepost_proxy.session.surroundings import Surroundings
 from fencepost_proxy.session.turn import Turn, make_ticket, sent_batch
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import APIS, PRODUCE, Treatment
+from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.produce import (
     FLEXIBLE,
     PartitionData,
@@ -40,12 +40,6 @@ from fencepost_proxy.wire.single import encode_single, encode_single_answer, rea
 _FRAME_PREFIX = struct.Struct(">ihhi")
 _RESPONSE_PREFIX = struct.Struct(">ii")
 _ACKS_TIMEOUT = struct.Struct(">hi")
-#: API key -> the versions that pass without a look, and whether the state topic must not occur in their bytes.
-PASSES = {
-    key: (api.min_version, api.max_version, Treatment.INSPECT_REQUEST in api.treatment)
-    for key, api in APIS.items()
-    if api.treatment in (Treatment.RELAY, Treatment.INSPECT_REQUEST)
-}
 
 
 @value
@@ -106,7 +100,7 @@ class ShortWay(GuardedProduce):
                 break
             if len(to_client) >= around.in_flight_requests_max:
                 break
-            passes = PASSES.get(api_key)
+            passes = around.passes.get(api_key)
             if passes is not None:
                 if not passes[0] <= version <= passes[1]:
                     break
@@ -234,7 +228,9 @@ class ShortWay(GuardedProduce):
         gate = around.gate(key)
         if not self._owner and self._is_owners(policy):
             return None
-        if policy is None or topic_id is None or gate is None or around.produce_version_max() < PRODUCE_BY_ID:
+        if policy is None or policy.counted:
+            return None  # doors are not on the short way
+        if topic_id is None or gate is None or around.produce_version_max() < PRODUCE_BY_ID:
             return None
         if not around.reserve(len(frame)):
             return None

@@ -2,18 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Protocol
 from uuid import UUID
 
 from fencepost_proxy.partitions.events import Ticket
 from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.session import counted
+from fencepost_proxy.topics.door import Door
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import APIS, Treatment
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint
 
+#: API key -> the versions that pass without a look, and whether the state topic must not occur in their bytes.
+Passes = Mapping[int, tuple[int, int, bool]]
+PASSES: Final[Passes] = MappingProxyType(
+    {
+        key: (api.min_version, api.max_version, Treatment.INSPECT_REQUEST in api.treatment)
+        for key, api in APIS.items()
+        if api.treatment in (Treatment.RELAY, Treatment.INSPECT_REQUEST)
+    }
+)
 
-class Surroundings(Protocol):
+
+def passes_but_for(api_keys: frozenset[int]) -> Passes:
+    """Where these are to be looked into."""
+    return MappingProxyType({key: versions for key, versions in PASSES.items() if key not in api_keys})
+
+
+class Surroundings(counted.Surroundings, Protocol):
     """Answers hold at the moment of asking."""
 
     frame_bytes_max: int
@@ -24,6 +44,10 @@ class Surroundings(Protocol):
     header_names: HeaderNames
     refuse_whole_requests: bool
     state_topic: str
+
+    @property
+    def passes(self) -> Passes:
+        """What passes without a look; see `PASSES`."""
 
     @property
     def state_topic_marks(self) -> tuple[bytes, ...]:
@@ -47,7 +71,7 @@ class Surroundings(Protocol):
         """Whether the virtual configs are loaded and recent enough to rely on."""
 
     def policy(self, topic: str) -> TopicPolicy | None:
-        """The policy of a guarded topic, None for one that is not."""
+        """The policy of a guarded or a counted topic, None for one that is neither."""
 
     def gate(self, partition: TopicPartition) -> Gate | None:
         """The partition's gate, None if it has not been needed lately."""
@@ -73,6 +97,21 @@ class Surroundings(Protocol):
 
     def gate_waited(self, seconds: float) -> None:
         """For the metrics: from an append's offer to its turn."""
+
+    def new_door(self, topic: str) -> Door:
+        """The door of a topic that is counted from now on, or was not used before."""
+
+    def door_waited(self, seconds: float) -> None:
+        """For the metrics: from a request's arrival until it went in at the doors of its counted topics."""
+
+    def note_served(self, connection: int, client_id: str | None, counts: Sequence[tuple[str, int]]) -> None:
+        """A Metadata answer tells this client these partition counts."""
+
+    def note_guess(self, connection: int, client_id: str | None, topic: str, now: float) -> None:
+        """It was refused for the count that it was told last."""
+
+    def note_unanswered(self, now: float) -> None:
+        """Appends that no door knows of are on their way to Kafka, and nobody will hear of them."""
 
     def forwarded(self, waited_seconds: float) -> None:
         """For the metrics: a request goes up now; it was read so long before this event, gates not counted."""

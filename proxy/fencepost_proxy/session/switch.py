@@ -8,6 +8,7 @@ session for its connection, and reads that a gate wants done.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import TypeVar
 
 from fencepost_policies.values import value
@@ -18,6 +19,7 @@ from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.surroundings import Surroundings
+from fencepost_proxy.topics.door import Door
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames
 
@@ -67,6 +69,7 @@ class Switch:
         self._owner = owner
         self.sessions: dict[int, Session] = {}
         self.gates: dict[TopicPartition, Gate] = {}
+        self.doors: dict[str, Door] = {}
         self._around = around
         self._exchanges = exchanges
         self._limits = limits
@@ -113,6 +116,36 @@ class Switch:
             if partition.topic == topic:
                 self._work.append((gate, gates.Forget()))
         return self._run(now)
+
+    # ---- the doors of counted topics
+
+    def door(self, topic: str) -> Door:
+        """The topic's door, made where it was not needed before."""
+        door = self.doors.get(topic)
+        if door is None:
+            door = self.doors[topic] = self._around.new_door(topic)
+        return door
+
+    def close_door(self, topic: str, now: float, but_for: Iterable[int] = ()) -> list[Action]:
+        """Nobody enters any more, but for transactions of these producers: they are told to try again."""
+        self.door(topic).close(now, but_for=but_for)
+        return self.topic_news(now) if but_for else []
+
+    def open_door(self, topic: str, count: int, now: float) -> list[Action]:
+        """The topic has so many partitions."""
+        self.door(topic).open(count)
+        return self.topic_news(now)
+
+    def topic_news(self, now: float) -> list[Action]:
+        """What waits at a door looks again."""
+        waiting = [session for session in self._busy_sessions if session.at_door]
+        self._work.extend((session, sessions.TopicNews()) for session in waiting)
+        return self._run(now)
+
+    @property
+    def quiet(self) -> bool:
+        """Certainly no append is under way that any session knows of."""
+        return not self.in_doubt and not any(session.appends_unknown for session in self.sessions.values())
 
     def tick(self, now: float) -> list[Action]:
         """Due every few tens of milliseconds while `needs_ticks`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from fencepost_policies.append import Append, Refusal
 from fencepost_policies.values import value
@@ -36,6 +37,9 @@ from fencepost_proxy.wire.produce import (
     TopicResult,
 )
 
+if TYPE_CHECKING:
+    from fencepost_proxy.session.counted import CountedTurn
+
 ACKS_ALL = -1
 
 
@@ -48,6 +52,8 @@ class Turn:
     `received_at` – when it was here whole; `offered_at` – when `waiting_for` was offered; `gate_seconds` – how long it
     has waited at gates so far.
     `proving` – it only waits for Kafka to say whether the client may know.
+    `counted` – what of it concerns counted topics; `at_door` – it waits there, and has not come to the gates.
+    `miscounted` – partitions refused there.
     """
 
     request: ProduceRequest
@@ -64,6 +70,9 @@ class Turn:
     granted: list[Ticket] = field(default_factory=list)
     sent: bool = False
     throttle_time_ms: int = 0
+    counted: CountedTurn | None = None
+    at_door: bool = False
+    miscounted: frozenset[TopicPartition] = frozenset()
 
     @property
     def complete(self) -> bool:

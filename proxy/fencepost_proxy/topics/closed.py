@@ -16,7 +16,7 @@ from typing import Final
 from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.planning import Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
-from fencepost_proxy.wire.apis import CREATE_PARTITIONS, DELETE_RECORDS, FETCH
+from fencepost_proxy.wire.apis import DELETE_RECORDS, FETCH
 from fencepost_proxy.wire.schema import Message
 
 DENIED: Final = Error.TOPIC_AUTHORIZATION_FAILED
@@ -86,18 +86,6 @@ def _delete_records(request: Message, known: Known) -> Plan:
     return Plan(request, finish)
 
 
-def _create_partitions(request: Message, known: Known) -> Plan:
-    refused = _take(request, "topics", lambda topic: known.is_state_topic(topic.name))
-
-    def finish(response: Message) -> list[TopicConfigChange]:
-        for topic in refused:
-            denial = Message(name=topic.name, error_code=DENIED, error_message=denied_message(known))
-            response.results.append(denial)
-        return []
-
-    return Plan(request, finish)
-
-
 def _take(request: Message, attribute: str, unwanted: Callable[[Message], bool]) -> list[Message]:
     """Takes the unwanted entries out of a list of the request."""
     entries: list[Message] = getattr(request, attribute)
@@ -108,5 +96,4 @@ def _take(request: Message, attribute: str, unwanted: Callable[[Message], bool])
 CLOSED_APIS: Final[Mapping[int, Callable[[Message, Known], Plan]]] = {
     FETCH: _fetch,
     DELETE_RECORDS: _delete_records,
-    CREATE_PARTITIONS: _create_partitions,
 }

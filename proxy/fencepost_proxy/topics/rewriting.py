@@ -23,14 +23,23 @@ from uuid import UUID
 
 from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.closed import CLOSED_APIS, DENIED, denied_message
+from fencepost_proxy.topics.create_partitions import plan_create_partitions
+from fencepost_proxy.topics.expansions import Growth
 from fencepost_proxy.topics.planning import Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.topics.transactions import plan_add_partitions
-from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS, InvalidConfigValue, parse_value
+from fencepost_proxy.topics.virtual_configs import (
+    ORDERED_PARTITION_EXPANSIONS,
+    ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION,
+    VIRTUAL_CONFIGS,
+    InvalidConfigValue,
+    parse_value,
+)
 from fencepost_proxy.types import NO_TOPIC_ID
 from fencepost_proxy.wire.apis import (
     ADD_PARTITIONS_TO_TXN,
     ALTER_CONFIGS,
+    CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
     DESCRIBE_CONFIGS,
@@ -80,6 +89,7 @@ def plan_create_topics(version: int, request: Message, known: Known) -> Plan:
         try:
             if known.is_state_topic(topic.name):
                 raise _Refused(DENIED, denied_message(known))
+            _no_read_only(topic.configs)
             ours = [config for config in topic.configs if config.name in VIRTUAL_CONFIGS]
             topic.configs = [config for config in topic.configs if config.name not in VIRTUAL_CONFIGS]
             pending[topic.name] = {config.name: _parse(config.name, config.value) for config in ours}
@@ -199,6 +209,7 @@ def _plan_alter(
         try:
             if known.is_state_topic(topic):
                 raise _Refused(DENIED, denied_message(known))
+            _no_read_only(resource.configs)
             ours = [config for config in resource.configs if config.name in VIRTUAL_CONFIGS]
             if len({config.name for config in ours}) != len(ours):
                 raise _Refused(Error.INVALID_REQUEST, "Error due to duplicate config keys")
@@ -225,6 +236,13 @@ def _plan_alter(
         return [] if request.validate_only else changes
 
     return Plan(request, finish)
+
+
+def _no_read_only(configs: list[Message]) -> None:
+    if any(config.name == ORDERED_PARTITION_EXPANSIONS for config in configs):
+        raise _Refused(
+            Error.INVALID_CONFIG, f"{ORDERED_PARTITION_EXPANSIONS} is read-only: it tells how a topic has grown"
+        )
 
 
 def _no_nulls(configs: list[Message]) -> None:
@@ -275,6 +293,8 @@ def plan_describe_configs(version: int, request: Message, known: Known) -> Plan:
             for name, levels in _levels(known.file_configs(topic), set_on_topic).items():
                 if keys is None or name in keys:
                     result.configs.append(_described(version, request, name, levels))
+            if _shows_growth(known, topic) if keys is None else ORDERED_PARTITION_EXPANSIONS in keys:
+                result.configs.append(_described_growth(version, request, known.growth(topic)))
         for resource in refused:
             response.results.append(
                 Message(
@@ -302,6 +322,28 @@ def _described(version: int, request: Message, name: str, levels: list[_Level]) 
     )
 
 
+def _shows_growth(known: Known, topic: str) -> bool:
+    """Unasked, only where there is something to tell, or will be."""
+    policy = known.policy(topic)
+    return bool(known.growth(topic).expansions) or (policy is not None and policy.ordered)
+
+
+def _described_growth(version: int, request: Message, growth: Growth) -> Message:
+    value, source = growth.described(), _TOPIC_CONFIG if growth.expansions else _DEFAULT_CONFIG
+    documented = version >= 3 and request.include_documentation
+    return Message(
+        name=ORDERED_PARTITION_EXPANSIONS,
+        value=value,
+        read_only=True,
+        config_source=source,
+        synonyms=[Message(name=ORDERED_PARTITION_EXPANSIONS, value=value, source=source)]
+        if request.include_synonyms
+        else [],
+        config_type=_STRING,
+        documentation=ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION if documented else None,
+    )
+
+
 def _levels(file_configs: Mapping[str, str], set_on_topic: Mapping[str, str]) -> dict[str, list[_Level]]:
     """For every virtual config its values by precedence, the first being the one that holds."""
     levels = {}
@@ -316,6 +358,7 @@ def _levels(file_configs: Mapping[str, str], set_on_topic: Mapping[str, str]) ->
 
 _PLANNERS: Final[Mapping[int, Callable[[int, Message, Known], Plan]]] = {
     ADD_PARTITIONS_TO_TXN: lambda version, request, known: plan_add_partitions(request, known),
+    CREATE_PARTITIONS: plan_create_partitions,
     CREATE_TOPICS: plan_create_topics,
     DELETE_TOPICS: plan_delete_topics,
     DESCRIBE_CONFIGS: plan_describe_configs,

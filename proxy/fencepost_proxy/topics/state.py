@@ -6,10 +6,11 @@ One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…
 |---|---|---|
 | `producer-id/<proposal uuid>` | `{"cluster_id", "producer_id"}` | the lowest offset wins, for ever |
 | `stamp-base/<topic id>/<partition>/<producer epoch>/<proposal uuid>` | `{"base"}` | the same, for each epoch |
-| `process/<uuid>` | `{"started_ms"}` | all count: the n-th of them has tag n mod 255 + 1 |
+| `process/<uuid>` | `{"started_ms", "place"}` | all count: the n-th of them has tag n mod 255 + 1 |
 | `alive/<uuid>` | `{"at_ms"}` | sent again and again; a tombstone when the process ends well |
 | `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone deletes it |
 | `expansion…/…`, `partition-count/<topic id>` | how topics grow | `expansions.py` says |
+| `withheld/<group>`, `released/…` | groups that wait for new partitions | `withheld.py` says |
 
 "The first record of a key wins" would die by compaction, which keeps the last: so each proposal has a key of its own,
 and it is written once. Not even its own writer may send it again: with A at offset 5, B at 6 and A's resend at 7, A
@@ -25,7 +26,7 @@ A record of a kind that only a newer version knows is left alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -41,6 +42,8 @@ from fencepost_proxy.topics.virtual_configs import (
     TopicPolicy,
     parse_value,
 )
+from fencepost_proxy.topics.withheld import KINDS as GROUP_KINDS
+from fencepost_proxy.topics.withheld import WithheldView
 from fencepost_proxy.types import LogEndOffset, Offset, ProducerEpoch, ProducerId
 
 _PRODUCER_ID: Final = "producer-id"
@@ -101,9 +104,12 @@ def encode_stamp_base(
     return record(f"{_STAMP_BASE}/{topic_id}/{partition}/{producer_epoch}/{proposal}", {"base": base})
 
 
-def encode_process(process: UUID, started_ms: int) -> StateRecord:
-    """That a proxy process has started (or wants a new tag). Written once, never deleted: the count is what matters."""
-    return record(f"{_PROCESS}/{process}", {"started_ms": started_ms})
+def encode_process(process: UUID, started_ms: int, place: str | None = None) -> StateRecord:
+    """That a proxy process has started (or wants a new tag). Written once, never deleted: the count is what matters.
+
+    `place` – where it runs (`net/places.py`).
+    """
+    return record(f"{_PROCESS}/{process}", {"started_ms": started_ms, **({} if place is None else {"place": place})})
 
 
 def encode_alive(process: UUID, at_ms: int) -> StateRecord:
@@ -153,7 +159,9 @@ class StateView:
         self._producer_id: ProducerId | None = None
         self._topic_configs: dict[str, SetConfigs] = {}
         self._processes: dict[UUID, int] = {}
+        self._places: dict[UUID, str] = {}
         self._growths = Growths()
+        self.groups = WithheldView()
         # Per partition and epoch the proposal that won: its key and its base.
         self._stamp_bases: dict[tuple[UUID, int], dict[ProducerEpoch, tuple[str, LogEndOffset]]] = {}
 
@@ -176,10 +184,14 @@ class StateView:
                 UUID(rest)  # who keeps the time looks at it: `StateTopic`
             elif kind == _PROCESS:
                 self._processes.setdefault(UUID(rest), len(self._processes))
+                if value is not None and isinstance(place := (object_of(value) or {}).get("place"), str):
+                    self._places[UUID(rest)] = place
             elif kind == _TOPIC_CONFIG:
                 self._apply_topic_config(rest, value)
             elif kind in GROWTH_KINDS:
                 self._growths.apply(text, value)
+            elif kind in GROUP_KINDS:
+                self.groups.apply(text, value)
             else:
                 return f"record {offset} of the state topic has a key of an unknown kind: {text!r:.80}"
         except ValueError as error:
@@ -233,6 +245,10 @@ class StateView:
         """The shared producer id, None while none is agreed on."""
         return self._producer_id
 
+    def place(self, process: UUID) -> str | None:
+        """Where that process said that it runs."""
+        return self._places.get(process)
+
     def tag_age(self, process: UUID) -> int:
         """How many processes have started since this one; 0 for one that is not known (yet)."""
         return len(self._processes) - 1 - self._processes[process] if process in self._processes else 0
@@ -260,7 +276,11 @@ class StateView:
 
     def topic_policy(self, topic: str, topic_id: UUID | None, file_configs: FileConfigs) -> TopicPolicy:
         """What holds for a topic: set on it, else given by the file, else the default."""
-        return TopicPolicy.of({**file_configs(topic), **self.configs_set_on(topic, topic_id)})
+        policy = TopicPolicy.of({**file_configs(topic), **self.configs_set_on(topic, topic_id)})
+        if not policy.counted and self.growth(topic, topic_id).pending is not None:
+            # Switched off meanwhile: until the expansion has ended its appends go through doors all the same.
+            return replace(policy, ordered=True)
+        return policy
 
     def growth(self, topic: str, topic_id: UUID | None) -> Growth:
         """How this incarnation of a topic has grown; where `topic_id` is not known, the last one of that name."""
@@ -326,4 +346,6 @@ class StateView:
         for (topic_id, _), bases in self._stamp_bases.items():
             if topic_id == change.topic_id:
                 records += [StateRecord(key.encode(), None) for key, _ in bases.values()]
-        return records if change.topic_id is None else records + self._growths.forget(change.topic_id)
+        if change.topic_id is None:
+            return records
+        return records + self._growths.forget(change.topic_id) + self.groups.forget(change.topic_id)

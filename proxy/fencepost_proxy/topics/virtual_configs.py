@@ -106,6 +106,13 @@ _TABLE: Final = (
     ),
 )
 
+#: What only the proxy itself writes: how a topic has grown (`Growth.described`). Shown like a config, never set.
+ORDERED_PARTITION_EXPANSIONS: Final = "ordered.partition.expansions"
+ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION: Final = (
+    "Read-only. The expansions of this topic, oldest first, as JSON: from and to how many partitions, where each prior "
+    "partition ended then (thresholds), when, and whether it was unordered, that is, made around the proxy."
+)
+
 VIRTUAL_CONFIGS: Final[Mapping[str, VirtualConfig]] = MappingProxyType({config.name: config for config in _TABLE})
 
 
@@ -133,7 +140,7 @@ class TopicPolicy:
     carrier_base: bool = False
     count_check: Check = Check.OFF
     partitioner: Partitioner | None = None
-    ordered_expansion: bool = False
+    ordered: bool = False
 
     @property
     def guarded(self) -> bool:
@@ -143,7 +150,7 @@ class TopicPolicy:
     @property
     def counted(self) -> bool:
         """Its appends go through a door (`topics/door.py`)."""
-        return self.ordered_expansion or self.count_check is not Check.OFF
+        return self.ordered or self.count_check is not Check.OFF
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicPolicy:
@@ -155,7 +162,7 @@ class TopicPolicy:
             carrier_base=values[EXPECTED_OFFSETS_CARRIER] == "base",
             count_check=Check(values[CHECK_PARTITION_COUNT]),
             partitioner=None if partitioner == "none" else Partitioner(partitioner),
-            ordered_expansion=values[ORDERED_PARTITION_EXPANSION] == "true",
+            ordered=values[ORDERED_PARTITION_EXPANSION] == "true",
         )
 
 

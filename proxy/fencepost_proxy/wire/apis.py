@@ -118,7 +118,7 @@ _TABLE: Final = (
     Api(34, "AlterReplicaLogDirs", _RELAY, 0, 2, 2),
     Api(35, "DescribeLogDirs", _RELAY, 0, 5, 2),
     Api(36, "SaslAuthenticate", _RELAY, 0, 2, 2),
-    Api(37, "CreatePartitions", _INSPECT, 0, 3, 2, _STATE_TOPIC),
+    Api(37, "CreatePartitions", _PLAN, 0, 3, 2, "counted topics grow without losing order; " + _STATE_TOPIC),
     Api(38, "CreateDelegationToken", _RELAY, 0, 3, 2),
     Api(39, "RenewDelegationToken", _RELAY, 0, 2, 2),
     Api(40, "ExpireDelegationToken", _RELAY, 0, 2, 2),
@@ -182,8 +182,12 @@ APIS: Final[Mapping[int, Api]] = MappingProxyType({api.key: api for api in _TABL
 
 PRODUCE: Final = 0
 FETCH: Final = 1
+LIST_OFFSETS: Final = 2
 METADATA: Final = 3
+OFFSET_FETCH: Final = 9
 FIND_COORDINATOR: Final = 10
+HEARTBEAT: Final = 12
+SYNC_GROUP: Final = 14
 API_VERSIONS: Final = 18
 CREATE_TOPICS: Final = 19
 DELETE_TOPICS: Final = 20
@@ -198,6 +202,8 @@ INCREMENTAL_ALTER_CONFIGS: Final = 44
 DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65
+CONSUMER_GROUP_HEARTBEAT: Final = 68
+CONSUMER_GROUP_DESCRIBE: Final = 69
 DESCRIBE_TOPIC_PARTITIONS: Final = 75
 
 

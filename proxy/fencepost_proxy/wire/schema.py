@@ -1,9 +1,9 @@
 """Kafka's JSON message schemas, interpreted: what reads and writes any message, with nothing lost on the way.
 
-The schemas are Kafka's own, read from where kafka-python ships them. Not kafka-python's codec: it decodes unknown
-tagged fields but never encodes them; it asserts that a struct inside a tagged field has no tagged fields of its own;
-it loses the tagged fields of a struct with a single field; and its compiled decoders cut a string short where the
-frame ends before it. None of that can be put right from outside.
+The schemas are Kafka's own, read from where kafka-python ships them; those that it lacks are in `lacking.py`. Not
+kafka-python's codec: it decodes unknown tagged fields but never encodes them; it asserts that a struct inside a tagged
+field has no tagged fields of its own; it loses the tagged fields of a struct with a single field; and its compiled
+decoders cut a string short where the frame ends before it. None of that can be put right from outside.
 
 Kept exactly: unknown tagged fields at every level (`Message.unknown_tags`). As Kafka's own writer does it, a known
 tagged field that has its default value is not written, and tagged fields are written in ascending order. A schema
@@ -25,6 +25,7 @@ from uuid import UUID
 
 from fencepost_proxy.errors import LimitError
 from fencepost_proxy.types import NO_TOPIC_ID
+from fencepost_proxy.wire.lacking import SCHEMAS
 from fencepost_proxy.wire.primitives import (
     INT16,
     INT32,
@@ -130,6 +131,8 @@ def _schema_directory() -> Path:
 
 @cache
 def _schema(name: str) -> dict[str, Any] | None:
+    if name in SCHEMAS:
+        return SCHEMAS[name]
     path = _schema_directory() / f"{name}.json"
     if not path.is_file():
         return None

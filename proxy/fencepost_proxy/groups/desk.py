@@ -1,0 +1,284 @@
+"""Requests and answers of consumer groups that are read, and changed where a new partition is withheld.
+
+| API | what is done |
+|---|---|
+| SyncGroup | the answer's assignment is cut down to what the group may have |
+| Heartbeat | REBALANCE_IN_PROGRESS for a member that lacks what is no longer withheld |
+| ConsumerGroupHeartbeat | both at once: the assignment is cut down, and what is no longer withheld is added later |
+| OffsetFetch | "no commit" on a new partition becomes its beginning, for groups that were there before |
+| ListOffsets | noticed: a group without commits that begins at a prior partition's end has nothing to read there |
+
+Answers that need to know how far a group is wait for it (`questions.py`); heartbeats of members that lack nothing never
+do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final, Protocol
+from uuid import UUID
+
+from fencepost_policies.values import value
+from fencepost_proxy.groups.assignment import MalformedAssignment, decode_assignment
+from fencepost_proxy.groups.questions import (
+    Beginnings,
+    HasTasks,
+    IsAssigned,
+    LookedUp,
+    MayHave,
+    Notice,
+    Question,
+    Reply,
+    WhatIsAssigned,
+    WhereToBegin,
+    Withheld,
+)
+from fencepost_proxy.groups.watch import Assigned, Watch
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import (
+    CONSUMER_GROUP_HEARTBEAT,
+    HEARTBEAT,
+    LIST_OFFSETS,
+    OFFSET_FETCH,
+    SYNC_GROUP,
+)
+from fencepost_proxy.wire.schema import Message
+
+#: Looked into while a topic is to grow in order; and from when one has.
+ASSIGNING: Final = frozenset({SYNC_GROUP, CONSUMER_GROUP_HEARTBEAT})
+FOLLOWING: Final = ASSIGNING | {HEARTBEAT, OFFSET_FETCH, LIST_OFFSETS}
+
+_CONSUMERS: Final = (None, "", "consumer")
+_LATEST: Final = -1
+_NO_COMMIT: Final = -1
+_COORDINATOR_LOAD_IN_PROGRESS: Final = 14
+_REBALANCE_IN_PROGRESS: Final = 27
+_GROUP_ERROR_FROM: Final = 2
+_BY_GROUP_FROM: Final = 8
+_BY_ID_FROM: Final = 10
+
+
+class Stakes(Protocol):
+    """What is known of topics that grow in order."""
+
+    def new(self, partition: TopicPartition) -> bool:
+        """Whether an ordered expansion brought it, or may have."""
+
+    def grows(self, topic: str) -> bool:
+        """Whether it has, or may have, such partitions."""
+
+    def topic(self, topic_id: UUID) -> str | None:
+        """The name of one that grows in order."""
+
+    def topic_ids(self) -> Mapping[str, UUID]:
+        """Of those."""
+
+
+@value
+class Outcome:
+    """Of an answer that was read, and perhaps changed.
+
+    `complete` – changes it by the reply to `question`; it may not go before that.
+    """
+
+    changed: bool = False
+    question: Question | None = None
+    complete: Callable[[Reply], None] = lambda reply: None
+    notice: Notice | None = None
+
+
+@value
+class GroupPlan:
+    """`forward` – the request, changed; None: as it is. `finish` is given the decoded answer."""
+
+    forward: Message | None
+    finish: Callable[[Message], Outcome]
+
+
+_UNCHANGED: Final = Outcome()
+
+
+class Desk:
+    """Of one process. `now` is monotonic seconds."""
+
+    def __init__(self, watch: Watch, stakes: Stakes, now: Callable[[], float]) -> None:
+        self._watch = watch
+        self._stakes = stakes
+        self._now = now
+
+    def begin(self, api_key: int, version: int, client_id: str | None, request: Message) -> GroupPlan:
+        """`api_key` is one of `FOLLOWING`."""
+        if api_key == SYNC_GROUP:
+            return GroupPlan(None, lambda answer: self._synced(request, client_id, answer))
+        if api_key == HEARTBEAT:
+            return GroupPlan(None, lambda answer: self._heartbeat(request, answer))
+        if api_key == OFFSET_FETCH:
+            return GroupPlan(None, lambda answer: self._offsets(version, request, answer))
+        if api_key == LIST_OFFSETS:
+            return GroupPlan(None, lambda answer: self._looked_up(request, client_id))
+        return self._consumer_heartbeat(request, client_id)
+
+    # ---- the classic protocol
+
+    def _synced(self, request: Message, client_id: str | None, answer: Message) -> Outcome:
+        if answer.error_code or not answer.assignment or answer.protocol_type not in _CONSUMERS:
+            return _UNCHANGED
+        group, member, generation = request.group_id, request.member_id, request.generation_id
+        try:
+            assignment = decode_assignment(answer.assignment)
+        except MalformedAssignment:
+            return _UNCHANGED  # not an ordinary consumer's: the protocol's type says so from v5 on only
+        new = tuple(
+            partition
+            for topic, partitions in assignment.topics
+            for partition in (TopicPartition(topic, number) for number in partitions)
+            if self._stakes.new(partition)
+        )
+        if not new:
+            self._watch.synced(group, member, generation, frozenset())
+            return _UNCHANGED
+        if assignment.has_task_data:
+            return Outcome(notice=HasTasks(group))
+
+        def complete(reply: Reply) -> None:
+            assert isinstance(reply, Withheld)
+            withheld = reply.partitions
+            self._watch.synced(group, member, generation, withheld)
+            if withheld:
+                kept = assignment.keeping(lambda topic, number: TopicPartition(topic, number) not in withheld)
+                answer.assignment = kept.encode()
+
+        return Outcome(changed=True, question=MayHave(group, client_id, new), complete=complete)
+
+    def _heartbeat(self, request: Message, answer: Message) -> Outcome:
+        if answer.error_code:
+            return _UNCHANGED
+        if not self._watch.must_rejoin(request.group_id, request.member_id, request.generation_id, self._now()):
+            return _UNCHANGED
+        answer.error_code = _REBALANCE_IN_PROGRESS
+        return Outcome(changed=True)
+
+    # ---- KIP-848
+
+    def _consumer_heartbeat(self, request: Message, client_id: str | None) -> GroupPlan:
+        group, member = request.group_id, request.member_id
+        owned = None if request.topic_partitions is None else _assigned(request.topic_partitions)
+        forward = None
+        if request.member_epoch < 0:
+            self._watch.consumer_left(group, member)
+        elif member:
+            instead = self._watch.consumer_asks(group, member, owned, self._now())
+            if instead is not None:
+                request.topic_partitions, forward = _topics(instead), request
+        return GroupPlan(forward, lambda answer: self._consumer_told(group, member, client_id, owned, answer))
+
+    def _consumer_told(
+        self, group: str, member: str, client_id: str | None, owned: Assigned | None, answer: Message
+    ) -> Outcome:
+        member = member or answer.member_id or ""  # v0: the coordinator may give the id
+        if answer.error_code or answer.member_epoch < 0:
+            self._watch.consumer_left(group, member)
+            return _UNCHANGED
+        if answer.assignment is None:
+            return self._consumer_goes_on(group, member, answer)
+        assigned = _assigned(answer.assignment.topic_partitions)
+        new = tuple(partition for partition in self._named(assigned) if self._stakes.new(partition))
+        if not new:
+            self._watch.consumer_told(group, member, assigned, frozenset(), owned)
+            return _UNCHANGED
+
+        def complete(reply: Reply) -> None:
+            assert isinstance(reply, Withheld)
+            self._watch.consumer_told(group, member, assigned, reply.partitions, owned)
+            if reply.partitions:
+                ids = self._stakes.topic_ids()
+                left_out = {(ids.get(each.topic), each.partition) for each in reply.partitions}
+                kept = ((topic, tuple(p for p in ps if (topic, p) not in left_out)) for topic, ps in assigned)
+                answer.assignment.topic_partitions = _topics(each for each in kept if each[1])
+
+        return Outcome(changed=True, question=MayHave(group, client_id, new), complete=complete)
+
+    def _consumer_goes_on(self, group: str, member: str, answer: Message) -> Outcome:
+        if self._watch.consumer_is_strange(group, member):
+
+            def complete(reply: Reply) -> None:
+                assert isinstance(reply, IsAssigned)
+                if reply.assigned is not None:
+                    lacking = self._watch.groups[group].recorded if group in self._watch.groups else frozenset()
+                    lacking &= frozenset(self._named(reply.assigned))
+                    self._watch.consumer_told(group, member, reply.assigned, lacking, None)
+                    self._give(group, member, answer)
+
+            return Outcome(changed=True, question=WhatIsAssigned(group, member), complete=complete)
+        return Outcome(changed=True) if self._give(group, member, answer) else _UNCHANGED
+
+    def _give(self, group: str, member: str, answer: Message) -> bool:
+        assigned = self._watch.consumer_gets(group, member, self._stakes.topic_ids())
+        if assigned is None:
+            return False
+        answer.assignment = Message(topic_partitions=_topics(assigned))
+        return True
+
+    def _named(self, assigned: Assigned) -> list[TopicPartition]:
+        named = []
+        for topic_id, partitions in assigned:
+            topic = self._stakes.topic(topic_id)
+            if topic is not None:
+                named += [TopicPartition(topic, partition) for partition in partitions]
+        return named
+
+    # ---- offsets
+
+    def _offsets(self, version: int, request: Message, answer: Message) -> Outcome:
+        """No client asks for several groups at once but admins, who want to know what is committed: left alone."""
+        if version < _BY_GROUP_FROM:
+            group, holder = request.group_id, answer
+        elif len(answer.groups) == 1:
+            group, holder = answer.groups[0].group_id, answer.groups[0]
+        else:
+            return _UNCHANGED
+        if getattr(holder, "error_code", 0):
+            return _UNCHANGED
+        missing: dict[TopicPartition, Message] = {}
+        for topic in holder.topics:
+            name = topic.name if version < _BY_ID_FROM else self._stakes.topic(topic.topic_id)
+            if name is None or not self._stakes.grows(name):
+                continue
+            for entry in topic.partitions:
+                partition = TopicPartition(name, entry.partition_index)
+                if entry.committed_offset == _NO_COMMIT and not entry.error_code and self._stakes.new(partition):
+                    missing[partition] = entry
+        if not missing:
+            return _UNCHANGED
+
+        def complete(reply: Reply) -> None:
+            assert isinstance(reply, Beginnings)
+            if reply.offsets is None:
+                # Ask again: a group that begins by its own policy may skip what came since the topic has grown.
+                for each in [holder] if version >= _GROUP_ERROR_FROM else missing.values():
+                    each.error_code = _COORDINATOR_LOAD_IN_PROGRESS
+                return
+            for partition, entry in missing.items():
+                entry.committed_offset = reply.offsets.get(partition, _NO_COMMIT)
+
+        return Outcome(changed=True, question=WhereToBegin(group, tuple(missing)), complete=complete)
+
+    def _looked_up(self, request: Message, client_id: str | None) -> Outcome:
+        latest: list[TopicPartition] = []
+        others: list[TopicPartition] = []
+        for topic in request.topics:
+            if self._stakes.grows(topic.name):
+                for entry in topic.partitions:
+                    place = latest if entry.timestamp == _LATEST else others
+                    place.append(TopicPartition(topic.name, entry.partition_index))
+        if not (latest or others):
+            return _UNCHANGED
+        return Outcome(notice=LookedUp(client_id, tuple(latest), tuple(others)))
+
+
+def _assigned(topics: Sequence[Message]) -> Assigned:
+    return tuple((topic.topic_id, tuple(topic.partitions)) for topic in topics)
+
+
+def _topics(assigned: Iterable[tuple[UUID, tuple[int, ...]]]) -> list[Message]:
+    return [Message(topic_id=topic_id, partitions=list(partitions)) for topic_id, partitions in assigned]

@@ -1,0 +1,217 @@
+"""Members of groups that hold less than they were assigned: who they are, and when they are to get the rest.
+
+The coordinator does not know that a partition was withheld. So a member has to be brought to ask again, or be told:
+
+- Classic protocol: a Heartbeat is answered REBALANCE_IN_PROGRESS, so the member joins again, and its next SyncGroup
+  answer has what is no longer withheld. Each member that lacks something needs that: a follower that joins a stable
+  group again just gets the same generation, without the others noticing.
+- KIP-848: the coordinator tells an assignment once, when it changes. It is remembered here, and put into the answer of
+  a later heartbeat.
+
+KIP-848 has a trap. Member M is assigned p, which is withheld. The coordinator takes p away again; M is told an
+assignment that does not differ from what it holds, has nothing to do and acknowledges nothing. The coordinator waits
+for M to give up p, and fences M in the end. So what M last said that it owns is put into its next request.
+
+A member that never showed up here (this process was restarted, or its coordinator moved to a broker whose connections
+go through another process) may hold less as well, where the state topic says so of its group.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+from uuid import UUID
+
+from fencepost_proxy.types import TopicPartition
+
+_Value = TypeVar("_Value")
+
+#: Members of watched groups that are remembered; whoever is forgotten joins again once when something is released.
+_MEMBERS_MAX: Final = 100_000
+#: After how many heartbeats a KIP-848 member is told once more of partitions that it has not taken.
+_TELL_AGAIN: Final = 3
+
+#: What a coordinator assigned: topic id and partitions.
+Assigned = tuple[tuple[UUID, tuple[int, ...]], ...]
+
+
+@dataclass(slots=True)
+class _Member:
+    """`lacking` – what it was assigned and did not get."""
+
+    generation: int
+    lacking: frozenset[TopicPartition]
+
+
+@dataclass(slots=True)
+class ConsumerMember:
+    """A member of the KIP-848 protocol. `owned` – what it last said that it holds; None where it has not said so here.
+
+    `assigned` – what the coordinator told last, None where that was not seen here. `told_ago` – heartbeats since it
+    was told of what had been withheld.
+    """
+
+    assigned: Assigned | None = None
+    lacking: frozenset[TopicPartition] = frozenset()
+    owned: Assigned | None = None
+    acknowledge: bool = False
+    told_ago: int = 0
+
+
+@dataclass(slots=True)
+class Group:
+    """`withheld` – from the group, now; None until that was looked up. `recorded` – what the state topic says that
+    members may lack. `active_at` – when a member was heard of here."""
+
+    withheld: frozenset[TopicPartition] | None = None
+    recorded: frozenset[TopicPartition] = frozenset()
+    active_at: float = 0.0
+    wanted: set[TopicPartition] = field(default_factory=set)
+
+    def released(self, lacking: frozenset[TopicPartition]) -> frozenset[TopicPartition]:
+        return frozenset() if self.withheld is None else lacking - self.withheld
+
+
+class Watch:
+    """Of one process. Groups are watched from when something is first withheld from them."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Group] = {}
+        self._members: OrderedDict[tuple[str, str], _Member] = OrderedDict()
+        self._consumers: OrderedDict[tuple[str, str], ConsumerMember] = OrderedDict()
+
+    # ---- what is known of groups
+
+    def withhold(self, group: str, withheld: Iterable[TopicPartition], asked: Iterable[TopicPartition]) -> None:
+        """What a member was about to get (`asked`), and what of it is withheld from its group now."""
+        withheld, asked = frozenset(withheld), frozenset(asked)
+        watched = self.groups.get(group)
+        if watched is None:
+            if not withheld:
+                return
+            watched = self.groups[group] = Group()
+        watched.wanted |= withheld
+        watched.withheld = ((watched.withheld or frozenset()) - asked) | withheld
+
+    def update(self, group: str, withheld: frozenset[TopicPartition]) -> None:
+        """All that is withheld from it, as it is now."""
+        if group in self.groups:
+            self.groups[group].withheld = withheld
+
+    def record(self, group: str, lacking: frozenset[TopicPartition]) -> None:
+        """What the state topic says that members of the group may lack."""
+        if lacking:
+            self.groups.setdefault(group, Group()).recorded = lacking
+        elif group in self.groups:
+            self.groups[group].recorded = lacking
+
+    def forget(self, group: str) -> None:
+        self.groups.pop(group, None)
+        for members in (self._members, self._consumers):
+            for key in [key for key in members if key[0] == group]:
+                del members[key]
+
+    # ---- the classic protocol
+
+    def synced(self, group: str, member: str, generation: int, lacking: frozenset[TopicPartition]) -> None:
+        """A member is about to get its assignment, but for these."""
+        if group in self.groups:
+            _put(self._members, (group, member), _Member(generation, lacking))
+
+    def must_rejoin(self, group: str, member: str, generation: int, now: float) -> bool:
+        """Whether a heartbeat that the coordinator answered well is to be answered REBALANCE_IN_PROGRESS."""
+        watched = self.groups.get(group)
+        if watched is None:
+            return False
+        watched.active_at = now
+        known = self._members.get((group, member))
+        lacking = watched.recorded if known is None or known.generation != generation else known.lacking
+        return bool(watched.released(lacking))
+
+    # ---- KIP-848
+
+    def consumer(self, group: str, member: str) -> ConsumerMember | None:
+        return self._consumers.get((group, member))
+
+    def consumer_asks(self, group: str, member: str, owned: Assigned | None, now: float) -> Assigned | None:
+        """A heartbeat goes up. Gives back what it has to say in place of nothing."""
+        watched = self.groups.get(group)
+        if watched is not None:
+            watched.active_at = now
+        known = self._consumers.get((group, member))
+        if known is None:
+            if owned is not None and watched is not None:
+                _put(self._consumers, (group, member), ConsumerMember(owned=owned))
+            return None
+        if owned is not None:
+            known.owned, known.acknowledge = owned, False
+            return None
+        if known.acknowledge and known.owned is not None:
+            known.acknowledge = False
+            return known.owned
+        return None
+
+    def consumer_told(
+        self, group: str, member: str, assigned: Assigned, lacking: frozenset[TopicPartition], owned: Assigned | None
+    ) -> None:
+        """The coordinator has assigned something, and the member is about to be told of it, but for these.
+
+        `owned` – what the member said with the request that this answers.
+        """
+        if group not in self.groups:
+            return
+        known = self._consumers.get((group, member))
+        if known is None:
+            known = ConsumerMember()
+            _put(self._consumers, (group, member), known)
+        if owned is not None:
+            known.owned = owned
+        known.acknowledge = bool(lacking or known.lacking)
+        known.assigned, known.lacking, known.told_ago = assigned, lacking, 0
+
+    def consumer_gets(self, group: str, member: str, topic_ids: Mapping[str, UUID]) -> Assigned | None:
+        """What to put into an answer that assigns nothing; None: nothing."""
+        watched, known = self.groups.get(group), self._consumers.get((group, member))
+        if watched is None or known is None or known.assigned is None or not known.lacking:
+            return None
+        released = watched.released(known.lacking)
+        if not released:
+            return None
+        if known.owned is not None and all(_has(known.owned, topic_ids.get(each.topic), each) for each in released):
+            known.lacking -= released
+            return None
+        known.told_ago += 1
+        if known.told_ago > 1 and known.told_ago % _TELL_AGAIN:
+            return None
+        left_out = {(topic_ids.get(each.topic), each.partition) for each in known.lacking - released}
+        kept = ((topic, tuple(p for p in ps if (topic, p) not in left_out)) for topic, ps in known.assigned)
+        return tuple((topic, partitions) for topic, partitions in kept if partitions)
+
+    def consumer_is_strange(self, group: str, member: str) -> bool:
+        """Whether it may lack something of which nothing is known here, and which is released."""
+        watched = self.groups.get(group)
+        if watched is None:
+            return False
+        known = self._consumers.get((group, member))
+        return (known is None or known.assigned is None) and bool(watched.released(watched.recorded))
+
+    def consumer_left(self, group: str, member: str) -> None:
+        self._consumers.pop((group, member), None)
+
+    def lacking_members(self) -> int:
+        """For the metrics."""
+        classic = sum(bool(each.lacking) for each in self._members.values())
+        return classic + sum(bool(each.lacking) for each in self._consumers.values())
+
+
+def _has(owned: Assigned, topic_id: UUID | None, partition: TopicPartition) -> bool:
+    return any(topic == topic_id and partition.partition in partitions for topic, partitions in owned)
+
+
+def _put(members: OrderedDict[tuple[str, str], _Value], key: tuple[str, str], value: _Value) -> None:
+    members[key] = value
+    members.move_to_end(key)
+    if len(members) > _MEMBERS_MAX:
+        members.popitem(last=False)

@@ -1,0 +1,465 @@
+"""Counted topics that grow: the procedure (`topics/expanding.py`) with a Kafka, a state topic and a clock.
+
+Every process follows the pending expansions in its view of the state topic and keeps its doors by them: closed in the
+very moment in which one is read, opened when its end is. One process drives; where it is gone, another one claims that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Iterable
+from contextlib import suppress
+from typing import Any, Final, Protocol, TypeVar
+from uuid import UUID, uuid4
+
+from fencepost_proxy import logs
+from fencepost_proxy.config import Limits
+from fencepost_proxy.errors import Error, FencepostError
+from fencepost_proxy.net.control import ControlClient, OutcomeUnknown, TopicInfo, UpstreamUnavailable
+from fencepost_proxy.net.http import ExpansionStatus
+from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.net.state_topic import StateTopic
+from fencepost_proxy.topics import expanding as ex
+from fencepost_proxy.topics.expansions import Expansion, Growth, encode_expansion, encode_partition_count
+from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
+from fencepost_proxy.types import ProducerId, TopicPartition
+
+_T = TypeVar("_T")
+_log = logs.get("net.expansions")
+_limited_log = logs.RateLimitedLog(_log)
+
+#: How long one question to Kafka may take: the procedure asks again.
+_QUESTION_SECONDS: Final = 5.0
+#: Questions to partitions' leaders at once.
+_AT_ONCE: Final = 64
+#: From then on the log says what a step waits for.
+_SAY_SECONDS: Final = 1.0
+#: A client is told in time that it goes on: its own patience ends with its timeout.
+_OF_ITS_TIMEOUT: Final = 0.95
+
+
+class Doors(Protocol):
+    """This process's doors, by topic. A door that is not there yet is made."""
+
+    def close_door(self, topic: str, but_for: frozenset[ProducerId]) -> None: ...
+
+    def open_door(self, topic: str, partition_count: int | None) -> None:
+        """None: as many as it had."""
+
+    def door_empty(self, topic: str) -> bool: ...
+
+
+class Expansions:
+    """See the module. `spawn` starts a task that ends with the process."""
+
+    def __init__(
+        self,
+        control: ControlClient,
+        state: StateTopic,
+        limits: Limits,
+        *,
+        doors: Doors,
+        metrics: Metrics,
+        spawn: Spawn,
+    ) -> None:
+        self._control = control
+        self._state = state
+        self._limits = limits
+        self._doors = doors
+        self._metrics = metrics
+        self._spawn = spawn
+        self._changed = asyncio.Event()  # set, and replaced, when the view has changed
+        self._closings: dict[UUID, ex.Closing] = {}  # by topic id
+        self._procedures: dict[UUID, ex.Procedure] = {}  # by proposal
+        self._claiming: set[UUID] = set()
+        self._counting: set[UUID] = set()
+        self._running = False
+        self._asking = asyncio.Semaphore(_AT_ONCE)
+
+    # ---- the view
+
+    def start(self) -> None:
+        """Once this process has a name among the others (`StateTopic.enter`)."""
+        self._running = True
+        self.view_changed()
+
+    def view_changed(self) -> None:
+        """At once, and before anything else that the new records mean: from here on no append passes a closed door."""
+        pending = {expansion.topic_id: expansion for expansion in self._state.view.pending_expansions}
+        for topic_id, closing in list(self._closings.items()):
+            expansion = pending.get(topic_id)
+            if expansion is None or expansion.proposal != closing.expansion.proposal:
+                del self._closings[topic_id]
+                self._reopen(closing.expansion)
+        for topic_id, expansion in pending.items():
+            if topic_id not in self._closings:
+                self._closings[topic_id] = closing = ex.Closing(expansion)
+                self._doors.close_door(expansion.topic, closing.but_for)
+                self._spawn(self._close(closing), f"close {expansion.topic}")
+        self._metrics.expansions_pending.value = len(pending)
+        self._drive_what_is_ours()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _reopen(self, expansion: Expansion) -> None:
+        growth = self._state.view.growth(expansion.topic, expansion.topic_id)
+        count = growth.count
+        if growth.ended(expansion.proposal) is None:
+            count = expansion.from_count if expansion.proposal in growth.failed else None
+        self._doors.open_door(expansion.topic, count)
+        _log.info("appends go on", topic=expansion.topic, partitions="as before" if count is None else count)
+
+    def _growth(self, expansion: Expansion) -> Growth:
+        return self._state.view.growth(expansion.topic, expansion.topic_id)
+
+    async def _view_change(self, until: float) -> None:
+        changed = self._changed
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, until - time.monotonic())):
+                await changed.wait()
+
+    # ---- this process's doors
+
+    async def _close(self, closing: ex.Closing) -> None:
+        expansion = closing.expansion
+        while self._closings.get(expansion.topic_id) is closing:
+            now = time.monotonic()
+            process = self._state.process
+            if process is None or not self._running:
+                await self._view_change(now + _QUESTION_SECONDS)
+                continue
+            empty = self._doors.door_empty(expansion.topic)
+            match closing.ask(self._growth(expansion), process, empty=empty, now=now):
+                case ex.IsClosed():
+                    await self._view_change(now + _QUESTION_SECONDS)
+                case ex.Wait(until):
+                    await self._view_change(until)
+                case ex.Append(records):
+                    answer = await self._append(ex.Append(records))
+                    if isinstance(answer, ex.NotAppended):
+                        _limited_log.warning(
+                            "closed", "cannot say that a topic is closed", topic=expansion.topic, reason=answer.reason
+                        )
+                        await self._view_change(time.monotonic() + 1.0)
+                    else:
+                        _log.info("appends are held", topic=expansion.topic, proposal=expansion.proposal)
+                case ex.LookAtTransactions(partitions):
+                    hold = closing.handle(await self._transactions(expansion.topic, partitions), time.monotonic())
+                    if hold is not None and self._closings.get(expansion.topic_id) is closing:
+                        self._doors.close_door(expansion.topic, hold.but_for)
+
+    # ---- driving
+
+    async def expand(self, request: ExpansionRequest, timeout_ms: int) -> ExpansionOutcome:
+        """What to tell the client who asked for it, within his timeout."""
+        topic = request.topic
+        try:
+            await self._control.refresh_metadata([topic], timeout_seconds=_QUESTION_SECONDS)
+            info = self._control.topic(topic)
+            process = self._state.process
+            if info is None or process is None:
+                return ExpansionOutcome(topic, Error.UNKNOWN_TOPIC_OR_PARTITION, f"topic={topic}: it is not there")
+            await self._note_growth(info)
+        except FencepostError as error:
+            return ExpansionOutcome(topic, Error.REQUEST_TIMED_OUT, f"topic={topic}: {error}")
+        expansion = Expansion(
+            topic,
+            info.topic_id,
+            info.partition_count,
+            request.to_count,
+            uuid4(),
+            int(time.time() * 1000),
+            process=process,
+            assignments=request.assignments,
+        )
+        procedure = self._procedure(expansion)
+        ended: asyncio.Future[ex.Ended] = asyncio.get_running_loop().create_future()
+        self._spawn(self._drive(procedure, ended), f"expand {topic}")
+        await asyncio.wait({ended}, timeout=timeout_ms / 1000 * _OF_ITS_TIMEOUT)
+        if ended.done():
+            return ExpansionOutcome(topic, ended.result().code, ended.result().message)
+        where = procedure.step.value + (f": {procedure.waits_for}" if procedure.waits_for else "")
+        counts = f"from={expansion.from_count} to={expansion.to_count}"
+        text = f"{ex.IN_PROGRESS} topic={topic} {counts}: it goes on by itself; it is at step {where}"
+        return ExpansionOutcome(topic, Error.REQUEST_TIMED_OUT, text)
+
+    def _procedure(self, expansion: Expansion, *, taken_over: bool = False) -> ex.Procedure:
+        procedure = ex.Procedure(
+            expansion,
+            time.monotonic(),
+            wait_seconds=self._limits.expansion_wait_seconds,
+            doubt_seconds=self._limits.takeover_seconds,
+            new_id=uuid4,
+            clock_ms=lambda: int(time.time() * 1000),
+            taken_over=taken_over,
+        )
+        self._procedures[expansion.proposal] = procedure
+        return procedure
+
+    def _drive_what_is_ours(self) -> None:
+        """What this process drives, and what nobody does any more."""
+        process = self._state.process
+        if process is None or not self._running:
+            return
+        alive = self._state.alive(time.monotonic())
+        for expansion in self._state.view.pending_expansions:
+            if expansion.proposal in self._procedures:
+                continue
+            growth = self._growth(expansion)
+            match ex.driver(growth, own=self._state.names, process=process, alive=alive, new_id=uuid4):
+                case ex.Drive():
+                    _log.info("expansion taken over", topic=expansion.topic, proposal=expansion.proposal)
+                    self._spawn(self._drive(self._procedure(expansion, taken_over=True)), f"expand {expansion.topic}")
+                case ex.Claim(record) if expansion.proposal not in self._claiming:
+                    self._claiming.add(expansion.proposal)
+                    self._spawn(self._claim(expansion, ex.Append((record,))), f"claim {expansion.topic}")
+
+    async def _claim(self, expansion: Expansion, claim: ex.Append) -> None:
+        try:
+            await self._append(claim)  # the view says who has won
+        finally:
+            self._claiming.discard(expansion.proposal)
+
+    async def _drive(self, procedure: ex.Procedure, ended: asyncio.Future[ex.Ended] | None = None) -> None:
+        expansion = procedure.expansion
+        end = ex.Ended(ex.Result.UNKNOWN, Error.UNKNOWN_SERVER_ERROR, "it went wrong; the proxy's log says why")
+        try:
+            end = await self._carried_out(procedure)
+        finally:
+            self._procedures.pop(expansion.proposal, None)
+            if ended is not None and not ended.done():
+                ended.set_result(end)
+        self._tell_end(procedure, end)
+        if end.result in (ex.Result.DONE, ex.Result.FAILED, ex.Result.UNORDERED):
+            records = tuple(self._state.view.tidy_expansion(expansion))
+            if records:
+                await self._append(ex.Append(records))
+
+    async def _carried_out(self, procedure: ex.Procedure) -> ex.Ended:
+        step, since = None, 0.0
+        while True:
+            now = time.monotonic()
+            growth, process = self._growth(procedure.expansion), self._state.process
+            may_append = {*self._state.may_append(now), *(() if process is None else (process,))}
+            not_closed = tuple(may_append - growth.closed)
+            world = ex.World(growth, self._state.names, not_closed, fresh=self._state.fresh)
+            wanted = procedure.ask(world, now)
+            if procedure.step is not step:
+                step, since = procedure.step, now
+                _log.info(
+                    "expansion step",
+                    topic=procedure.expansion.topic,
+                    step=step.value,
+                    proposal=procedure.expansion.proposal,
+                )
+            if isinstance(wanted, ex.Ended):
+                return wanted
+            if isinstance(wanted, ex.Wait):
+                if wanted.why and now - since > _SAY_SECONDS:
+                    _limited_log.info(
+                        ("waits", procedure.expansion.proposal, step),
+                        "expansion waits",
+                        topic=procedure.expansion.topic,
+                        step=step.value,
+                        reason=wanted.why,
+                    )
+                await self._view_change(wanted.until)
+                continue
+            procedure.handle(await self._answer(procedure.expansion, wanted), time.monotonic())
+
+    def _tell_end(self, procedure: ex.Procedure, end: ex.Ended) -> None:
+        expansion = procedure.expansion
+        took = " ".join(f"{step.value}={seconds:.3f}" for step, seconds in procedure.took.items())
+        ended = self._growth(expansion).ended(expansion.proposal)
+        held_ms = None if ended is None else ended.held_ms
+        self._metrics.expanded(end.result.value)
+        if end.result is ex.Result.DONE and held_ms is not None:
+            self._metrics.expansion_held_seconds.observe(held_ms / 1000)
+        say = _log.info if end.result is ex.Result.DONE else _log.warning
+        say(
+            "expansion ended",
+            topic=expansion.topic,
+            result=end.result.value,
+            partitions=f"{expansion.from_count}->{expansion.to_count}",
+            held_seconds=None if held_ms is None else held_ms / 1000,
+            thresholds=None if ended is None else ",".join(map(str, ended.thresholds)),
+            seconds=took,
+            reason=end.message,
+        )
+
+    # ---- what the procedure asks for
+
+    async def _answer(self, expansion: Expansion, wanted: ex.Effect) -> ex.Answer:
+        try:
+            match wanted:
+                case ex.Append():
+                    return await self._append(wanted)
+                case ex.Describe():
+                    return await self._describe(expansion.topic)
+                case ex.LookAtTransactions(partitions):
+                    return await self._transactions(expansion.topic, partitions)
+                case ex.CreatePartitions(to_count, assignments, validate_only):
+                    code, message = await self._control.create_partitions(
+                        expansion.topic,
+                        to_count,
+                        assignments,
+                        validate_only=validate_only,
+                        timeout_seconds=self._limits.request_timeout_seconds,
+                    )
+                    return ex.Refused(code, message) if code else ex.Created()
+                case ex.ReadEnds(partitions):
+                    return await self._ends(expansion.topic, partitions)
+        except FencepostError as error:
+            return ex.Unanswered(str(error))
+
+    async def _append(self, wanted: ex.Append) -> ex.Answer:
+        try:
+            await self._state.append(wanted.records)
+        except UpstreamUnavailable as error:
+            return ex.NotAppended(str(error), in_doubt=isinstance(error, OutcomeUnknown))
+        except FencepostError as error:
+            return ex.NotAppended(str(error), in_doubt=True)
+        return ex.Appended()
+
+    async def _describe(self, topic: str) -> ex.Described:
+        await self._control.refresh_metadata([topic], timeout_seconds=_QUESTION_SECONDS)
+        info = self._control.topic(topic)
+        if info is None:
+            return ex.Described(None)
+        count = info.partition_count
+        leaderless = tuple(
+            partition for partition in range(count) if self._control.leader(TopicPartition(topic, partition)) is None
+        )
+        return ex.Described(info.topic_id, count, leaderless)
+
+    async def _transactions(self, topic: str, partitions: Iterable[int]) -> ex.Answer:
+        async def look(partition: int) -> tuple[int, list[ProducerId]]:
+            async with self._asking:
+                tp = TopicPartition(topic, partition)
+                return partition, sorted(await self._control.open_transactions(tp, timeout_seconds=_QUESTION_SECONDS))
+
+        try:
+            found = await _all(look(partition) for partition in partitions)
+        except FencepostError as error:
+            return ex.Unanswered(str(error))
+        return ex.TransactionsOpen({partition: producers for partition, producers in found if producers})
+
+    async def _ends(self, topic: str, partitions: Iterable[int]) -> ex.Ends:
+        async def read(partition: int) -> ex.PartitionEnd:
+            async with self._asking:
+                tp = TopicPartition(topic, partition)
+                end = await self._control.partition_end(tp, timeout_seconds=_QUESTION_SECONDS)
+                return ex.PartitionEnd(end.log_end.leader_epoch, end.log_end.offset, end.high_watermark)
+
+        return ex.Ends(tuple(await _all(read(partition) for partition in partitions)))
+
+    # ---- growth that nobody held appends for
+
+    def look_after(self, counted: Iterable[str], *, owner: bool) -> None:
+        """Now and then: topics that have grown around the proxy, and expansions that nobody drives any more.
+
+        `counted` – the counted topics that are known. `owner` – whether this process is the one of its workers that
+        writes down what all of them see.
+        """
+        if not self._running:
+            return
+        self._state.may_append(time.monotonic())  # so that it is noticed soon that a process is gone
+        self._drive_what_is_ours()
+        if not owner or not self._state.fresh:
+            return
+        for topic in counted:
+            info = self._control.topic(topic)
+            if info is None or info.topic_id in self._counting:
+                continue
+            growth = self._state.view.growth(topic, info.topic_id)
+            if growth.pending is None and (growth.count is None or info.partition_count > growth.count):
+                self._counting.add(info.topic_id)
+                self._spawn(self._count(info), f"count {topic}")
+
+    async def _count(self, info: TopicInfo) -> None:
+        try:
+            await self._note_growth(info)
+        except FencepostError as error:
+            _limited_log.warning("count", "the partition count cannot be stored", topic=info.name, reason=error)
+        finally:
+            self._counting.discard(info.topic_id)
+
+    async def _note_growth(self, info: TopicInfo) -> None:
+        """Raises UpstreamUnavailable, StateError."""
+        growth = self._state.view.growth(info.name, info.topic_id)
+        if growth.pending is not None:
+            return
+        if growth.count is None:
+            await self._state.append([encode_partition_count(info.name, info.topic_id, info.partition_count)])
+        elif info.partition_count > growth.count:
+            at_ms = int(time.time() * 1000)
+            unordered = Expansion(
+                info.name, info.topic_id, growth.count, info.partition_count, uuid4(), at_ms, unordered=True
+            )
+            await self._state.append([encode_expansion(unordered)])
+            if self._growth(unordered).ended(unordered.proposal) is None:
+                return  # another process has written it down, or it was an expansion after all
+            _log.error(
+                "UNORDERED_EXPANSION: partitions were added around the proxy, the order of keys is not kept across it",
+                topic=info.name,
+                was=growth.count,
+                partitions=info.partition_count,
+            )
+            self._metrics.expanded("unordered")
+            self._doors.open_door(info.name, info.partition_count)
+
+    # ---- for people
+
+    def status(self) -> tuple[ExpansionStatus, ...]:
+        """Pending ones first; of the others the last one of each topic that is known to be there."""
+        shown = []
+        for expansion in self._state.view.pending_expansions:
+            procedure = self._procedures.get(expansion.proposal)
+            shown.append(
+                ExpansionStatus(
+                    topic=expansion.topic,
+                    from_count=expansion.from_count,
+                    to_count=expansion.to_count,
+                    state="pending",
+                    at_ms=expansion.at_ms,
+                    step=None if procedure is None else procedure.step.value,
+                    waits_for=None if procedure is None else procedure.waits_for or None,
+                )
+            )
+        for expansion in self._state.view.grown:
+            info = self._control.topic(expansion.topic)
+            if info is not None and info.topic_id == expansion.topic_id:
+                shown.append(
+                    ExpansionStatus(
+                        topic=expansion.topic,
+                        from_count=expansion.from_count,
+                        to_count=expansion.to_count,
+                        state="unordered" if expansion.unordered else "done",
+                        at_ms=expansion.ended_at_ms or expansion.at_ms,
+                        held_ms=expansion.held_ms,
+                        thresholds=expansion.thresholds,
+                    )
+                )
+        return tuple(shown)
+
+    def warnings(self) -> tuple[str, ...]:
+        return tuple(
+            f"{each.topic} has grown around the proxy from {each.from_count} to {each.to_count} partitions: the order "
+            "of keys is not kept across that"
+            for each in self.status()
+            if each.state == "unordered"
+        )
+
+
+class Spawn(Protocol):
+    def __call__(self, work: Coroutine[Any, Any, None], name: str) -> None: ...
+
+
+async def _all(questions: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+    """All answers, or the first failure once every question has come back."""
+    answers = await asyncio.gather(*questions, return_exceptions=True)
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return [answer for answer in answers if not isinstance(answer, BaseException)]

@@ -1,0 +1,63 @@
+"""A connection at the doors of counted topics: what waits there, who is inside, and how a client is sent to look.
+
+`CountedTurn` (`counted.py`) decides. While a request waits at a door it is the connection's `_turn`: nothing behind it
+is read, as at a gate.
+
+A client whose partition count is out of date has to ask for metadata, and the 37 that tells it so makes no client do
+that. What makes all of them is the end of the connection. So nothing more is read, what is under way is answered, and
+then the proxy hangs up: whatever the client sent behind that request is not appended, and it knows.
+"""
+
+from __future__ import annotations
+
+from fencepost_proxy.session.control import ControlMessages
+from fencepost_proxy.session.counted import Admitted, counted_turn
+from fencepost_proxy.session.messages import Count, TopicStale
+from fencepost_proxy.session.turn import Turn, refused
+
+
+class AtDoors(ControlMessages):
+    """Its state is the connection's: `_inside`, `_leaving_until`."""
+
+    __slots__ = ()
+
+    def _waits_at_door(self, turn: Turn, now: float) -> bool:
+        """False: it is in, or has no business there."""
+        around = self._around
+        if turn.counted is None:
+            deadline = now + min(around.gate_wait_max_seconds, max(turn.request.timeout_ms, 0) / 3000)
+            turn.request, turn.counted = counted_turn(turn.request, around.policy, self.connection, now, deadline)
+            if turn.counted is None:
+                return False
+        came = turn.counted.go_in(around, now)
+        if not isinstance(came, Admitted):
+            turn.at_door = True
+            self._commands += [TopicStale(topic) for topic in came.ask]
+            return True
+        turn.at_door = False
+        self._inside[turn.counted] = None
+        around.door_waited(now - turn.received_at)
+        turn.gate_seconds = now - turn.received_at
+        for key, refusal in came.refused.items():
+            turn.results[key] = refused(key, refusal)
+            self._commands.append(Count("refusal", refusal.reason))
+        turn.miscounted = frozenset(came.refused)
+        for topic in came.guesses:
+            around.note_guess(self.connection, self.client_id, topic, now)
+        if came.stale:
+            self._leaving_until = now + around.request_timeout_seconds
+            self._pause_client()
+        return False
+
+    def _leave_door(self, turn: Turn, *, unsent: bool = False) -> None:
+        """Once all of it is answered by Kafka, or nothing of it will be sent."""
+        counted = turn.counted
+        if counted is not None and (unsent or (turn.complete and not counted.unanswered)):
+            counted.leave(self._now)
+            self._inside.pop(counted, None)
+
+    def _leave_all_doors(self) -> None:
+        """Kafka's answers to what is inside will never come."""
+        for counted in self._inside:
+            counted.leave(self._now)
+        self._inside.clear()

@@ -1,0 +1,92 @@
+"""CreatePartitions where topics are counted: Kafka is asked whether it may be, and the proxy does it.
+
+A counted topic grows by the procedure (`expanding.py`), under the proxy's own principal. So the client's request goes
+upstream as *validate-only*, on the client's own connection: Kafka says whether this client may, and whether what is
+asked for makes sense. Only then does the procedure begin, and its end is the client's answer.
+
+Other topics in the same request are Kafka's business. CreatePartitions has one flag for all its topics, so they go up
+in a request of their own, before. And what the client himself only wants validated goes as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fencepost_proxy.errors import Error
+from fencepost_proxy.topics.closed import DENIED, denied_message
+from fencepost_proxy.topics.expanding import IN_PROGRESS
+from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest, Expansions, Known, Plan
+from fencepost_proxy.topics.state import TopicConfigChange
+from fencepost_proxy.types import NodeId
+from fencepost_proxy.wire.schema import Message
+
+
+def plan_create_partitions(_version: int, request: Message, known: Known) -> Plan:
+    refused: list[Message] = []
+    kafkas: list[Message] = []
+    ours: list[Message] = []
+    for topic in request.topics:
+        refusal = _refusal(topic.name, known, validate_only=request.validate_only)
+        if refusal is not None:
+            refused.append(refusal)
+        elif not request.validate_only and known.is_counted(topic.name):
+            ours.append(topic)
+        else:
+            kafkas.append(topic)
+
+    def finish(response: Message) -> list[TopicConfigChange]:
+        response.results += refused
+        return []
+
+    if not ours:
+        request.topics = kafkas
+        return Plan(request, finish)
+    validated = Message(topics=ours, timeout_ms=request.timeout_ms, validate_only=True)
+    first = Message(topics=kafkas, timeout_ms=request.timeout_ms, validate_only=False) if kafkas else None
+    return Plan(validated, finish, expansions=_expansions(first, ours, request.timeout_ms))
+
+
+def _refusal(topic: str, known: Known, *, validate_only: bool) -> Message | None:
+    if known.is_state_topic(topic):
+        return Message(name=topic, error_code=DENIED, error_message=denied_message(known))
+    if validate_only:
+        return None
+    if known.policy(topic) is None:
+        text = "The proxy does not know at this moment whether the topic's partitions are counted. Try again."
+        return Message(name=topic, error_code=Error.REQUEST_TIMED_OUT, error_message=text)
+    pending = known.growth(topic).pending
+    if pending is None:
+        return None
+    text = f"{IN_PROGRESS} topic={topic} from={pending.from_count} to={pending.to_count}: it goes on by itself"
+    return Message(name=topic, error_code=Error.INVALID_PARTITIONS, error_message=text)
+
+
+def _expansions(first: Message | None, ours: list[Message], timeout_ms: int) -> Expansions:
+    answered_first: list[Message] = []
+
+    def wanted(response: Message) -> tuple[ExpansionRequest, ...]:
+        valid = {result.name for result in response.results if result.error_code == Error.NONE}
+        return tuple(
+            ExpansionRequest(
+                topic.name,
+                topic.count,
+                None
+                if topic.assignments is None
+                else tuple(tuple(map(NodeId, each.broker_ids)) for each in topic.assignments),
+            )
+            for topic in ours
+            if topic.name in valid
+        )
+
+    def finish_first(response: Message) -> None:
+        answered_first.extend(response.results)
+
+    def tell(response: Message, outcomes: Mapping[str, ExpansionOutcome]) -> None:
+        for result in response.results:
+            outcome = outcomes.get(result.name)
+            if outcome is not None and result.error_code == Error.NONE:
+                result.error_code = outcome.code
+                result.error_message = outcome.message
+        response.results += answered_first
+
+    return Expansions(first, finish_first, wanted, tell, timeout_ms)

@@ -1,0 +1,98 @@
+"""What the state topic says of groups that wait for new partitions (`groups/` is about why).
+
+| key | value | of several |
+|---|---|---|
+| `withheld/<group>` | `{"topics": {name: {"id", "partitions"}}, "at_ms"}`: its members may lack these | the last |
+| `released/<topic id>/<to>/<group>` | `{"at_ms"}`: an operator let the group have what that expansion brought | any |
+
+A process that is started anew does not know what members hold that stayed connected to the brokers' other listeners, or
+kept their generation: `withheld` says of which groups it has to think so. Tombstoned once nothing is lacking any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from fencepost_proxy.topics.records import StateRecord, object_of, record, typed
+from fencepost_proxy.types import TopicPartition
+
+WITHHELD: Final = "withheld"
+RELEASED: Final = "released"
+KINDS: Final = frozenset({WITHHELD, RELEASED})
+
+
+@dataclass(frozen=True, slots=True)
+class Withheld:
+    """`topic_ids` – of the topics in `partitions`."""
+
+    partitions: frozenset[TopicPartition]
+    topic_ids: Mapping[str, UUID]
+    at_ms: int
+
+
+def encode_withheld(
+    group: str, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, UUID], at_ms: int
+) -> StateRecord:
+    """That members of the group may lack these partitions."""
+    topics: dict[str, dict[str, object]] = {}
+    for topic in sorted({each.topic for each in partitions} & topic_ids.keys()):
+        numbers = sorted(each.partition for each in partitions if each.topic == topic)
+        topics[topic] = {"id": str(topic_ids[topic]), "partitions": numbers}
+    return record(f"{WITHHELD}/{group}", {"topics": topics, "at_ms": at_ms})
+
+
+def encode_withheld_tombstone(group: str) -> StateRecord:
+    """That they have all that they were assigned."""
+    return StateRecord(f"{WITHHELD}/{group}".encode(), None)
+
+
+def encode_released(topic_id: UUID, to_count: int, group: str, at_ms: int) -> StateRecord:
+    """That the group is to have what the expansion to `to_count` brought, however far it has read."""
+    return record(f"{RELEASED}/{topic_id}/{to_count}/{group}", {"at_ms": at_ms})
+
+
+class WithheldView:
+    """Up to the last record applied."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Withheld] = {}
+        self._released: dict[tuple[UUID, int, str], str] = {}
+
+    def apply(self, key: str, raw: bytes | None) -> None:
+        """A record of one of `KINDS`. Raises ValueError for one that cannot be read."""
+        kind, _, rest = key.partition("/")
+        value = object_of(raw)
+        if kind == WITHHELD:
+            if value is None:
+                self.groups.pop(rest, None)
+            else:
+                self.groups[rest] = _withheld(value)
+            return
+        topic_id, _, rest = rest.partition("/")
+        to_count, _, group = rest.partition("/")
+        place = UUID(topic_id), int(to_count), group
+        if value is None:
+            self._released.pop(place, None)
+        else:
+            self._released[place] = key
+
+    def released(self, topic_id: UUID, to_count: int, group: str) -> bool:
+        return (topic_id, to_count, group) in self._released
+
+    def forget(self, topic_id: UUID) -> list[StateRecord]:
+        """The tombstones of what is stored of a topic that is gone."""
+        return [StateRecord(key.encode(), None) for place, key in self._released.items() if place[0] == topic_id]
+
+
+def _withheld(value: Mapping[str, object]) -> Withheld:
+    partitions: set[TopicPartition] = set()
+    topic_ids: dict[str, UUID] = {}
+    for topic, entry in typed(value, "topics", dict).items():
+        if not isinstance(entry, dict):
+            raise ValueError("a topic's entry is not a JSON object")
+        topic_ids[topic] = UUID(typed(entry, "id", str))
+        partitions.update(TopicPartition(topic, int(each)) for each in typed(entry, "partitions", list))
+    return Withheld(frozenset(partitions), topic_ids, typed(value, "at_ms", int))

@@ -1,0 +1,52 @@
+"""What a session asks of its process about counted topics, for tests whose surroundings are their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fencepost_proxy.topics.door import Door
+
+
+class Counting:
+    """Doors that open and close as the test says; `partition_counts` is what metadata told, `confirmed_at` when it was
+    asked last, `served` what clients were told."""
+
+    def __init__(self) -> None:
+        self.doors: dict[str, Door] = {}
+        self.partition_counts: dict[str, int] = {}
+        self.confirmed_at: dict[str, float] = {}
+        self.settling: set[str] = set()
+        self.served: dict[tuple[str | None, str], int] = {}
+        self.guesses: list[tuple[str | None, str]] = []
+        self.unanswered_at: list[float] = []
+        self.waited: list[float] = []
+
+    def new_door(self, topic: str) -> Door:
+        return Door(topic, doubt_seconds=30.0)
+
+    def door(self, topic: str) -> Door:
+        return self.doors.setdefault(topic, self.new_door(topic))
+
+    def partition_count(self, topic: str, now: float) -> int | None:
+        return self.partition_counts.get(topic)
+
+    def count_confirmed_since(self, topic: str, at: float) -> bool:
+        return self.confirmed_at.get(topic, float("-inf")) >= at
+
+    def settles(self, topic: str, now: float) -> bool:
+        return topic in self.settling
+
+    def served_count(self, connection: int, client_id: str | None, topic: str, now: float) -> int | None:
+        return self.served.get((client_id, topic))
+
+    def note_served(self, connection: int, client_id: str | None, counts: Sequence[tuple[str, int]]) -> None:
+        self.served |= {(client_id, topic): count for topic, count in counts}
+
+    def note_guess(self, connection: int, client_id: str | None, topic: str, now: float) -> None:
+        self.guesses.append((client_id, topic))
+
+    def note_unanswered(self, now: float) -> None:
+        self.unanswered_at.append(now)
+
+    def door_waited(self, seconds: float) -> None:
+        self.waited.append(seconds)

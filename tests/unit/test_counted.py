@@ -1,0 +1,803 @@
+"""Dialogues at the doors of counted topics: who goes in, who is refused, who waits, and when they are out again."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fencepost_policies.append import Check
+from fencepost_policies.partitioners import Partitioner, partition_for
+from fencepost_proxy.errors import ClientProtocolError
+from fencepost_proxy.partitions import events as g
+from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.exchange import Exchange, Finished
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.short_way import ShortWay
+from fencepost_proxy.topics.door import Door
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.wire.batch import HeaderNames
+from fencepost_proxy.wire.primitives import join_tags
+from fencepost_proxy.wire.produce import (
+    PartitionData,
+    ProduceRequest,
+    TopicData,
+    encode_produce_request,
+    parse_produce_request,
+)
+from tests.support.batches import batch, expecting
+from tests.unit.test_session import HEARTBEAT, Around, Talk, Unchanged, produced, read, request, response
+
+NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED, INVALID_PARTITIONS, POLICY_VIOLATION, INVALID_RECORD = 6, 7, 29, 37, 44, 87
+COUNT_TAG = 253
+METADATA = 3
+_POLICIES = {
+    "counted": TopicPolicy(count_check=Check.ON),
+    "counted-2": TopicPolicy(count_check=Check.ON),
+    "required": TopicPolicy(count_check=Check.REQUIRED),
+    "hashed": TopicPolicy(count_check=Check.ON, partitioner=Partitioner.MURMUR2),
+    "ordered": TopicPolicy(ordered=True),
+    "both": TopicPolicy(Check.ON, count_check=Check.ON),
+    "guarded": TopicPolicy(Check.ON),
+}
+
+
+class Process(Around):
+    """Its topics have 6 partitions, and metadata was asked lately."""
+
+    def __init__(self, **around: Any) -> None:
+        super().__init__(**around)
+        self.partition_counts = dict.fromkeys(_POLICIES, 6)
+        self.confirmed_at = dict.fromkeys(_POLICIES, float("inf"))
+
+    def policy(self, topic: str) -> TopicPolicy | None:
+        return _POLICIES.get(topic)
+
+
+class Doors(Talk):
+    """One session before such a process. `may_write` – it has proved that before."""
+
+    around: Process
+
+    def __init__(self, *, may_write: bool = True, exchanges: object = None, **around: Any) -> None:
+        super().__init__()
+        self.around = Process(**around)
+        self.session = Session(1, "proxy.local", self.around, exchanges or Unchanged(), 0.0)  # type: ignore[arg-type]
+        if may_write:
+            self.session._may_write = dict.fromkeys(_POLICIES)
+
+    def door(self, topic: str = "counted") -> Door:
+        return self.around.door(topic)
+
+    def sent_up(self) -> ProduceRequest:
+        return parse_produce_request(memoryview(self.upstream())[4:])
+
+    def told(self) -> dict[tuple[str, int], tuple[int, int, str | None]]:
+        return read(self.answer())
+
+    def refusals(self) -> list[str]:
+        counts = [c for c in self.commands if isinstance(c, m.Count)]
+        self.commands = [c for c in self.commands if not isinstance(c, m.Count)]
+        return [count.label for count in counts]
+
+    def hangs_up(self) -> None:
+        assert self.next(m.CloseClient).hang_up
+
+
+def ask(
+    *parts: tuple[str, int, Any],
+    tag: bytes | None = None,
+    correlation: int = 1,
+    version: int = 9,
+    acks: int = 1,
+    timeout_ms: int = 3000,
+) -> bytes:
+    """A Produce request: (topic, partition, records). `tag` – contents of the field 253 of each topic."""
+    topics: dict[str, list[PartitionData]] = {}
+    for topic, partition, records in parts:
+        topics.setdefault(topic, []).append(PartitionData(partition, memoryview(records)))
+    tags = b"" if tag is None else join_tags([(7, b"theirs"), (COUNT_TAG, tag), (300, b"later")])
+    return b"".join(
+        encode_produce_request(
+            ProduceRequest(
+                version,
+                correlation,
+                "test",
+                b"",
+                None,
+                acks,
+                timeout_ms,
+                tuple(TopicData(name, None, tuple(data), tags) for name, data in topics.items()),
+            )
+        )
+    )
+
+
+def saying(count: object, *values: bytes) -> memoryview:
+    return batch(*(values or (b"v",)), headers=[[("partition-count", str(count).encode())]])
+
+
+def _key(partition: int, of: int) -> bytes:
+    return next(k for k in (b"%d" % n for n in range(10_000)) if partition_for(Partitioner.MURMUR2, k, of) == partition)
+
+
+# --------------------------------------------------------------------------------------------------- what a batch says
+
+
+@pytest.mark.parametrize("how", ["header", "tag", "both"])
+def test_a_count_that_is_true_goes_in_and_out_again(how: str) -> None:
+    talk = Doors()
+    records = saying(6) if how != "tag" else batch(b"v")
+
+    talk.client(ask(("counted", 2, records), tag=struct.pack(">i", 6) if how != "header" else None))
+
+    up = talk.sent_up()
+    assert [topic.name for topic in up.topics] == ["counted"]
+    assert up.topics[0].partitions[0].records == records, "as it came"
+    assert talk.door().in_flight == 1
+    talk.kafka(produced(("counted", 2, 0, 41)))
+    assert talk.told() == {("counted", 2): (0, 41, None)}
+    talk.silent()
+    assert talk.door().empty(talk.now)
+
+
+def test_the_tagged_field_goes_no_further_and_others_do() -> None:
+    talk = Doors()
+
+    talk.client(ask(("counted", 2, batch(b"v")), tag=struct.pack(">i", 6)))
+
+    assert talk.sent_up().topics[0].tags == join_tags([(7, b"theirs"), (300, b"later")])
+
+
+@pytest.mark.parametrize("how", ["header", "tag"])
+@pytest.mark.parametrize("topic", ["counted", "required", "both", "hashed"])
+def test_a_stale_count_is_refused_and_the_client_is_hung_up_on(topic: str, how: str) -> None:
+    talk = Doors()
+    records = saying(3) if how == "header" else batch(b"v")
+
+    talk.client(ask((topic, 2, records), tag=struct.pack(">i", 3) if how == "tag" else None))
+
+    assert talk.refusals() == ["invalid_partition_count"]
+    talk.next(m.ReadClient)
+    message = f"INVALID_PARTITION_COUNT topic={topic} partition=2 expected=3 actual=6"
+    assert talk.told() == {(topic, 2): (INVALID_PARTITIONS, -1, message)}
+    talk.hangs_up()
+    talk.silent()
+    assert talk.door(topic).empty(talk.now)
+
+
+@pytest.mark.parametrize(
+    ("tag", "reason"),
+    [
+        (b"", "tagged field 253 has 0 bytes; it is an int32"),
+        (b"\0\0\6", "tagged field 253 has 3 bytes; it is an int32"),
+        (b"\0\0\0\0\6", "tagged field 253 has 5 bytes; it is an int32"),
+        (struct.pack(">i", 0), "0 is not a number of partitions"),
+        (struct.pack(">i", -1), "-1 is not a number of partitions"),
+        (struct.pack(">i", -(2**31)), "-2147483648 is not a number of partitions"),
+    ],
+)
+def test_a_tagged_field_that_cannot_be_read_is_refused(tag: bytes, reason: str) -> None:
+    talk = Doors()
+
+    talk.client(ask(("counted", 2, batch(b"v")), tag=tag))
+
+    assert talk.refusals() == ["partition_count_unreadable"]
+    message = f"PARTITION_COUNT_UNREADABLE topic=counted partition=2: {reason}"
+    assert talk.told() == {("counted", 2): (INVALID_RECORD, -1, message)}
+    talk.silent()
+
+
+def test_a_tagged_field_that_occurs_twice_is_refused() -> None:
+    talk = Doors()
+    six = struct.pack(">i", 6)
+    whole = parse_produce_request(memoryview(ask(("counted", 2, batch(b"v"))))[4:])
+    tags = join_tags([(COUNT_TAG, six), (COUNT_TAG, six)])
+
+    talk.client(b"".join(encode_produce_request(replace(whole, topics=(replace(whole.topics[0], tags=tags),)))))
+
+    assert talk.refusals() == ["partition_count_unreadable"]
+    assert talk.told()[("counted", 2)][0] == INVALID_RECORD
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("2147483647", INVALID_PARTITIONS),
+        ("2147483648", INVALID_RECORD),
+        ("99999999999999999999", INVALID_RECORD),
+        ("0", INVALID_RECORD),
+        ("-1", INVALID_RECORD),
+        ("-6", INVALID_RECORD),
+        ("+6", INVALID_RECORD),
+        (" 6", INVALID_RECORD),
+        ("6.0", INVALID_RECORD),
+        ("", INVALID_RECORD),
+        ("006", 0),
+    ],
+)
+def test_absurd_counts_in_a_header(said: str, code: int) -> None:
+    talk = Doors()
+
+    talk.client(ask(("counted", 2, saying(said))))
+    talk.refusals()
+    if code == INVALID_PARTITIONS:
+        talk.next(m.ReadClient)
+    if code:
+        assert talk.told()[("counted", 2)][0] == code
+    else:
+        talk.sent_up()
+
+
+def test_a_header_that_occurs_twice_and_records_that_contradict_each_other_are_refused() -> None:
+    talk = Doors()
+    twice = batch(b"v", headers=[[("partition-count", b"6"), ("partition-count", b"6")]])
+
+    talk.client(ask(("counted", 2, twice)))
+
+    assert talk.refusals() == ["header_unreadable"]
+    message = (
+        "HEADER_UNREADABLE topic=counted partition=2 record=0 header=partition-count: it occurs twice in this record"
+    )
+    assert talk.told() == {("counted", 2): (INVALID_RECORD, -1, message)}
+
+
+def test_what_belongs_to_another_check_does_not_matter_where_that_is_off() -> None:
+    talk = Doors()
+    records = batch(b"v", headers=[[("expected-offset", b"nonsense"), ("write-id", b""), ("partition-count", b"3")]])
+
+    talk.client(ask(("counted", 2, records)))
+
+    assert talk.refusals() == ["invalid_partition_count"], "it is found behind what cannot be read"
+
+
+def test_who_says_nothing_is_let_in_or_told_to_say_it() -> None:
+    talk = Doors()
+
+    talk.client(ask(("counted", 2, batch(b"v"))))
+    talk.sent_up()
+    talk.kafka(produced(("counted", 2, 0, 41)))
+    talk.answer()
+    talk.client(ask(("required", 2, batch(b"v")), correlation=2))
+
+    assert talk.refusals() == ["partition_count_required"]
+    ((code, _, message),) = talk.told().values()
+    assert code == POLICY_VIOLATION
+    assert "record header partition-count" in (message or "")
+    talk.silent()
+
+
+def test_an_ordered_topic_that_checks_no_counts_has_a_door_all_the_same() -> None:
+    talk = Doors()
+
+    talk.client(ask(("ordered", 2, saying(3))))
+
+    talk.sent_up()
+    assert talk.door("ordered").in_flight == 1
+
+
+# ---------------------------------------------------------------------------------------------- those who say nothing
+
+
+@pytest.mark.parametrize("codec", [0, 1, 4], ids=["plain", "gzip", "zstd"])
+def test_keys_are_placed_anew_while_the_topic_settles(codec: int) -> None:
+    talk = Doors()
+    talk.around.settling.add("hashed")
+    misplaced = batch(b"v", b"w", key=_key(5, of=6), compression=codec)
+
+    talk.client(ask(("hashed", 2, misplaced)))
+
+    assert talk.refusals() == ["misplaced_key"]
+    talk.next(m.ReadClient)
+    assert talk.told()[("hashed", 2)][2] == (
+        "MISPLACED_KEY topic=hashed partition=2 record=0 belongs=5 actual=6: of 6 partitions, its key is placed on "
+        "another one by murmur2"
+    )
+    talk.hangs_up()
+
+
+def test_keys_in_their_place_and_records_without_one_pass() -> None:
+    talk = Doors()
+    talk.around.settling.add("hashed")
+
+    talk.client(ask(("hashed", 2, batch(b"v", key=_key(2, of=6)))))
+    talk.client(ask(("hashed", 2, batch(b"v")), correlation=2))
+
+    talk.sent_up()
+    talk.sent_up()
+    talk.silent()
+
+
+def test_once_it_has_settled_nobody_looks_at_keys() -> None:
+    talk = Doors()
+
+    talk.client(ask(("hashed", 2, batch(b"v", key=_key(5, of=6)))))
+
+    talk.sent_up()
+
+
+def test_keys_are_decompressed_under_the_bound() -> None:
+    talk = Doors(decompressed_bytes_max=1000)
+    talk.around.settling.add("hashed")
+
+    talk.client(ask(("hashed", 2, batch(bytes(5000), key=b"k", compression=1))))
+
+    assert talk.refusals() == ["too_large"]
+
+
+def test_who_was_told_an_older_count_is_refused_once_and_believed_when_told_anew() -> None:
+    # Given a client that was told 3 partitions
+    talk = Doors()
+    talk.around.served[("test", "counted")] = 3
+
+    # When it appends without a word
+    talk.client(ask(("counted", 2, batch(b"v"))))
+
+    # Then it is taken to have placed it over those
+    assert talk.refusals() == ["invalid_partition_count"]
+    talk.next(m.ReadClient)
+    assert talk.told()[("counted", 2)][0] == INVALID_PARTITIONS
+    talk.hangs_up()
+    assert talk.around.guesses == [("test", "counted")]
+
+    # And told 6, it goes in
+    again = Doors()
+    again.around.served[("test", "counted")] = 6
+    again.client(ask(("counted", 2, batch(b"v"))))
+    again.sent_up()
+
+
+def test_what_a_batch_says_is_no_guess() -> None:
+    talk = Doors()
+    talk.around.served[("test", "counted")] = 3
+
+    talk.client(ask(("counted", 2, saying(4))))
+
+    assert talk.refusals() == ["invalid_partition_count"]
+    assert talk.around.guesses == []
+
+
+class _Told:
+    """Every control message is answered by a Metadata that tells 3 partitions of each topic."""
+
+    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
+        counts = (("counted", 3), ("guarded", 3), ("plain", 3))
+        return Exchange(
+            struct.pack(">i", len(frame)) + bytes(frame),
+            finish=lambda answer: Finished(bytes(answer), partition_counts=counts, client_id="test"),
+        )
+
+
+def test_what_a_client_is_told_of_counted_topics_is_remembered() -> None:
+    talk = Doors(exchanges=_Told())
+
+    talk.client(request(METADATA, 9, 1))
+    talk.kafka(response(1))
+
+    assert talk.around.served == {("test", "counted"): 3}
+
+
+# ------------------------------------------------------------------------------------------------------ what is known
+
+
+def test_a_count_that_differs_is_looked_up_before_it_is_refused() -> None:
+    talk = Doors()
+    talk.around.confirmed_at["counted"] = talk.now - 1
+    heartbeat = request(HEARTBEAT, 4, 9)
+
+    # Given a client that knows more than the proxy
+    talk.client(ask(("counted", 2, saying(8))))
+    assert talk.next(m.TopicStale) == m.TopicStale("counted")
+    talk.client(heartbeat)
+    talk.next(m.ReadClient)
+    talk.silent()
+
+    # When metadata says so, too
+    talk.around.partition_counts["counted"] = 8
+    talk.around.confirmed_at["counted"] = talk.now
+    talk.tell(m.TopicNews())
+
+    # Then it goes in, and what is behind it
+    assert talk.next(m.ReadClient).on
+    assert talk.next(m.ToUpstream).chunks[-1] == heartbeat
+    assert talk.door().in_flight == 1
+
+
+def test_metadata_that_does_not_answer_in_time_refuses_nobody_for_good() -> None:
+    talk = Doors()
+    talk.around.confirmed_at["counted"] = talk.now - 1
+    talk.client(ask(("counted", 2, saying(8)), timeout_ms=3000))
+    talk.next(m.TopicStale)
+
+    talk.now += 0.9
+    talk.tell(m.Tick())
+    assert talk.next(m.TopicStale) == m.TopicStale("counted"), "the one before may have been on its way already"
+    talk.silent()
+    talk.now += 0.2
+    talk.tell(m.Tick())
+
+    assert talk.refusals() == ["count_unknown"]
+    assert talk.told()[("counted", 2)][0] == NOT_LEADER
+    talk.silent()
+
+
+def test_a_topic_of_which_nothing_is_known_yet_is_looked_up() -> None:
+    talk = Doors()
+    del talk.around.partition_counts["counted"]
+
+    talk.client(ask(("counted", 2, saying(6))))
+    talk.next(m.TopicStale)
+    talk.around.partition_counts["counted"] = 6
+    talk.tell(m.TopicNews())
+
+    talk.sent_up()
+
+
+def test_the_count_that_its_door_was_opened_with_is_true_though_metadata_lags() -> None:
+    talk = Doors()
+    talk.door().open(8)
+
+    talk.client(ask(("counted", 2, saying(8))))
+
+    talk.sent_up()
+
+
+# ----------------------------------------------------------------------------------------------------- a closed door
+
+
+def test_what_waits_at_a_closed_door_goes_in_with_the_new_count() -> None:
+    # Given a topic that grows
+    talk = Doors()
+    talk.door().close(talk.now)
+    talk.client(ask(("counted", 2, saying(6)), timeout_ms=30_000))
+    talk.client(ask(("counted", 7, saying(8)), correlation=2, timeout_ms=30_000))
+    talk.next(m.ReadClient)
+    talk.silent()
+    assert talk.session.needs_ticks
+    assert talk.door().empty(talk.now)
+
+    # When it has 8 partitions
+    talk.now += 2
+    talk.door().open(8)
+    talk.tell(m.TopicNews())
+
+    # Then what was placed over 6 is refused, and nothing behind it is read on this connection
+    assert talk.refusals() == ["invalid_partition_count"]
+    assert talk.told()[("counted", 2)][2] == "INVALID_PARTITION_COUNT topic=counted partition=2 expected=6 actual=8"
+    talk.hangs_up()
+    talk.silent()
+    assert talk.around.waited == [2]
+
+
+def test_who_waits_too_long_is_told_to_try_again() -> None:
+    talk = Doors()
+    talk.door().close(talk.now)
+    talk.client(ask(("counted", 2, saying(6)), ("plain", 0, batch(b"v")), timeout_ms=3000))
+    talk.silent()
+
+    talk.now += 1
+    talk.tell(m.Tick())
+
+    # Its other topic does not wait with it
+    assert talk.refusals() == ["door_closed"]
+    assert [topic.name for topic in talk.sent_up().topics] == ["plain"]
+    talk.kafka(produced(("plain", 0, 0, 5)))
+    told = talk.told()
+    assert told[("plain", 0)][:2] == (0, 5)
+    assert told[("counted", 2)][0] == NOT_LEADER
+    assert "growing" in (told[("counted", 2)][2] or "")
+    talk.silent()
+
+
+def test_transactions_that_an_expansion_waits_for_pass_its_door() -> None:
+    talk = Doors()
+    talk.door().close(talk.now, but_for=[77])
+    mine = batch(b"v", producer=(77, 0, 0), transactional=True)
+    anothers = batch(b"v", producer=(78, 0, 0), transactional=True)
+
+    talk.client(ask(("counted", 2, mine)))
+    talk.sent_up()
+    talk.client(ask(("counted", 2, anothers), correlation=2))
+
+    talk.silent()
+    assert talk.session.at_door
+
+
+def test_a_request_goes_in_at_all_its_doors_or_at_none() -> None:
+    talk = Doors()
+    talk.door("counted-2").close(talk.now)
+
+    talk.client(ask(("counted", 2, saying(6)), ("counted-2", 2, saying(6))))
+
+    assert talk.door("counted").in_flight == 0, "two expansions would wait for each other"
+    talk.door("counted-2").open(6)
+    talk.tell(m.TopicNews())
+    assert talk.door("counted").in_flight == talk.door("counted-2").in_flight == 1
+
+
+def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind() -> None:
+    talk = Doors()
+    free_bytes = talk.around.free_bytes
+    talk.door().close(talk.now)
+    talk.client(ask(("counted", 2, saying(6))))
+
+    talk.tell(m.ClientLost())
+
+    assert talk.session.finished
+    assert talk.around.free_bytes == free_bytes
+    talk.door().open(6)
+    talk.tell(m.TopicNews())
+    assert talk.door().in_flight == 0
+
+
+def test_what_waits_while_the_configs_become_too_old_is_told_to_try_again() -> None:
+    talk = Doors()
+    talk.door().close(talk.now)
+    talk.client(ask(("counted", 2, saying(6))))
+
+    talk.around.is_fresh = False
+    talk.tell(m.Tick())
+
+    assert talk.refusals() == ["not_ready"]
+    assert talk.told()[("counted", 2)][0] == NOT_LEADER
+
+
+# ------------------------------------------------------------------------------------------------------ out again
+
+
+def test_an_append_whose_broker_connection_breaks_leaves_in_doubt() -> None:
+    talk = Doors()
+    talk.client(ask(("counted", 2, saying(6))))
+
+    talk.tell(m.UpstreamLost("it broke"))
+
+    assert talk.door().in_flight == 0
+    assert talk.door().empty_at == talk.now + 30
+
+
+def test_a_client_that_leaves_does_not_take_its_append_along() -> None:
+    talk = Doors()
+    talk.client(ask(("counted", 2, saying(6))))
+
+    talk.tell(m.ClientLost())
+    assert talk.door().in_flight == 1
+    talk.kafka(produced(("counted", 2, 0, 41)))
+
+    assert talk.door().empty(talk.now)
+    assert talk.session.finished
+
+
+def test_told_that_its_outcome_is_unknown_it_is_inside_until_kafka_answers() -> None:
+    talk = Doors()
+    talk.client(ask(("counted", 2, saying(6)), timeout_ms=3000))
+    talk.sent_up()
+
+    talk.now += 2.8
+    talk.tell(m.Tick())
+    talk.refusals()
+    assert talk.told()[("counted", 2)][0] == TIMED_OUT
+    assert talk.door().in_flight == 1
+    talk.kafka(produced(("counted", 2, 0, 41)))
+
+    assert talk.door().empty(talk.now)
+
+
+def test_a_guarded_append_is_inside_while_it_waits_at_its_gate_and_as_long_as_the_gate_may_send_it_again() -> None:
+    talk = Doors()
+    talk.client(ask(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"6")]]))))
+    ticket = talk.offered()
+    assert talk.door("both").in_flight == 1
+
+    talk.grant(ticket)
+    talk.sent(ticket)
+    talk.sent_up()
+    talk.tell(m.UpstreamLost("it broke"))
+
+    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Lost(ticket))
+    assert talk.door("both").empty_at == talk.now + 30
+
+
+def test_a_gates_refusal_lets_it_out() -> None:
+    talk = Doors()
+    talk.client(ask(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"6")]]))))
+
+    talk.refuse(talk.offered())
+
+    assert talk.door("both").empty(talk.now)
+
+
+def test_the_count_is_looked_at_before_the_gate_is() -> None:
+    talk = Doors()
+
+    talk.client(ask(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"3")]]))))
+
+    assert talk.refusals() == ["invalid_partition_count"]
+    assert not [command for command in talk.commands if isinstance(command, m.ToGate)]
+
+
+# ---------------------------------------------------------------------------------------------------- hanging up
+
+
+def test_what_is_under_way_is_answered_first_in_its_order() -> None:
+    # Given answers that are still to come
+    talk = Doors()
+    heartbeat = request(HEARTBEAT, 4, 1)
+    talk.client(heartbeat + ask(("counted", 0, saying(6)), correlation=2))
+    talk.upstream()
+
+    # When a stale count comes behind them, and more behind that
+    talk.client(ask(("counted", 2, saying(3)), correlation=3) + ask(("counted", 2, saying(6)), correlation=4))
+    talk.client(request(HEARTBEAT, 4, 5))
+
+    # Then nothing behind it is sent; the answers come in their order, and only then the end
+    assert talk.refusals() == ["invalid_partition_count"]
+    talk.next(m.ReadClient)
+    talk.silent()
+    talk.kafka(response(1))
+    assert talk.answer() == response(1)
+    talk.silent()
+    talk.kafka(produced(("counted", 0, 0, 7), correlation=2))
+    answers = talk.answer()
+    first = 4 + int.from_bytes(answers[:4], "big")
+    assert read(answers[:first]) == {("counted", 0): (0, 7, None)}
+    assert read(answers[first:])[("counted", 2)][0] == INVALID_PARTITIONS
+    talk.hangs_up()
+    talk.silent()
+
+
+def test_partitions_of_one_request_stand_alone() -> None:
+    talk = Doors()
+
+    talk.client(ask(("counted", 0, saying(6)), ("counted", 2, saying(3)), ("plain", 0, batch(b"v"))))
+
+    talk.refusals()
+    talk.next(m.ReadClient)
+    up = talk.sent_up()
+    assert [(t.name, [p.partition for p in t.partitions]) for t in up.topics] == [("counted", [0]), ("plain", [0])]
+    talk.silent()
+    talk.kafka(produced(("counted", 0, 0, 7), ("plain", 0, 0, 8)))
+    told = talk.told()
+    assert [told[key][0] for key in (("counted", 0), ("counted", 2), ("plain", 0))] == [0, INVALID_PARTITIONS, 0]
+    talk.hangs_up()
+
+
+def test_one_mismatch_refuses_the_whole_request_where_that_is_configured() -> None:
+    talk = Doors(refuse_whole_requests=True)
+
+    talk.client(ask(("counted", 0, saying(6)), ("counted", 2, saying(3))))
+
+    talk.refusals()
+    talk.next(m.ReadClient)
+    told = talk.told()
+    assert {code for code, _, _ in told.values()} == {INVALID_PARTITIONS}
+    assert talk.door().empty(talk.now)
+
+
+def test_a_broker_that_does_not_answer_does_not_keep_the_client_for_ever() -> None:
+    talk = Doors()
+    talk.client(request(HEARTBEAT, 4, 1))
+    talk.upstream()
+    talk.client(ask(("counted", 2, saying(3)), correlation=2))
+    talk.refusals()
+    talk.next(m.ReadClient)
+    assert talk.session.needs_ticks
+
+    talk.now += 30
+    talk.tell(m.Tick())
+
+    talk.hangs_up()
+
+
+def test_only_who_may_write_learns_how_many_partitions_there_are() -> None:
+    talk = Doors(may_write=False)
+    talk.client(ask(("counted", 2, saying(3))))
+    talk.refusals()
+    talk.next(m.ReadClient)
+    probe = talk.sent_up()
+    assert [(t.name, p.partition, bytes(p.records or b"")) for t in probe.topics for p in t.partitions] == [
+        ("counted", 2, b"")
+    ]
+
+    talk.kafka(produced(("counted", 2, NOT_AUTHORIZED, -1)))
+
+    assert talk.told() == {("counted", 2): (NOT_AUTHORIZED, -1, None)}
+
+
+def test_without_an_answer_to_read_the_client_is_told_by_the_end_of_its_connection() -> None:
+    talk = Doors()
+
+    talk.client(ask(("counted", 2, saying(3)), acks=0))
+
+    talk.refusals()
+    talk.next(m.ReadClient)
+    closed = talk.next(m.CloseClient)
+    assert closed.fault is ClientProtocolError
+    assert "INVALID_PARTITION_COUNT" in closed.reason
+    assert talk.door().empty(talk.now)
+
+
+def test_acks_0_goes_up_as_acks_all_and_is_inside_until_kafka_has_answered() -> None:
+    talk = Doors()
+
+    talk.client(ask(("counted", 2, saying(6)), acks=0))
+    assert talk.sent_up().acks == -1
+    assert talk.door().in_flight == 1
+    talk.kafka(produced(("counted", 2, 0, 41)))
+
+    talk.silent()
+    assert talk.door().empty(talk.now)
+
+
+def test_a_partition_or_a_topic_named_twice_costs_the_connection() -> None:
+    for parts in ([("counted", 2, saying(6)), ("counted", 2, saying(6))],):
+        talk = Doors()
+        talk.client(ask(*parts))
+        assert talk.next(m.CloseClient).fault is ClientProtocolError
+        assert talk.door().empty(talk.now)
+
+
+# ----------------------------------------------------------------------------------------------- no way around the door
+
+
+@pytest.mark.parametrize("version", [3, 7, 8, 9, 12])
+@pytest.mark.parametrize("topic", ["counted", "ordered", "both"])
+def test_nothing_slips_past_by_the_short_way(topic: str, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a connection that has streamed to the topic before it was counted
+    talk = Doors()
+    monkeypatch.setitem(_POLICIES, topic, None)  # type: ignore[arg-type]
+    first, second = (ask((topic, 0, saying(3)), correlation=n, version=version) for n in (1, 2))
+    talk.client(first)
+    talk.kafka(produced((topic, 0, 0, 1), correlation=1, version=version))
+    talk.commands.clear()
+    assert talk.session.take_up(memoryview(second), talk.now)[0] == len(second), "it is streamed, the short way"
+    talk.kafka(produced((topic, 0, 0, 2), correlation=2, version=version))
+    talk.commands.clear()
+
+    # When it becomes one
+    monkeypatch.undo()
+    talk.door(topic).close(talk.now)
+    third, fourth = (ask((topic, 0, saying(3)), correlation=n, version=version) for n in (3, 4))
+
+    # Then neither its bytes at once nor in pieces go up
+    assert talk.session.take_up(memoryview(third), talk.now)[0] == 0
+    talk.client(third[:20])
+    talk.client(third[20:])
+    assert not [command for command in talk.commands if isinstance(command, m.ToUpstream)]
+    assert talk.session.at_door
+    assert talk.session.take_up(memoryview(fourth), talk.now)[0] == 0
+
+
+def test_a_guarded_append_that_took_the_short_way_does_not_once_the_topic_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    talk = Doors()
+    taken: list[object] = []
+    real = ShortWay._take_single
+    monkeypatch.setattr(ShortWay, "_take_single", lambda *args: taken.append(real(*args)) or taken[-1])
+    talk.client(ask(("both", 0, expecting(41, b"v"))))
+
+    frame = ask(("both", 0, expecting(42, b"v")), correlation=2)
+    talk.session._turn = None
+    assert talk.session.take_up(memoryview(frame), talk.now)[0] == 0
+
+    assert taken == [None, None], "it was asked, and left it to the general way"
+
+
+def test_a_request_of_several_topics_finds_the_door_of_each() -> None:
+    talk = Doors()
+    talk.door("counted-2").close(talk.now)
+
+    talk.client(ask(("plain", 0, batch(b"v")), ("counted-2", 0, saying(6))))
+
+    talk.silent()
+    assert talk.session.at_door
+
+
+def test_header_names_are_as_configured() -> None:
+    talk = Doors(header_names=HeaderNames(partition_count=b"n"))
+
+    talk.client(ask(("counted", 2, batch(b"v", headers=[[("n", b"3")]]))))
+
+    assert talk.refusals() == ["invalid_partition_count"]

@@ -1,0 +1,271 @@
+"""CreatePartitions of counted topics, and how the growth of a topic is shown: what goes to Kafka, what is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from fencepost_proxy.errors import Error
+from fencepost_proxy.topics.expansions import (
+    Expansion,
+    encode_done,
+    encode_expansion,
+    encode_failed,
+    encode_partition_count,
+)
+from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest, Known, Plan
+from fencepost_proxy.topics.records import StateRecord
+from fencepost_proxy.topics.rewriting import plan_request
+from fencepost_proxy.topics.state import StateView, TopicConfigChange
+from fencepost_proxy.types import LeaderEpoch, LogEndOffset, NodeId, Offset
+from fencepost_proxy.wire.apis import CREATE_PARTITIONS, DESCRIBE_CONFIGS, INCREMENTAL_ALTER_CONFIGS
+from fencepost_proxy.wire.control import decode_request, encode_request
+from fencepost_proxy.wire.schema import Message
+
+GROWS, PLAIN = UUID(int=1), UUID(int=2)
+IDS = {"grows": GROWS, "also-grows": UUID(int=3), "plain": PLAIN}
+PROCESS, END = UUID(int=50), UUID(int=60)
+FIRST = Expansion("grows", GROWS, 2, 3, UUID(int=70), 1_000, process=PROCESS)
+DONE = encode_done(
+    FIRST, END, thresholds=[LogEndOffset(57), LogEndOffset(80)], epochs=[LeaderEpoch(0)] * 2, at_ms=2_000, held_ms=40
+)
+
+
+def known(*records: StateRecord, fresh: bool = True) -> Known:
+    view = StateView("cluster-1")
+    for offset, record in enumerate(records):
+        assert view.apply(Offset(offset), *record) is None
+    configs = {"ordered.partition.expansion": "true"}
+    return Known(view, lambda topic: configs if "grows" in topic else {}, IDS.get, "__state", UUID(int=9), fresh=fresh)
+
+
+def asked(*topics: Message, validate_only: bool = False, around: Known | None = None) -> Plan:
+    request = Message(topics=list(topics), timeout_ms=5_000, validate_only=validate_only)
+    plan = plan_request(CREATE_PARTITIONS, 3, request, around or known())
+    assert plan is not None
+    for sent in (plan.forward, plan.expansions.first if plan.expansions else None):
+        if sent is not None:  # it can be written down
+            decode_request(CREATE_PARTITIONS, 3, encode_request(CREATE_PARTITIONS, 3, sent))
+    return plan
+
+
+def topic(name: str, count: int = 3, assignments: list[Message] | None = None) -> Message:
+    return Message(name=name, count=count, assignments=assignments)
+
+
+def names(request: Message | None) -> list[str]:
+    return [] if request is None else [each.name for each in request.topics]
+
+
+def answered(*names: str, code: int = 0) -> Message:
+    return Message(throttle_time_ms=0, results=[Message(name=name, error_code=code) for name in names])
+
+
+# --- what goes to Kafka -----------------------------------------------------------------------------------------------
+
+
+def test_a_counted_topic_is_only_validated_by_kafka_and_then_the_proxy_lets_it_grow() -> None:
+    places = [Message(broker_ids=[1, 2])]
+
+    plan = asked(topic("grows", 3, places))
+
+    assert plan.forward.validate_only
+    assert names(plan.forward) == ["grows"]
+    growing = plan.expansions
+    assert growing is not None
+    assert growing.first is None
+    assert growing.timeout_ms == 5_000
+    response = answered("grows")
+    assert plan.finish(response) == []
+    assert growing.wanted(response) == (ExpansionRequest("grows", 3, ((NodeId(1), NodeId(2)),)),)
+    growing.tell(response, {"grows": ExpansionOutcome("grows", 44, "EXPANSION_FAILED")})
+    [result] = response.results
+    assert (result.error_code, result.error_message) == (44, "EXPANSION_FAILED")
+
+
+def test_what_kafka_finds_wrong_is_told_as_it_is_and_nothing_grows() -> None:
+    plan = asked(topic("grows", 1))
+    response = answered("grows", code=Error.INVALID_PARTITIONS)
+    growing = plan.expansions
+    assert growing is not None
+
+    assert growing.wanted(response) == ()
+    growing.tell(response, {})
+
+    assert [each.error_code for each in response.results] == [Error.INVALID_PARTITIONS]
+
+
+def test_other_topics_of_the_request_go_to_kafka_before_and_the_answers_are_put_together() -> None:
+    plan = asked(topic("plain"), topic("grows"), topic("also-grows", 5))
+    growing = plan.expansions
+    assert growing is not None
+    assert growing.first is not None
+
+    assert (names(growing.first), growing.first.validate_only) == (["plain"], False)
+    assert (names(plan.forward), plan.forward.validate_only) == (["grows", "also-grows"], True)
+
+    growing.finish_first(answered("plain", code=Error.INVALID_PARTITIONS))
+    response = answered("grows", "also-grows")
+    plan.finish(response)
+    assert [each.topic for each in growing.wanted(response)] == ["grows", "also-grows"]
+    growing.tell(response, {"grows": ExpansionOutcome("grows", 0, None)})
+    assert {each.name: each.error_code for each in response.results} == {
+        "grows": 0,
+        "also-grows": 0,
+        "plain": Error.INVALID_PARTITIONS,
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "validate_only"), [(["plain"], False), (["grows"], True), (["plain", "grows"], True)]
+)
+def test_what_is_not_counted_or_only_to_be_validated_is_kafkas(asked_for: list[str], validate_only: bool) -> None:
+    plan = asked(*map(topic, asked_for), validate_only=validate_only)
+
+    assert plan.expansions is None
+    assert names(plan.forward) == asked_for
+    assert plan.forward.validate_only is validate_only
+
+
+# --- what is not let through ------------------------------------------------------------------------------------------
+
+
+def test_while_one_is_pending_another_is_refused_whatever_it_wants() -> None:
+    plan = asked(topic("grows", 8), topic("plain"), around=known(encode_expansion(FIRST)))
+
+    assert names(plan.forward) == ["plain"]
+    response = answered("plain")
+    plan.finish(response)
+    refused = response.results[-1]
+    assert (refused.name, refused.error_code) == ("grows", Error.INVALID_PARTITIONS)
+    assert refused.error_message == "EXPANSION_IN_PROGRESS topic=grows from=2 to=3: it goes on by itself"
+
+
+def test_where_it_is_not_known_whether_a_topic_is_counted_nothing_is_done() -> None:
+    plan = asked(topic("plain"), around=known(fresh=False))
+
+    assert names(plan.forward) == []
+    response = answered()
+    plan.finish(response)
+    assert [each.error_code for each in response.results] == [Error.REQUEST_TIMED_OUT]
+
+
+def test_the_state_topic_is_closed() -> None:
+    plan = asked(topic("__state"), topic("grows"))
+
+    assert names(plan.forward) == ["grows"]
+    response = answered("grows")
+    plan.finish(response)
+    assert response.results[-1].error_code == Error.TOPIC_AUTHORIZATION_FAILED
+
+
+# --- how growth is shown ----------------------------------------------------------------------------------------------
+
+
+def described(topic: str, around: Known, keys: list[str] | None = None) -> dict[str, Message]:
+    resource = Message(resource_type=2, resource_name=topic, configuration_keys=keys)
+    request = Message(resources=[resource], include_synonyms=True, include_documentation=True)
+    plan = plan_request(DESCRIBE_CONFIGS, 4, request, around)
+    assert plan is not None
+    result = Message(error_code=0, error_message=None, resource_type=2, resource_name=topic, configs=[])
+    response = Message(throttle_time_ms=0, results=[result])
+    plan.finish(response)
+    return {each.name: each for each in response.results[0].configs}
+
+
+def test_thresholds_are_readable_as_a_config_that_nobody_can_set() -> None:
+    around = known(encode_expansion(FIRST), DONE)
+
+    shown = described("grows", around)["ordered.partition.expansions"]
+
+    assert shown.read_only
+    assert json.loads(shown.value) == [{"from": 2, "to": 3, "thresholds": [57, 80], "at_ms": 2000, "unordered": False}]
+    assert "thresholds" in shown.documentation
+    config = Message(name="ordered.partition.expansions", config_operation=0, value="[]")
+    resource = Message(resource_type=2, resource_name="grows", configs=[config])
+    plan = plan_request(INCREMENTAL_ALTER_CONFIGS, 1, Message(resources=[resource], validate_only=False), around)
+    assert plan is not None
+    response = Message(throttle_time_ms=0, responses=[])
+    plan.finish(response)
+    assert [each.error_code for each in response.responses] == [Error.INVALID_CONFIG]
+    assert "read-only" in response.responses[0].error_message
+
+
+def test_growth_is_shown_where_there_may_be_any_or_where_it_is_asked_for() -> None:
+    name = "ordered.partition.expansions"
+
+    assert described("grows", known())[name].value == "[]"
+    assert name not in described("plain", known())
+    assert described("plain", known(), [name])[name].value == "[]"
+    assert name not in described("grows", known(), ["retention.ms"])
+
+
+# --- the records ------------------------------------------------------------------------------------------------------
+
+
+def test_where_counting_began_is_the_count_until_the_topic_grows() -> None:
+    around = known(encode_partition_count("grows", GROWS, 2))
+    assert around.growth("grows").count == 2
+
+    around = known(encode_partition_count("grows", GROWS, 2), encode_expansion(FIRST), DONE)
+    growth = around.growth("grows")
+    assert growth.count == 3
+    assert growth.born_by(2) == growth.expansions[0]
+    assert growth.born_by(1) is None
+
+
+def test_an_end_counts_once_and_only_for_what_is_pending() -> None:
+    other = replace(FIRST, proposal=UUID(int=71), to_count=8)
+    failed = encode_failed(FIRST, UUID(int=61), reason="too late", at_ms=3_000)
+
+    growth = known(encode_expansion(FIRST), encode_expansion(other), DONE, failed).growth("grows")
+
+    assert growth.count == 3
+    assert not growth.failed
+    assert growth.pending is None, "what was proposed while another was pending never comes to be"
+
+
+def test_after_one_that_failed_another_may_begin_and_an_outdated_one_may_not() -> None:
+    failed = encode_failed(FIRST, END, reason="a transaction is open", at_ms=2_000)
+    again = replace(FIRST, proposal=UUID(int=72))
+    growth = known(encode_expansion(FIRST), failed, encode_expansion(again)).growth("grows")
+    assert growth.pending == again
+    assert growth.failed == {FIRST.proposal: "a transaction is open"}
+
+    outdated = replace(FIRST, proposal=UUID(int=73), to_count=5)
+    growth = known(encode_expansion(FIRST), DONE, encode_expansion(outdated)).growth("grows")
+    assert growth.pending is None
+    assert growth.count == 3
+
+
+def test_growth_around_the_proxy_is_written_down_once() -> None:
+    unordered = Expansion("grows", GROWS, 2, 5, UUID(int=74), 1_000, unordered=True)
+    twice = replace(unordered, proposal=UUID(int=75))
+
+    growth = known(encode_expansion(unordered), encode_expansion(twice)).growth("grows")
+
+    assert [(each.from_count, each.to_count, each.unordered) for each in growth.expansions] == [(2, 5, True)]
+    assert growth.ordered == ()
+    assert json.loads(growth.described())[0]["thresholds"] == []
+
+
+def test_a_deleted_topic_takes_all_of_it_along() -> None:
+    loser = replace(FIRST, proposal=UUID(int=76))
+    records = [encode_partition_count("grows", GROWS, 2), encode_expansion(FIRST), encode_expansion(loser), DONE]
+    around = known(*records)
+
+    tombstones = around.view.records_of([TopicConfigChange("grows", GROWS, deleted=True)])
+
+    assert {each.key for each in tombstones} == {each.key for each in records}
+    assert all(each.value is None for each in tombstones)
+    assert known(*records, *tombstones).growth("grows").expansions == ()
+
+
+def test_while_a_topic_grows_it_counts_even_if_that_is_switched_off_meanwhile() -> None:
+    pending = Expansion("plain", PLAIN, 1, 2, UUID(int=77), 1_000, process=PROCESS)
+
+    assert known(encode_expansion(pending)).is_counted("plain")
+    assert not known().is_counted("plain")

@@ -1,0 +1,630 @@
+"""Topics grow in a model: two proxy processes, writers behind each, a transaction, a Kafka that may not answer.
+
+The procedure is stopped before and after each of its effects, by the death of the process that drives it or of the
+other one; whoever is left (or starts anew) carries on. What must hold in the end, each time: the expansion has ended,
+nothing that was placed under the old count lies behind a threshold, nothing under the new one before it, and writers
+may write.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import pytest
+
+from fencepost_proxy.errors import Error
+from fencepost_proxy.topics import expanding as ex
+from fencepost_proxy.topics.door import Door
+from fencepost_proxy.topics.expansions import Expansion, encode_expansion
+from fencepost_proxy.topics.records import StateRecord
+from fencepost_proxy.topics.state import StateView, TopicConfigChange
+from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, ProducerId
+
+TOPIC_ID = UUID(int=0x70)
+WAIT_SECONDS = 60.0
+DOUBT_SECONDS = 30.0
+#: After its last sign of life a process may append for 75 s, and what it sent may be in a queue.
+GONE_SECONDS = 75.0 + DOUBT_SECONDS
+STEP_SECONDS = 0.05
+#: How long an append is on its way, and one whose connection broke at the most.
+ON_ITS_WAY_SECONDS = 0.3
+IN_A_QUEUE_SECONDS = 20.0
+TRANSACTIONAL = ProducerId(7)
+
+
+@dataclass
+class Kafka:
+    """One topic. `logs` – per partition the count that each record was placed under."""
+
+    topic_id: UUID | None = TOPIC_ID
+    logs: list[list[int]] = field(default_factory=lambda: [[2, 2], [2]])
+    unreplicated: int = 0
+    transaction_until: float | None = None
+    leaderless_until: float = 0.0
+    #: What the controller says instead of creating; None: nothing is wrong.
+    refuses: ex.Refused | None = None
+    #: Metadata that is behind shows so many partitions.
+    metadata_shows: int | None = None
+    created: Counter[int] = field(default_factory=Counter)
+
+    @property
+    def count(self) -> int:
+        return len(self.logs)
+
+    def create(self, wanted: ex.CreatePartitions) -> ex.Answer:
+        if self.topic_id != TOPIC_ID:
+            return ex.Refused(Error.UNKNOWN_TOPIC_OR_PARTITION, None)
+        if self.refuses is not None:
+            return self.refuses
+        if wanted.to_count <= self.count:
+            return ex.Refused(Error.INVALID_PARTITIONS, f"Topic already has {self.count} partition(s).")
+        if not wanted.validate_only:
+            self.created[wanted.to_count] += 1
+            self.logs += [[] for _ in range(self.count, wanted.to_count)]
+        return ex.Created()
+
+
+@dataclass
+class Flight:
+    """An append on its way; `count` – that it was placed under."""
+
+    process: Process
+    number: int
+    partition: int
+    count: int
+    lands_at: float
+
+
+class World:
+    """Everything there is. Times are seconds from the start."""
+
+    def __init__(self, processes: int = 2) -> None:
+        self.now = 0.0
+        self.kafka = Kafka()
+        self.view = StateView("cluster")
+        self.records: list[StateRecord] = []
+        self.names = iter(UUID(int=0x1000 + number) for number in range(10_000))
+        self.processes = [Process(self) for _ in range(processes)]
+        self.flights: list[Flight] = []
+        self.effects = 0
+        self.ended: list[ex.Ended] = []
+
+    def new_id(self) -> UUID:
+        return next(self.names)
+
+    def append(self, records: Iterable[StateRecord]) -> None:
+        for record in records:
+            assert record.key not in {each.key for each in self.records}, "no key is ever written twice"
+            said = self.view.apply(Offset(len(self.records)), record.key, record.value)
+            assert said is None, said
+            self.records.append(record)
+        for process in self.processes:
+            process.view_changed()
+
+    @property
+    def growth(self) -> ex.Growth:
+        return self.view.growth("orders", TOPIC_ID)
+
+    def may_append(self) -> list[Process]:
+        return [each for each in self.processes if each.died_at is None or self.now < each.died_at + each.gone_seconds]
+
+    def living(self) -> list[Process]:
+        return [each for each in self.processes if each.died_at is None]
+
+    def run(self, until: Callable[[], bool], seconds: float = 400.0) -> None:
+        end = self.now + seconds
+        while not until():
+            assert self.now < end, f"it never came: {[each.state for each in self.processes]} {self.growth}"
+            self.now += STEP_SECONDS
+            for flight in [each for each in self.flights if each.lands_at <= self.now]:
+                self.flights.remove(flight)
+                self.kafka.logs[flight.partition].append(flight.count)
+                flight.process.landed(flight)
+            for process in self.living():
+                process.write()
+                process.close_door()
+                process.drive()
+
+    def expand(self, to: int, driver: int = 0) -> None:
+        self.processes[driver].begin(to)
+
+    def check(self) -> None:
+        """Thresholds tell the old count's records from the new one's, in each expansion that ended well."""
+        for expansion in self.growth.ordered:
+            for prior, threshold in enumerate(expansion.thresholds):
+                log = self.kafka.logs[prior]
+                assert all(count <= expansion.from_count for count in log[:threshold]), "placed under the new count"
+                assert all(count >= expansion.to_count for count in log[threshold:]), "behind the threshold"
+            for born in expansion.born:
+                assert all(count >= expansion.to_count for count in self.kafka.logs[born])
+
+
+class Process:
+    """A proxy process with a writer behind it that never rests."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.name = world.new_id()
+        self.door = Door("orders", doubt_seconds=DOUBT_SECONDS)
+        self.closing: ex.Closing | None = None
+        self.procedure: ex.Procedure | None = None
+        self.died_at: float | None = None
+        self.gone_seconds = GONE_SECONDS
+        self.crash_at: tuple[int, str] | None = None
+        self.unanswered_at: tuple[int, str] | None = None
+        self.written = 0
+        self.view_changed()
+
+    @property
+    def state(self) -> str:
+        return f"{self.procedure.step if self.procedure else None} {self.closing} dead since {self.died_at}"
+
+    def view_changed(self) -> None:
+        if self.died_at is not None:
+            return
+        growth = self.world.growth
+        if growth.pending is None:
+            self.closing = None
+            if self.door.closed or self.door.count is None:
+                self.door.open(growth.count or 2)
+        elif self.closing is None or self.closing.expansion.proposal != growth.pending.proposal:
+            self.door.close(self.world.now)
+            self.closing = ex.Closing(growth.pending)
+
+    # ---- what it appends
+
+    def write(self) -> None:
+        world = self.world
+        number, count = self.written, self.door.count or 2
+        if self.door.in_flight or not self.door.enter(number, world.now):
+            return
+        self.written += 1
+        world.flights.append(Flight(self, number, number % count, count, world.now + ON_ITS_WAY_SECONDS))
+
+    def landed(self, flight: Flight) -> None:
+        if self.died_at is None:
+            self.door.leave(flight.number, self.world.now)
+
+    def die(self) -> None:
+        """What it sent stays in a queue."""
+        self.died_at = self.world.now
+        for flight in self.world.flights:
+            if flight.process is self:
+                flight.lands_at = self.world.now + IN_A_QUEUE_SECONDS
+
+    # ---- what it does about an expansion
+
+    def close_door(self) -> None:
+        world, closing = self.world, self.closing
+        if closing is None or self.died_at is not None:
+            return
+        wanted = closing.ask(world.growth, self.name, empty=self.door.empty(world.now), now=world.now)
+        if isinstance(wanted, ex.Append):
+            self.carry_out(wanted)
+        elif isinstance(wanted, ex.LookAtTransactions):
+            hold = closing.handle(self.look_at_transactions(), world.now)
+            if hold is not None:
+                self.door.close(world.now, but_for=hold.but_for)
+
+    def look_at_transactions(self) -> ex.TransactionsOpen:
+        until = self.world.kafka.transaction_until
+        return ex.TransactionsOpen({} if until is None or until <= self.world.now else {1: [TRANSACTIONAL]})
+
+    def begin(self, to: int) -> None:
+        world = self.world
+        growth = world.growth
+        expansion = Expansion("orders", TOPIC_ID, growth.count or 2, to, world.new_id(), 0, process=self.name)
+        self.procedure = self._procedure(expansion)
+
+    def _procedure(self, expansion: Expansion, *, taken_over: bool = False) -> ex.Procedure:
+        world = self.world
+        return ex.Procedure(
+            expansion,
+            world.now,
+            wait_seconds=WAIT_SECONDS,
+            doubt_seconds=DOUBT_SECONDS,
+            new_id=world.new_id,
+            clock_ms=lambda: int(world.now * 1000),
+            taken_over=taken_over,
+        )
+
+    def drive(self) -> None:
+        world = self.world
+        if self.procedure is None:
+            alive = frozenset(each.name for each in world.living() if each is not self)
+            match ex.driver(
+                world.growth, own=frozenset({self.name}), process=self.name, alive=alive, new_id=world.new_id
+            ):
+                case ex.Drive(expansion):
+                    self.procedure = self._procedure(expansion, taken_over=True)
+                case ex.Claim(record):
+                    self.carry_out(ex.Append((record,)))
+            return
+        not_closed = tuple(each.name for each in world.may_append() if each.name not in world.growth.closed)
+        wanted = self.procedure.ask(ex.World(world.growth, frozenset({self.name}), not_closed), world.now)
+        if isinstance(wanted, ex.Ended):
+            world.ended.append(wanted)
+            self.procedure = None
+        elif not isinstance(wanted, ex.Wait):
+            answer = self.carry_out(wanted)
+            if answer is not None and self.procedure is not None:
+                self.procedure.handle(answer, world.now)
+
+    def carry_out(self, wanted: ex.Effect) -> ex.Answer | None:
+        """None: it died, before or after it was done."""
+        number, self.world.effects = self.world.effects, self.world.effects + 1
+        if self.crash_at == (number, "before"):
+            self.die()
+            return None
+        lost = self.unanswered_at == (number, "lost")
+        answer = ex.Unanswered("no answer") if lost else self._done(wanted)
+        if self.crash_at == (number, "after"):
+            self.die()
+            return None
+        if lost or self.unanswered_at == (number, "done, not answered"):
+            return ex.NotAppended("no answer", True) if isinstance(wanted, ex.Append) else ex.Unanswered("no answer")
+        return answer
+
+    def _done(self, wanted: ex.Effect) -> ex.Answer:
+        kafka, now = self.world.kafka, self.world.now
+        match wanted:
+            case ex.Append(records):
+                self.world.append(records)
+                return ex.Appended()
+            case ex.Describe():
+                shown = kafka.count if kafka.metadata_shows is None else kafka.metadata_shows
+                leaderless = (shown - 1,) if now < kafka.leaderless_until else ()
+                return ex.Described(kafka.topic_id, shown, leaderless)
+            case ex.LookAtTransactions():
+                return self.look_at_transactions()
+            case ex.CreatePartitions():
+                return kafka.create(wanted)
+            case ex.ReadEnds(partitions):
+                ends = [LogEndOffset(len(kafka.logs[each])) for each in partitions]
+                kafka.unreplicated, behind = max(0, kafka.unreplicated - 1), kafka.unreplicated
+                return ex.Ends(
+                    tuple(ex.PartitionEnd(LeaderEpoch(3), end, Offset(max(0, end - behind))) for end in ends)
+                )
+
+
+def grown(world: World, to: int) -> Callable[[], bool]:
+    return lambda: world.growth.pending is None and world.growth.count == to
+
+
+def over(world: World) -> Callable[[], bool]:
+    return lambda: bool(world.ended) and world.growth.pending is None
+
+
+def writes_on(world: World) -> None:
+    """Whoever lives writes, under the count that the topic has."""
+    before = [each.written for each in world.living()]
+    world.run(lambda: all(each.written > old + 3 for each, old in zip(world.living(), before, strict=True)))
+
+
+# --- as it should go --------------------------------------------------------------------------------------------------
+
+
+def test_a_topic_grows_under_load_and_again_and_again() -> None:
+    world = World()
+
+    for to in (3, 5, 8):
+        world.expand(to)
+        world.run(grown(world, to))
+        writes_on(world)
+
+    assert [each.result for each in world.ended] == [ex.Result.DONE] * 3
+    assert [(each.from_count, each.to_count) for each in world.growth.ordered] == [(2, 3), (3, 5), (5, 8)]
+    world.check()
+
+
+def test_thresholds_wait_for_an_open_transaction_leaders_and_replication() -> None:
+    world = World()
+    world.kafka.transaction_until = 5.0
+    world.kafka.leaderless_until = 9.0
+    world.kafka.unreplicated = 4
+    world.run(lambda: world.now > 1.0)
+
+    world.expand(3)
+    world.run(grown(world, 3))
+
+    assert world.now > 9.0
+    assert world.processes[0].door.count == 3
+    writes_on(world)
+    world.check()
+
+
+# --- stopped anywhere -------------------------------------------------------------------------------------------------
+
+
+def scene() -> World:
+    """Writers at work, a transaction open for a while, and a moment until leaders are there."""
+    world = World()
+    world.kafka.transaction_until = 2.0
+    world.kafka.leaderless_until = 3.0
+    world.kafka.unreplicated = 1
+    world.run(lambda: world.now > 1.0)
+    return world
+
+
+def effects_of_a_run() -> int:
+    world = scene()
+    world.expand(3)
+    world.run(grown(world, 3))
+    return world.effects
+
+
+EFFECTS = effects_of_a_run()
+
+
+@pytest.mark.parametrize("then", ["the other takes over", "it starts anew"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("effect", range(EFFECTS))
+def test_whoever_dies_at_whichever_effect_the_expansion_ends_and_keeps_order(effect: int, when: str, then: str) -> None:
+    world = scene()
+    for process in world.processes:
+        process.crash_at = (effect, when)
+
+    world.expand(3)
+    world.run(lambda: over(world)() or len(world.living()) < 2)
+    dead = [each for each in world.processes if each.died_at is not None]
+    if then == "it starts anew":
+        for each in dead:  # on the same machine: that it is gone is known at once, what it sent may be queued
+            each.gone_seconds = DOUBT_SECONDS
+            world.processes.append(Process(world))
+    if world.growth.pending is not None:
+        world.run(lambda: world.growth.pending is None)
+    writes_on(world)
+
+    # Whether it was given up since the dead process cannot say that its door is closed, or has grown: never between.
+    assert world.growth.count in {None, 2, 3}
+    assert world.kafka.count == (world.growth.count or 2)
+    world.check()
+    # And the topic can grow once more.
+    world.ended.clear()
+    world.run(lambda: world.may_append() == world.living())
+    world.expand(6, driver=world.processes.index(world.living()[0]))
+    world.run(grown(world, 6))
+    writes_on(world)
+    world.check()
+
+
+def test_the_enumeration_stops_in_every_step() -> None:
+    """Given the run that is stopped everywhere, then there is no step that it does not go through (but giving up)."""
+    world = scene()
+    world.expand(3)
+    procedure = world.processes[0].procedure
+    assert procedure is not None
+    world.run(over(world))
+
+    assert set(procedure.took) == set(ex.Step) - {ex.Step.GIVE_UP, ex.Step.LOOK}
+    assert EFFECTS > 10
+
+
+@pytest.mark.parametrize("what", ["done, not answered", "lost"])
+@pytest.mark.parametrize("effect", range(EFFECTS))
+def test_no_answer_to_any_of_its_questions(effect: int, what: str) -> None:
+    world = scene()
+    for process in world.processes:
+        process.unanswered_at = (effect, what)
+    world.expand(3)
+
+    world.run(over(world))
+    if world.growth.count is None:  # Kafka could not be asked at the beginning: nothing has been touched
+        assert world.ended.pop().result in {ex.Result.REFUSED, ex.Result.UNKNOWN}
+        world.expand(3)
+    world.run(grown(world, 3))
+
+    writes_on(world)
+    world.check()
+    assert world.kafka.created == {3: 1}
+
+
+# --- given up ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_transaction_that_does_not_end_gives_it_up_and_the_topic_opens_at_the_old_count() -> None:
+    world = World()
+    world.kafka.transaction_until = 1e9
+
+    world.expand(3)
+    world.run(over(world))
+
+    [ended] = world.ended
+    assert (ended.result, ended.code) == (ex.Result.FAILED, Error.POLICY_VIOLATION)
+    assert ended.message is not None
+    assert ended.message.startswith("EXPANSION_FAILED topic=orders from=2 to=3: after 60 s")
+    assert world.kafka.count == 2
+    assert world.growth.count is None
+    assert not world.growth.expansions
+    writes_on(world)
+
+
+def test_a_process_that_says_nothing_gives_it_up_and_later_it_can_be_done() -> None:
+    world = World()
+    world.processes[1].die()
+
+    world.expand(3)
+    world.run(over(world))
+
+    assert str(world.processes[1].name) in (world.ended[0].message or "")
+    world.run(lambda: world.may_append() == world.living())
+    world.ended.clear()
+    world.expand(3)
+    world.run(over(world))
+    assert world.ended[0].result is ex.Result.DONE
+
+
+@pytest.mark.parametrize("step", [ex.Step.VALIDATE, ex.Step.CREATE])
+def test_what_kafka_refuses_is_told_as_kafka_says_it(step: ex.Step) -> None:
+    world = World()
+    refusal = ex.Refused(Error.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed.")
+    world.expand(3)
+    if step is ex.Step.CREATE:
+        procedure = world.processes[0].procedure
+        assert procedure is not None
+        world.run(lambda: procedure.step is ex.Step.DOORS)
+    world.kafka.refuses = refusal
+    world.run(over(world))
+
+    [ended] = world.ended
+    assert ended.code == Error.TOPIC_AUTHORIZATION_FAILED
+    assert "Topic authorization failed." in (ended.message or "")
+    assert "ALTER" in (ended.message or "")
+    assert ended.result is (ex.Result.REFUSED if step is ex.Step.VALIDATE else ex.Result.FAILED)
+    writes_on(world)
+    assert world.kafka.count == 2
+
+
+def test_it_is_not_given_up_where_the_topic_has_grown_and_metadata_does_not_show_it() -> None:
+    """Given a driver that died behind CREATE, when the next one is shown the old count by a broker that is behind and a
+    transaction keeps it from going on, then the controller is asked before anything is opened at the old count."""
+    world = World()
+    world.expand(3)
+    first = world.processes[0]
+    assert first.procedure is not None
+    procedure = first.procedure
+    world.run(lambda: procedure.step is ex.Step.LEADERS)
+    first.die()
+    world.kafka.metadata_shows = 2
+    world.kafka.transaction_until = world.now + WAIT_SECONDS + 5.0
+    second = world.processes[1]
+    world.run(lambda: second.procedure is not None and second.procedure.step is ex.Step.GIVE_UP)
+    world.run(lambda: second.procedure is not None and second.procedure.step is ex.Step.LOOK)
+    world.kafka.metadata_shows = None
+
+    world.run(grown(world, 3))
+
+    assert world.kafka.created == {3: 1}
+    writes_on(world)
+    world.check()
+
+
+# --- others ---------------------------------------------------------------------------------------------------------
+
+
+def test_of_two_at_once_one_is_refused_and_never_comes_back() -> None:
+    world = World()
+    world.expand(3, driver=0)
+    world.expand(4, driver=1)
+
+    world.run(lambda: len(world.ended) == 2)
+
+    assert Counter(each.result for each in world.ended) == {ex.Result.DONE: 1, ex.Result.REFUSED: 1}
+    [refused] = [each for each in world.ended if each.result is ex.Result.REFUSED]
+    assert refused.code == Error.INVALID_PARTITIONS
+    assert (refused.message or "").startswith("EXPANSION_IN_PROGRESS topic=orders")
+    assert world.growth.count == world.kafka.count == 3
+    # Read anew from the beginning, the state topic says the same.
+    again = StateView("cluster")
+    for offset, record in enumerate(world.records):
+        again.apply(Offset(offset), *record)
+    assert again.growth("orders", TOPIC_ID) == world.growth
+
+
+@pytest.mark.parametrize("step", [ex.Step.DOORS, ex.Step.LEADERS])
+@pytest.mark.parametrize("created_anew", [False, True])
+def test_a_topic_that_is_deleted_meanwhile(step: ex.Step, created_anew: bool) -> None:
+    world = World()
+    world.kafka.leaderless_until = 20.0
+    world.expand(3)
+    procedure = world.processes[0].procedure
+    assert procedure is not None
+    world.run(lambda: procedure.step is step)
+    world.kafka.topic_id = UUID(int=0x71) if created_anew else None
+
+    world.run(over(world))
+
+    assert (world.ended[0].result, world.ended[0].code) == (ex.Result.FAILED, Error.UNKNOWN_TOPIC_OR_PARTITION)
+    assert "was deleted" in (world.ended[0].message or "")
+
+
+def test_a_topic_that_is_deleted_through_the_proxy_takes_its_records_along() -> None:
+    world = World()
+    world.kafka.transaction_until = 1e9
+    world.expand(3)
+    procedure = world.processes[0].procedure
+    assert procedure is not None
+    world.run(lambda: procedure.step is ex.Step.DOORS)
+
+    for record in world.view.records_of([TopicConfigChange("orders", TOPIC_ID, deleted=True)]):
+        world.view.apply(world.view.next_offset, *record)
+    world.run(lambda: bool(world.ended))
+
+    assert world.ended[0].result is ex.Result.DELETED
+    assert world.ended[0].code == Error.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_growth_around_the_proxy_while_it_waits_ends_it_as_unordered() -> None:
+    world = World()
+    world.kafka.transaction_until = 5.0
+    world.expand(3)
+    world.run(lambda: world.growth.pending is not None)
+    world.kafka.logs += [[] for _ in range(6)]
+
+    world.run(over(world))
+
+    assert world.ended[0].result is ex.Result.UNORDERED
+    assert world.growth.count == world.kafka.count == 8
+    assert [each.unordered for each in world.growth.expansions] == [True]
+    writes_on(world)
+
+
+def test_who_was_only_slow_stops_when_another_drives() -> None:
+    world = World()
+    world.expand(3)
+    slow = world.processes[0]
+    procedure = slow.procedure
+    assert procedure is not None
+    world.run(lambda: procedure.step is ex.Step.LEADERS)
+    slow.died_at = world.now  # so it seems to the other
+    slow.gone_seconds = 0.0
+    world.run(grown(world, 3))
+    slow.died_at = None
+    slow.view_changed()
+    world.run(lambda: len(world.ended) == 2)
+
+    assert [each.result for each in world.ended] == [ex.Result.DONE, ex.Result.DONE]
+    assert len([each for each in world.records if each.key.startswith(b"expansion-end/")]) == 1
+
+
+def test_two_that_claim_at_once_one_drives() -> None:
+    world = World(processes=3)
+    world.expand(3)
+    procedure = world.processes[0].procedure
+    assert procedure is not None
+    world.run(lambda: procedure.step is ex.Step.DOORS)
+    growth = world.growth
+    claims = []
+    for process in world.processes[1:]:
+        claim = ex.driver(
+            growth, own=frozenset({process.name}), process=process.name, alive=frozenset(), new_id=world.new_id
+        )
+        assert isinstance(claim, ex.Claim)
+        claims.append(claim.record)
+
+    world.append(claims)
+
+    assert world.growth.driver == world.processes[1].name
+    assert world.growth.driver_round == 1
+
+
+def test_a_door_is_told_to_be_closed_only_once_what_was_inside_opened_no_transaction() -> None:
+    """Given a batch inside that opens a transaction when it lands, and a look before that, then it looks again."""
+    expansion = Expansion("orders", TOPIC_ID, 2, 3, UUID(int=1), 0, process=UUID(int=2))
+    view = StateView("cluster")
+    view.apply(Offset(0), *encode_expansion(expansion))
+    growth, me = view.growth("orders", TOPIC_ID), UUID(int=2)
+    closing = ex.Closing(expansion)
+
+    assert closing.ask(growth, me, empty=False, now=0.0) == ex.LookAtTransactions(range(2))
+    assert closing.handle(ex.TransactionsOpen({}), 0.0) is None
+    assert closing.ask(growth, me, empty=True, now=1.0) == ex.LookAtTransactions(range(2))
+    assert closing.handle(ex.TransactionsOpen({0: [TRANSACTIONAL]}), 1.0) == ex.Hold(frozenset({TRANSACTIONAL}))
+    assert closing.ask(growth, me, empty=True, now=2.0) == ex.LookAtTransactions(range(2))
+    assert closing.handle(ex.TransactionsOpen({}), 2.0) == ex.Hold(frozenset())
+    assert closing.ask(growth, me, empty=True, now=3.0) == ex.LookAtTransactions(range(2))
+    assert closing.handle(ex.TransactionsOpen({}), 3.0) is None
+    assert isinstance(closing.ask(growth, me, empty=True, now=4.0), ex.Append)
