@@ -22,6 +22,8 @@ from fencepost.expansions import PartitionExpansion
 
 _log = logging.getLogger("fencepost")
 _UNEXPLAINED_SECONDS = 30.0
+#: Asking where a log ends may wait behind a fetch on the same connection, and matters only where records were lost.
+_ENDS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class TopicOrder:
     opened: set[int] = field(default_factory=set)
     #: Where a leader lost what lay below a threshold (an unclean election), the log's end then.
     _ends_below: dict[int, int] = field(default_factory=dict)
+    _ends_due: float = 0.0
     _first_count: int | None = None
     _unexplained_since: dict[int, float] = field(default_factory=dict)
 
@@ -90,6 +93,12 @@ class TopicOrder:
             if wanted > 0 and (position is None or position < wanted):
                 behind[prior] = (position, wanted)
         return Waiting(partition, behind) if behind else None
+
+    def ends_are_due(self, now: float) -> bool:
+        if now < self._ends_due:
+            return False
+        self._ends_due = now + _ENDS_SECONDS
+        return True
 
     def ended_at(self, prior: int, log_end: int) -> None:
         """The end of a prior's log. Kafka's high watermark had reached every threshold when it was stored: an end below

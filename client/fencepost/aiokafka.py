@@ -564,7 +564,7 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
         for prior in behind:
             if not order.mine(prior):
                 self._others[order.topic][prior] = await self._known(TopicPartition(order.topic, prior))
-        if behind:
+        if behind and order.ends_are_due(now):
             ends = await self.end_offsets([TopicPartition(order.topic, prior) for prior in behind])
             for tp, end in ends.items():
                 order.ended_at(tp.partition, end)

@@ -571,7 +571,7 @@ class OrderedConsumer(Consumer):
         others = [prior for prior in behind if not order.mine(prior)]
         if others:
             self._others[order.topic].update(self._known(order, others))
-        for prior in behind:
+        for prior in behind if order.ends_are_due(now) else ():
             order.ended_at(prior, self._bounds(order.topic, prior)[1])
 
     def _positions(self, order: TopicOrder) -> dict[int, int | None]:

@@ -420,7 +420,7 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
         ours = {prior for prior in behind if order.mine(prior)}
         for prior in behind - ours:
             self._others[order.topic][prior] = self._known(TopicPartition(order.topic, prior))
-        if behind:
+        if behind and order.ends_are_due(now):
             for tp, end in self.end_offsets([TopicPartition(order.topic, prior) for prior in behind]).items():
                 order.ended_at(tp.partition, end)
 
