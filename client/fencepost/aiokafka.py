@@ -22,11 +22,22 @@ from fencepost._appending import Append, Appended, Done, Doubtful, LogPosition, 
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, CannotRead, stamped_now
 from fencepost._ordering import TopicOrder, Waiting, every, refuse_alone, was_read
+from fencepost._placing import (
+    INVALID_PARTITIONS,
+    Placement,
+    Send,
+    TopicSends,
+    count_changed,
+    counted_headers,
+    murmur2,
+    refuse_configs,
+)
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
 from fencepost.errors import FencepostError, OffsetMismatch, PartitionRequired
 from fencepost.expansions import PartitionExpansion, expansions_of
 from fencepost.records import (
     CHECK_CONFIG,
+    COUNT_CHECK_CONFIG,
     MAX_MESSAGE_BYTES_CONFIG,
     HeaderNames,
     LogRecord,
@@ -36,11 +47,19 @@ from fencepost.records import (
 )
 from fencepost.retries import RetryPolicy
 
-__all__ = ["ConditionalProducer", "LogWriter", "OrderedConsumer", "describe_topic", "read_expansions"]
+__all__ = [
+    "ConditionalProducer",
+    "LogWriter",
+    "OrderedConsumer",
+    "OrderedProducer",
+    "describe_topic",
+    "read_expansions",
+]
 
 T = TypeVar("T")
 
 _POLL_MS = 500
+_PAUSE_SECONDS = 0.1
 #: The log end that can be asked for is the high watermark, which may lag behind what refused the write.
 _LOG_END_TRIES = 5
 _LOG_END_PAUSE_SECONDS = 0.05
@@ -51,8 +70,8 @@ _NOT_VISIBLE = frozenset({3, 29})
 class TopicChecks:
     """Which topics are checked, asked through an admin client of its own."""
 
-    def __init__(self, ttl_seconds: float, configs: Mapping[str, Any]) -> None:
-        self._cache = CheckCache(ttl_seconds)
+    def __init__(self, ttl_seconds: float, configs: Mapping[str, Any], check: str = CHECK_CONFIG) -> None:
+        self._cache = CheckCache(ttl_seconds, config=check)
         self._configs = _only(AIOKafkaAdminClient, configs)
         self._admin: Any = None
         self._lock = asyncio.Lock()
@@ -75,7 +94,7 @@ class TopicChecks:
                 await admin.close()
                 raise
             self._admin = admin
-        wanted = dict.fromkeys((CHECK_CONFIG, MAX_MESSAGE_BYTES_CONFIG), "")
+        wanted = dict.fromkeys((self._cache.config, MAX_MESSAGE_BYTES_CONFIG), "")
         (response,) = await self._admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic, wanted)])
         code, message, _, _, entries = response.resources[0]
         if code in _NOT_VISIBLE:
@@ -596,3 +615,176 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
         for tp, position in seeks.items():
             self.seek(tp, position)
         self.pause(*paused)
+
+
+class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
+    """AIOKafkaProducer that keeps each key in order while its topic grows (KIP-253). See docs/client.md.
+
+    Every record says over how many partitions it was placed. Where the topic has more by then, the proxy refuses it,
+    and this producer places it again, in the order of `send`. `partitioner` – (key, count) → partition, by default
+    where Java puts keys. `settle_seconds` – how long a record may be refused before it fails with
+    PartitionCountChanged; `held_max` – how many records may wait meanwhile, then `send` does.
+
+    `acks="all"` by default; `acks=0`, idempotence (a refusal wedges an idempotent producer of aiokafka on that
+    partition) and transactions are not possible.
+    """
+
+    def __init__(
+        self,
+        *,
+        partitioner: Placement = murmur2,
+        settle_seconds: float = 120.0,
+        held_max: int = 10_000,
+        check_ttl_seconds: float = 30.0,
+        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        **configs: Any,
+    ) -> None:
+        refuse_configs(
+            acks=configs.setdefault("acks", "all"),
+            idempotent=bool(configs.get("enable_idempotence")),
+            transactional=configs.get("transactional_id") is not None,
+            idempotence="an idempotent producer of aiokafka is stuck on a partition that refused it; leave it off",
+        )
+        self._serializers = configs.pop("key_serializer", None), configs.pop("value_serializer", None)
+        super().__init__(**configs)
+        self._place_key, self._settle_seconds, self._held_max = partitioner, settle_seconds, held_max
+        self._count_header = header_names.partition_count
+        self._checks = TopicChecks(check_ttl_seconds, configs, COUNT_CHECK_CONFIG)
+        self._sends: dict[str, TopicSends] = {}
+        self._numbers = itertools.count()
+        #: One hands records over at a time, so that they leave in the order of their numbers.
+        self._handing = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._settlers: dict[str, asyncio.Task[None]] = {}
+        self._outcomes: set[asyncio.Task[None]] = set()
+
+    async def send(  # noqa: PLR0917 - the library's signature
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+    ) -> asyncio.Future[Any]:
+        """As AIOKafkaProducer.send. A record with `partition` stays on it, whatever the topic's count.
+
+        Raises CheckIsOff; the future raises PartitionCountChanged.
+        """
+        given = counted_headers(self._count_header, headers or (), 0)[:-1]
+        await self._checks.require(topic)
+        key_serializer, value_serializer = self._serializers
+        key = key if key_serializer is None else key_serializer(key)
+        value = value if value_serializer is None else value_serializer(value)
+        if topic not in self._sends:
+            count = len(await self.partitions_for(topic))
+            self._sends.setdefault(topic, TopicSends(self._place_key, count))
+        sends = self._sends[topic]
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        while len(sends.queue) >= self._held_max:
+            await self._change()
+        async with self._handing:
+            what = (value, given, timestamp_ms or int(time.time() * 1000), future)
+            deadline = time.monotonic() + self._settle_seconds
+            send = Send(next(self._numbers), topic, key, partition, deadline, what)
+            if sends.submit(send):
+                try:
+                    await self._hand_over(sends, send)
+                except BaseException:
+                    sends.ended(send)
+                    raise
+        return future
+
+    async def send_and_wait(  # noqa: PLR0917 - the library's signature
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+    ) -> Any:
+        """`send`, and its outcome."""
+        return await (await self.send(topic, value, key, partition, timestamp_ms, headers))
+
+    async def flush(self) -> None:
+        """As AIOKafkaProducer.flush, what must be placed again included."""
+        await super().flush()
+        while any(map(len, self._sends.values())):
+            await self._change()
+
+    async def stop(self) -> None:
+        if not self._closed and self._sends:
+            await self.flush()
+        await super().stop()
+        for settler in self._settlers.values():
+            settler.cancel()
+        if running := [*self._settlers.values(), *self._outcomes]:
+            await asyncio.wait(running)
+        for sends in self._sends.values():
+            for send in sends.give_up():
+                send.what[3].set_exception(count_changed(send, None, "the producer was closed"))
+        await self._checks.close()
+
+    async def _hand_over(self, sends: TopicSends, send: Send) -> None:
+        value, headers, timestamp_ms, _ = send.what
+        counted = counted_headers(self._count_header, headers, send.placed_over)
+        inner = await super().send(send.topic, value, send.key, send.placed_on, timestamp_ms, counted)
+        outcome = asyncio.create_task(self._outcome(inner, sends, send))
+        self._outcomes.add(outcome)
+        outcome.add_done_callback(self._outcomes.discard)
+
+    async def _outcome(self, inner: asyncio.Future[Any], sends: TopicSends, send: Send) -> None:
+        future = send.what[3]
+        try:
+            metadata = await inner
+        except KafkaError as error:
+            if isinstance(error, BrokerResponseError) and error.errno == INVALID_PARTITIONS:
+                sends.refuse(send)
+                if send.topic not in self._settlers:
+                    self._settlers[send.topic] = asyncio.create_task(self._settle(send.topic, sends))
+            else:
+                sends.ended(send)
+                if not future.done():
+                    future.set_exception(error)
+        else:
+            sends.ended(send)
+            if not future.done():
+                future.set_result(metadata)
+        finally:
+            self._tell()
+
+    async def _settle(self, topic: str, sends: TopicSends) -> None:
+        while True:
+            while not sends.settled:
+                await self._change()
+            try:
+                await self.client.force_metadata_update()
+                count = len(await self.partitions_for(topic))
+            except KafkaError:
+                await asyncio.sleep(_PAUSE_SECONDS)
+                count = 0
+            for send in sends.regrown(count, time.monotonic()):
+                if not send.what[3].done():
+                    reason = f"tried for {self._settle_seconds:g} s"
+                    send.what[3].set_exception(count_changed(send, count or None, reason))
+            self._tell()
+            if sends.stale:
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            async with self._handing:
+                while (again := sends.next()) is not None:
+                    try:
+                        await self._hand_over(sends, again)
+                    except KafkaError as error:
+                        sends.ended(again)
+                        if not again.what[3].done():
+                            again.what[3].set_exception(error)
+                    self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -32,19 +34,38 @@ from fencepost._appending import Append, Appended, Doubtful, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
 from fencepost._ordering import TopicOrder, Waiting, every, refuse_alone, was_read
+from fencepost._placing import (
+    INVALID_PARTITIONS,
+    Placement,
+    Send,
+    TopicSends,
+    count_changed,
+    counted_headers,
+    crc32,
+    murmur2,
+    refuse_configs,
+)
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
 from fencepost.errors import FencepostError, OffsetMismatch, PartitionRequired
 from fencepost.expansions import expansions_of
-from fencepost.records import HeaderNames, LogRecord, conditional_headers, new_write_id
+from fencepost.records import (
+    CHECK_CONFIG,
+    COUNT_CHECK_CONFIG,
+    HeaderNames,
+    LogRecord,
+    conditional_headers,
+    new_write_id,
+)
 from fencepost.retries import RetryPolicy
 
-__all__ = ["ConditionalProducer", "LogWriter", "OrderedConsumer", "describe_topic"]
+__all__ = ["ConditionalProducer", "LogWriter", "OrderedConsumer", "OrderedProducer", "describe_topic"]
 
 OnDelivery = Callable[[Any, Message], None]
 
 #: A batch waits for `flush` at most this long, so that the library never cuts one in two by the clock.
 _LINGER_MS = 300_000
 _POLL_SECONDS = 0.5
+_PAUSE_SECONDS = 0.1
 _POLL_RECORDS = 500
 
 #: After these a batch may be in the log, or may be appended by another try.
@@ -74,8 +95,10 @@ _CALLBACKS = frozenset({"on_delivery", "error_cb", "stats_cb", "throttle_cb", "l
 class TopicChecks:
     """Which topics are checked, asked through an admin client of its own. Thread-safe, as Producer is."""
 
-    def __init__(self, ttl_seconds: float, config: Mapping[str, Any], timeout_seconds: float) -> None:
-        self._cache = CheckCache(ttl_seconds)
+    def __init__(
+        self, ttl_seconds: float, config: Mapping[str, Any], timeout_seconds: float, check: str = CHECK_CONFIG
+    ) -> None:
+        self._cache = CheckCache(ttl_seconds, config=check)
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         self._config = {k: v for k, v in config.items() if k not in _CALLBACKS}
@@ -97,15 +120,7 @@ class TopicChecks:
             return facts if facts is not None else self._cache.learn(topic, self._describe(topic))
 
     def _describe(self, topic: str) -> dict[str, str | None]:
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        futures = self.admin.describe_configs([resource], request_timeout=self._timeout_seconds)
-        try:
-            entries = futures[resource].result()
-        except KafkaException as error:
-            if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED):
-                return {}
-            raise
-        return {name: entry.value for name, entry in entries.items()}
+        return describe_topic(self.admin, topic, self._timeout_seconds)
 
 
 class LogEnds:
@@ -472,11 +487,11 @@ class OrderedConsumer(Consumer):
         """As Consumer.consume, but for what the class says."""
         return self._get(timeout, lambda seconds: super(OrderedConsumer, self).consume(num_messages, seconds))
 
-    def commit(self, *, asynchronous: bool = True, **what: Any) -> Any:  # type: ignore[override]
+    def commit(self, *, asynchronous: bool = True, **what: Any) -> Any:
         """As Consumer.commit; see the class."""
         if not what:
             what["offsets"] = [TopicPartition(topic, partition, at) for (topic, partition), at in self._read.items()]
-        return super().commit(asynchronous=asynchronous, **what)
+        return super().commit(asynchronous=asynchronous, **what)  # type: ignore[call-overload]
 
     def seek(self, partition: TopicPartition) -> None:
         super().seek(partition)
@@ -585,3 +600,184 @@ class OrderedConsumer(Consumer):
             [TopicPartition(order.topic, p, default if at is None else at) for p, at in sorted(starts.items())]
         )
         self._read.update({(order.topic, p): at for p, at in starts.items() if at is not None and at >= 0})
+
+
+class OrderedProducer(Producer):
+    """Producer that keeps each key in order while its topic grows (KIP-253). See docs/client.md.
+
+    Every record says over how many partitions it was placed. Where the topic has more by then, the proxy refuses it,
+    and this producer places it again, in the order of `produce`; that happens in `poll` and `flush`, as deliveries do.
+    `partitioner` – (key, count) → partition, by default as the setting `partitioner` says (`consistent_random`, that is
+    crc32, or `murmur2_random`). `settle_seconds` – how long a record may be refused before it is delivered as a
+    PartitionCountChanged; `held_max` – how many records may wait meanwhile, then `produce` raises BufferError.
+
+    `enable.idempotence=true` by default, so that what is sent again keeps its order. `acks=0` and transactions are not
+    possible.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        partitioner: Placement | None = None,
+        settle_seconds: float = 120.0,
+        held_max: int = 10_000,
+        check_ttl_seconds: float = 30.0,
+        check_timeout_seconds: float = 30.0,
+        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        **kwargs: Any,
+    ) -> None:
+        refuse_configs(
+            acks=config.get("acks", config.get("request.required.acks", "all")),
+            idempotent=True,
+            transactional="transactional.id" in config,
+        )
+        named = config.get("partitioner", "consistent_random")
+        if partitioner is None and named not in _PLACEMENTS:
+            raise ValueError(
+                f"partitioner={named!r} cannot be repeated here: give partitioner=, or one of {', '.join(_PLACEMENTS)}"
+            )
+        super().__init__({"enable.idempotence": True, **config}, **kwargs)
+        self._place_key = partitioner or _PLACEMENTS[named]
+        self._settle_seconds, self._held_max = settle_seconds, held_max
+        self._timeout_seconds = check_timeout_seconds
+        self._count_header = header_names.partition_count
+        self._default_delivery: OnDelivery | None = config.get("on_delivery")
+        self._checks = TopicChecks(check_ttl_seconds, config, check_timeout_seconds, COUNT_CHECK_CONFIG)
+        self._sends: dict[str, TopicSends] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.RLock()
+        self._ask_at = 0.0
+
+    def produce(  # noqa: PLR0917 - the library's signature
+        self,
+        topic: str,
+        value: str | bytes | None = None,
+        key: str | bytes | None = None,
+        partition: int = -1,
+        callback: OnDelivery | None = None,
+        on_delivery: OnDelivery | None = None,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> None:
+        """As Producer.produce. A record with `partition` stays on it, whatever the topic's count.
+
+        The first call for a topic, and one every `check_ttl_seconds`, asks the cluster whether the check is on, and
+        blocks for that. Raises CheckIsOff.
+        """
+        given = counted_headers(
+            self._count_header, headers.items() if isinstance(headers, Mapping) else headers or [], 0
+        )[:-1]
+        self._checks.require(topic)
+        with self._lock:
+            if topic not in self._sends:
+                self._sends[topic] = TopicSends(self._place_key, self._count(topic))
+            sends = self._sends[topic]
+            if len(sends.queue) >= self._held_max:
+                raise BufferError(f"{self._held_max} records wait for the partition count of {topic!r}; call poll()")
+            send = Send(
+                next(self._numbers),
+                topic,
+                key.encode() if isinstance(key, str) else key,
+                partition if partition >= 0 else None,
+                time.monotonic() + self._settle_seconds,
+                (value, given, timestamp or int(time.time() * 1000), on_delivery or callback or self._default_delivery),
+            )
+            if sends.submit(send):
+                try:
+                    self._hand_over(sends, send)
+                except BaseException:
+                    sends.ended(send)
+                    raise
+
+    def poll(self, timeout: float = -1) -> int:
+        """As Producer.poll; places again what was refused."""
+        deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+        while True:
+            left = _POLL_SECONDS if deadline is None else min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))
+            events = super().poll(left)
+            self._settle()
+            if events or (deadline is not None and time.monotonic() >= deadline):
+                return events
+
+    def flush(self, timeout: float = -1) -> int:
+        """As Producer.flush, what must be placed again included."""
+        deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+        while True:
+            left = _POLL_SECONDS if deadline is None else min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))
+            super().flush(left)
+            self._settle()
+            if not len(self) or (deadline is not None and time.monotonic() >= deadline):
+                return len(self)
+
+    def close(self) -> bool:
+        self.flush(self._settle_seconds)
+        closed = super().close()
+        self._checks.close()
+        return closed
+
+    def __len__(self) -> int:
+        with self._lock:
+            return super().__len__() + sum(len(sends) - len(sends.flying) for sends in self._sends.values())
+
+    def _count(self, topic: str) -> int:
+        return len(self.list_topics(topic, self._timeout_seconds).topics[topic].partitions)
+
+    def _hand_over(self, sends: TopicSends, send: Send) -> None:
+        value, headers, timestamp, deliver = send.what
+
+        def delivered(err: KafkaError | None, msg: Message) -> None:
+            with self._lock:
+                if err is not None and err.code() in _MISPLACED:
+                    sends.refuse(send)
+                    return
+                sends.ended(send)
+            if deliver is not None:
+                deliver(err, msg)
+
+        super().produce(
+            send.topic,
+            value,
+            send.key,
+            -1 if send.placed_on is None else send.placed_on,
+            on_delivery=delivered,
+            timestamp=timestamp,
+            headers=counted_headers(self._count_header, headers, send.placed_over),
+        )
+
+    def _settle(self) -> None:
+        with self._lock:
+            late: list[tuple[Send, int | None]] = []
+            for topic, sends in self._sends.items():
+                if sends.settled and time.monotonic() >= self._ask_at:
+                    count = None
+                    with contextlib.suppress(KafkaException):
+                        count = self._count(topic)
+                    late += [(send, count) for send in sends.regrown(count or 0, time.monotonic())]
+                    if sends.stale:
+                        self._ask_at = time.monotonic() + _PAUSE_SECONDS
+                while (again := sends.next()) is not None:
+                    try:
+                        self._hand_over(sends, again)
+                    except (BufferError, KafkaException) as error:
+                        sends.put_back(again)
+                        if isinstance(error, BufferError) or error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
+                            break  # at the next poll
+                        sends.queue.popleft()
+                        late.append((again, sends.count))
+        for send, count in late:
+            deliver = send.what[3]
+            if deliver is not None:
+                reason = f"tried for {self._settle_seconds:g} s; there is no message"
+                deliver(count_changed(send, count, reason), None)
+
+
+#: Setting `partitioner` of librdkafka → where it puts a key.
+_PLACEMENTS: dict[str, Placement] = {
+    "consistent": crc32,
+    "consistent_random": crc32,
+    "murmur2": murmur2,
+    "murmur2_random": murmur2,
+}
+#: Refused by the proxy, or by librdkafka itself, which has not heard of a partition yet: not appended.
+_MISPLACED = frozenset({INVALID_PARTITIONS, KafkaError._UNKNOWN_PARTITION})
