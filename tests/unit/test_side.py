@@ -47,6 +47,7 @@ class _Hanging(Side):
     def __init__(self, sock: socket.socket, buffers: Buffers, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(sock, buffers, loop)
         self.lost = []
+        self.ended_at_last = asyncio.Event()
         self.received = b""
 
     def _received(self, data: memoryview) -> None:
@@ -54,6 +55,7 @@ class _Hanging(Side):
 
     def _lost(self, error: OSError | None) -> None:
         self.lost.append(error)
+        self.ended_at_last.set()
 
 
 async def _hung_up(answer: bytes, sent_behind: bytes) -> tuple[bytes, _Hanging]:
@@ -73,8 +75,7 @@ async def _hung_up(answer: bytes, sent_behind: bytes) -> tuple[bytes, _Hanging]:
             got += data
         await loop.sock_sendall(far, sent_behind)  # a connection that was reset would say so here
         assert not side.lost
-    while not side.lost:
-        await asyncio.sleep(0)
+    await side.ended_at_last.wait()
     return got, side
 
 
