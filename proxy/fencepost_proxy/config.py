@@ -103,6 +103,14 @@ class Limits:
     served_counts_max: int = _limit(
         10_000, "clients and topics of which is remembered which partition count they were told last"
     )
+    withheld_without_commit_seconds: float = _limit(
+        600.0,
+        "how long a group that has committed nothing on a prior partition is kept from a new one (topic config "
+        "ordered.partition.expansion); then it gets it, and a warning is logged",
+    )
+    group_lookups_per_second: float = _limit(
+        50.0, "groups that wait for new partitions: how many of them are looked at in a second, all together"
+    )
     drain_seconds: float = _limit(10.0, "how long a closing connection may take to pass on what is under way")
 
     def __post_init__(self) -> None:

@@ -34,9 +34,13 @@ class Assignment:
     def has_task_data(self) -> bool:
         """Something beside partitions: Kafka Streams' tasks, say. The consumers' own assignors put nothing there.
 
-        [Seen: null from Java's range, sticky and cooperative-sticky, empty from librdkafka, kafka-python and aiokafka.]
+        [Seen: null from Java's range, sticky and cooperative-sticky, empty from kafka-python and aiokafka. librdkafka
+        copies what its sticky assignor puts into a subscription: what the member had, which is no task.]
         """
-        return len(self.rest) >= INT32.size and INT32.unpack_from(self.rest)[0] > 0
+        if len(self.rest) < INT32.size:
+            return False
+        (length,) = INT32.unpack_from(self.rest)
+        return length > 0 and not _is_sticky(self.rest[INT32.size : INT32.size + length])
 
     def keeping(self, keep: Callable[[str, int], bool]) -> Assignment:
         """Only the partitions that `keep` says; a topic that has none left goes too."""
@@ -54,25 +58,40 @@ class Assignment:
 def decode_assignment(data: bytes) -> Assignment:
     """Raises MalformedAssignment. The bytes of a member that got nothing may be empty: that is malformed, too."""
     try:
-        version, count = _HEAD.unpack_from(data)
-        at = _HEAD.size
-        _bounded(count)
-        topics = []
-        for _ in range(count):
-            (length,) = _INT16.unpack_from(data, at)
-            at += _INT16.size
-            if length < 0 or at + length > len(data):
-                raise CutOff(at + length)
-            name = data[at : at + length].decode()
-            at += length
-            (partitions,) = INT32.unpack_from(data, at)
-            at += INT32.size
-            _bounded(partitions)
-            topics.append((name, struct.unpack_from(f">{partitions}i", data, at)))
-            at += partitions * INT32.size
-    except (*MALFORMED, UnicodeDecodeError) as error:
+        (version,) = _INT16.unpack_from(data)
+        topics, at = _topics(data, _INT16.size)
+    except MALFORMED as error:
         raise MalformedAssignment(reason_of(error)) from error
-    return Assignment(version, tuple(topics), data[at:])
+    return Assignment(version, topics, data[at:])
+
+
+def _topics(data: bytes, at: int) -> tuple[tuple[tuple[str, tuple[int, ...]], ...], int]:
+    (count,) = INT32.unpack_from(data, at)
+    at += INT32.size
+    _bounded(count)
+    topics = []
+    for _ in range(count):
+        (length,) = _INT16.unpack_from(data, at)
+        at += _INT16.size
+        if length < 0 or at + length > len(data):
+            raise CutOff(at + length)
+        name = data[at : at + length].decode()
+        at += length
+        (partitions,) = INT32.unpack_from(data, at)
+        at += INT32.size
+        _bounded(partitions)
+        topics.append((name, struct.unpack_from(f">{partitions}i", data, at)))
+        at += partitions * INT32.size
+    return tuple(topics), at
+
+
+def _is_sticky(user_data: bytes) -> bool:
+    """Whether it is a StickyAssignorUserData: topics with partitions; from v1 on a generation behind them."""
+    try:
+        topics, at = _topics(user_data, 0)
+    except MALFORMED:
+        return False
+    return all(name for name, _ in topics) and len(user_data) - at in (0, INT32.size)
 
 
 def _bounded(count: int) -> None:

@@ -22,8 +22,10 @@ from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError, FencepostError
+from fencepost_proxy.groups.questions import Question
 from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
 from fencepost_proxy.net.expansions import Expansions
+from fencepost_proxy.net.groups import GroupKeeper
 from fencepost_proxy.net.http import BrokerStatus, GuardedTopicStatus, StatusServer, StatusSnapshot
 from fencepost_proxy.net.link import Link
 from fencepost_proxy.net.listeners import Acceptor, bind, connect
@@ -36,7 +38,7 @@ from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.session.surroundings import PASSES
+from fencepost_proxy.session.surroundings import Passes
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report, Switch
 from fencepost_proxy.topics.counts import Client, Counts
 from fencepost_proxy.topics.door import Door
@@ -101,13 +103,21 @@ class Proxy:
         self.request_timeout_seconds = limits.request_timeout_seconds
         self.decompressed_bytes_max = limits.decompressed_bytes_max
         self.state_topic = config.state_topic
-        self.passes = PASSES
         self.refuse_whole_requests = config.refusal_scope == "request"
         self._control = ControlClient(config.upstream, limits, on_brokers=self._brokers_changed)
         self._state: StateTopic | None = None
         self._reads: GateReads | None = None
         self._book = AddressBook(config.listen.port, advertised_host=config.advertised_host, ports=config.broker_ports)
-        exchanges = Exchanges(self._book, self._known, self._shared_producer_id, self._open_listeners)
+        self._groups = GroupKeeper(
+            self._control,
+            limits,
+            configured=[config.unlisted_topics, *(pattern.configs for pattern in config.topic_patterns)],
+            policy=self.policy,
+            topic_id=self.topic_id,
+        )
+        exchanges = Exchanges(
+            self._book, self._known, self._shared_producer_id, self._open_listeners, self._groups.desk
+        )
         gate_limits = GateLimits(
             queue_max=limits.gate_queue_max,
             read_retry_seconds=limits.settle_retry_seconds,
@@ -172,9 +182,16 @@ class Proxy:
             on_change=self._state_changed,
         )
         self._expansions = Expansions(
-            self._control, self._state, config.limits, doors=self, metrics=self._metrics, spawn=self._spawn
+            self._control,
+            self._state,
+            config.limits,
+            doors=self,
+            metrics=self._metrics,
+            spawn=self._spawn,
+            owner=self._worker is None or self._worker.owner,
         )
         self._reads = GateReads(self._control, self._state, config.limits.frame_bytes_max)
+        self._groups.attach(self._state)
         await self._state.start()
         await self._state.acquire_producer_id()
         if await self._state.enter():
@@ -190,6 +207,7 @@ class Proxy:
         for node_id in list(self._listening):
             self._accept_on(node_id)
         self._spawn(self._housekeeping(), "housekeeping")
+        self._spawn(self._groups.run(), "groups")
         address = self._bootstrap = Address(config.advertised_host or host, port)
         _log.info("serving", bootstrap=address, brokers=len(self._book.nodes))
         return address
@@ -255,6 +273,10 @@ class Proxy:
             _log.crash(f"{task.get_name()} crashed", error)
 
     # ---- what sessions ask (session.Surroundings)
+
+    @property
+    def passes(self) -> Passes:
+        return self._groups.passes
 
     @property
     def state_topic_marks(self) -> tuple[bytes, ...]:
@@ -411,6 +433,7 @@ class Proxy:
 
     def _state_changed(self, records: Sequence[StateRecord]) -> None:
         self._policies.clear()
+        self._groups.refresh()
         if self._expansions is not None:
             self._expansions.view_changed()
         now = time.monotonic()
@@ -615,6 +638,12 @@ class Proxy:
             case sessions.Store():
                 self._spawn(self._store(connection, command), "store configs")
                 return
+            case sessions.Ask(token, question):
+                self._spawn(self._ask(connection, token, question), f"ask about group {question.group}")
+                return
+            case sessions.Noticed(notice):
+                self._groups.notice(notice, "" if link is None else link.peer.host)
+                return
             case sessions.TopicStale(topic):
                 if topic not in self._refreshing:
                     self._refreshing.add(topic)
@@ -640,6 +669,11 @@ class Proxy:
         self._ticker = None
         now = time.monotonic()
         self._perform(self.switch.tick(now), now)
+
+    async def _ask(self, connection: int, token: int, question: Question) -> None:
+        link = self.links.get(connection)
+        reply = await self._groups.answer(question, "" if link is None else link.peer.host)
+        self.session_event(connection, sessions.Replied(token, reply))
 
     async def _read(self, wanted: ForControl) -> None:
         assert self._reads is not None
@@ -759,7 +793,7 @@ class Proxy:
             if self._state is not None and self._state.tag_runs_out:
                 self._spawn(self._renew_tag(), "tag")
             if self._expansions is not None:
-                self._expansions.look_after(self._counted_topics(), owner=self._worker is None or self._worker.owner)
+                self._expansions.look_after(self._counted_topics())
             if time.monotonic() - looked_at >= FACTS_SECONDS:
                 looked_at = time.monotonic()
                 await self._look_after_topics()

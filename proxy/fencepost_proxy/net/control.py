@@ -89,6 +89,7 @@ _LATEST: Final = -1
 _BATCH_PREFIX_BYTES: Final = 12  # base offset and length, before what the length counts
 _FROM_A_CONSUMER: Final = -1  # replica id
 _READ_UNCOMMITTED: Final = 0
+_READ_COMMITTED: Final = 1
 _NO_SESSION_EPOCH: Final = -1
 _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
@@ -206,6 +207,16 @@ BatchRead = Found | NotYet | OutOfRange | CompactedAway
 
 
 @dataclass(frozen=True, slots=True)
+class Fetched:
+    """`aborted` – (producer id, first offset) of the aborted transactions among the records."""
+
+    records: bytes
+    aborted: tuple[tuple[int, int], ...]
+    last_stable_offset: Offset
+    out_of_range: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TopicFacts:
     """A topic's effective Kafka configs. The defaults are Kafka's; `assumed` where we may not read the real ones."""
 
@@ -296,6 +307,7 @@ class ControlClient:
         self._refreshing = asyncio.Lock()
         self._tasks: set[asyncio.Task[object]] = set()
         self._closed = False
+        self._coordinators: dict[str, NodeId] = {}
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -545,6 +557,79 @@ class ControlClient:
         """The producers with a transaction open on the partition. See `read_partition`."""
         return (await self.read_partition(tp, timeout_seconds=timeout_seconds)).open_transactions
 
+    # --- groups -------------------------------------------------------------------------------------------------------
+
+    async def committed_offsets(
+        self, group: str, partitions: Iterable[TopicPartition], *, timeout_seconds: float | None = None
+    ) -> Mapping[TopicPartition, Offset]:
+        """What a group has committed; partitions without a commit are missing. OffsetFetch: needs DESCRIBE on the group
+        and on the topics.
+        """
+        wanted: dict[str, list[int]] = {}
+        for topic, partition in partitions:
+            wanted.setdefault(topic, []).append(partition)
+        topics = [Message(name=topic, partition_indexes=numbers) for topic, numbers in wanted.items()]
+
+        async def ask(connection: BrokerConnection, deadline: Monotonic) -> Mapping[TopicPartition, Offset]:
+            version = connection.version(apis.OFFSET_FETCH, at_least=2, at_most=7)
+            message = Message(group_id=group, topics=topics, require_stable=False)
+            answer = await connection.request(apis.OFFSET_FETCH, version, message, deadline=deadline)
+            _check(answer.error_code, "OffsetFetch")
+            found: dict[TopicPartition, Offset] = {}
+            for topic in answer.topics:
+                for each in topic.partitions:
+                    _check(each.error_code, "OffsetFetch")
+                    if each.committed_offset >= 0:
+                        found[TopicPartition(topic.name, each.partition_index)] = Offset(each.committed_offset)
+            return found
+
+        return await self._ask_coordinator(group, ask, timeout_seconds)
+
+    async def consumer_group_assignments(
+        self, group: str, *, timeout_seconds: float | None = None
+    ) -> Mapping[str, Sequence[tuple[UUID, Sequence[int]]]]:
+        """Per member of a KIP-848 group, what the coordinator has assigned to it. Needs DESCRIBE on the group."""
+
+        async def ask(
+            connection: BrokerConnection, deadline: Monotonic
+        ) -> Mapping[str, Sequence[tuple[UUID, Sequence[int]]]]:
+            version = connection.version(apis.CONSUMER_GROUP_DESCRIBE, at_most=1)
+            message = Message(group_ids=[group], include_authorized_operations=False)
+            answer = await connection.request(apis.CONSUMER_GROUP_DESCRIBE, version, message, deadline=deadline)
+            described = _only(answer.groups, "ConsumerGroupDescribe")
+            _check(described.error_code, "ConsumerGroupDescribe", described.error_message)
+            return {
+                member.member_id: [(each.topic_id, each.partitions) for each in member.assignment.topic_partitions]
+                for member in described.members
+            }
+
+        return await self._ask_coordinator(group, ask, timeout_seconds)
+
+    async def _ask_coordinator(
+        self,
+        group: str,
+        ask: Callable[[BrokerConnection, Monotonic], Awaitable[_T]],
+        timeout_seconds: float | None,
+    ) -> _T:
+        """Where it was last, or else where FindCoordinator says."""
+
+        async def find(connection: BrokerConnection, deadline: Monotonic) -> _T:
+            node_id = self._coordinators.pop(group, None)
+            if node_id is None:
+                version = connection.version(apis.FIND_COORDINATOR, at_least=3, at_most=6)
+                message = Message(key=group, key_type=_GROUP_COORDINATOR, coordinator_keys=[group])
+                answer = await connection.request(apis.FIND_COORDINATOR, version, message, deadline=deadline)
+                found = _only(answer.coordinators, "FindCoordinator") if version >= _SEVERAL_COORDINATORS else answer
+                _check(found.error_code, "FindCoordinator", found.error_message)
+                node_id = NodeId(found.node_id)
+            there = await self._link(node_id, _Lane.QUESTIONS).connected(deadline)
+            result = await ask(there, deadline)
+            if len(self._coordinators) < _COORDINATORS_MAX:
+                self._coordinators[group] = node_id  # until it does not answer well
+            return result
+
+        return await self._ask_any(find, timeout_seconds)
+
     # --- records ------------------------------------------------------------------------------------------------------
 
     async def read_batch(
@@ -584,6 +669,36 @@ class ControlClient:
                     return NotYet(Offset(partition.high_watermark))
                 raise _AskAgain(f"nothing at offset {offset} below the high watermark {partition.high_watermark}")
             return _batch_around(offset, partition.records)
+
+        return await self._ask_leader(tp, ask, timeout_seconds)
+
+    async def fetch_committed(
+        self, tp: TopicPartition, offset: Offset, *, bytes_max: int, timeout_seconds: float | None = None
+    ) -> Fetched:
+        """What a consumer that reads committed gets at once from there on. Needs READ on the topic."""
+
+        async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Fetched:
+            info = self.topic(tp.topic)
+            call = fetch_call(
+                connection,
+                tp,
+                info.topic_id if info is not None else None,
+                offset,
+                leader_epoch=leader.leader_epoch,
+                bytes_max=bytes_max,
+                wait_max_ms=0,
+                bytes_min=0,
+                committed=True,
+            )
+            partition = fetched_partition(await connection.request(*call, deadline=deadline))
+            if partition.error_code != Error.OFFSET_OUT_OF_RANGE:
+                _check(partition.error_code, "Fetch")
+            return Fetched(
+                bytes(partition.records or b""),
+                tuple((each.producer_id, each.first_offset) for each in partition.aborted_transactions or ()),
+                Offset(partition.last_stable_offset),
+                out_of_range=partition.error_code == Error.OFFSET_OUT_OF_RANGE,
+            )
 
         return await self._ask_leader(tp, ask, timeout_seconds)
 
@@ -925,7 +1040,11 @@ class ControlClient:
 # --- requests and answers, one pair per API -------------------------------------------------------------------------
 
 _CLUSTER_AUTHORIZATION_FAILED: Final = 31
+_GROUP_COORDINATOR: Final = 0
 _TRANSACTION_COORDINATOR: Final = 1
+#: The first FindCoordinator that answers for several keys.
+_SEVERAL_COORDINATORS: Final = 4
+_COORDINATORS_MAX: Final = 100_000
 _TRANSACTIONAL_ID_NOT_FOUND: Final = 105
 _LIST_OFFSETS: Final = 2
 _TOPICS_DESCRIBED_AT_ONCE: Final = 200
@@ -1021,8 +1140,9 @@ def fetch_call(
     bytes_max: int,
     wait_max_ms: int,
     bytes_min: int,
+    committed: bool = False,
 ) -> Call:
-    """Fetch of one partition outside any fetch session, read uncommitted; v13 (topic id) where it can be."""
+    """Fetch of one partition outside any fetch session; v13 (topic id) where it can be."""
     by_id = topic_id or NO_TOPIC_ID
     version = connection.version(apis.FETCH, at_least=9, at_most=13 if by_id != NO_TOPIC_ID else 12)
     partition = Message(
@@ -1038,7 +1158,7 @@ def fetch_call(
         max_wait_ms=wait_max_ms,
         min_bytes=bytes_min,
         max_bytes=bytes_max,
-        isolation_level=_READ_UNCOMMITTED,
+        isolation_level=_READ_COMMITTED if committed else _READ_UNCOMMITTED,
         session_id=0,
         session_epoch=_NO_SESSION_EPOCH,
         topics=[Message(topic=tp.topic, topic_id=by_id, partitions=[partition])],

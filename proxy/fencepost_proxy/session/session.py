@@ -158,8 +158,7 @@ class Session(ShortWay):
             self._pump_client(now)
             if not self._client_paused:
                 self._commands.append(ReadClient(True))
-        leaving_until = self._leaving_until
-        if leaving_until is not None and not self.client_gone and (self._nothing_under_way() or now >= leaving_until):
+        if self._is_to_go(now):
             self._close("its partition count is out of date; it has its answers and should look", None, hang_up=True)
         if self.client_gone and not self.upstream_gone and not self._turns and self._turn is None:
             self._leave_joins()

@@ -678,6 +678,20 @@ def _records(payload: bytes, count: int) -> Iterator[tuple[bytes, int, bytes]]:
         yield payload[start : start + 1], delta, payload[rest_at:at]
 
 
+def record_offset_deltas(records: memoryview, header: BatchHeader, *, decompressed_bytes_max: int) -> list[int]:
+    """Of each record that is left in a batch of the log: compaction takes some out and leaves the header's range.
+
+    Raises MalformedBatch, LimitError.
+    """
+    try:
+        payload = _payload(records, header, decompressed_bytes_max)
+        return [read_varint(rest, 0)[0] for _, _, rest in _records(payload, header.record_count)]
+    except MalformedBatch:
+        raise
+    except MALFORMED as error:
+        raise MalformedBatch(reason_of(error)) from error
+
+
 # --- changing a batch -------------------------------------------------------------------------------------------------
 
 

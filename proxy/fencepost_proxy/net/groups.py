@@ -1,0 +1,637 @@
+"""Groups of topics that grow in order, as Kafka knows them: how far they are, and what they still have to read.
+
+Answers the questions of `groups/desk.py`, and looks once a second whether groups that wait for a new partition may have
+it by now. The rights that the control client needs for it: DESCRIBE on those groups and topics, READ on the topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+from uuid import UUID
+
+from fencepost_proxy import logs
+from fencepost_proxy.config import Limits
+from fencepost_proxy.errors import FencepostError
+from fencepost_proxy.groups.consumable import Aborted, consumable_below
+from fencepost_proxy.groups.desk import ASSIGNING, FOLLOWING, Desk
+from fencepost_proxy.groups.questions import (
+    Beginnings,
+    HasTasks,
+    IsAssigned,
+    LookedUp,
+    MayHave,
+    Notice,
+    Question,
+    Reply,
+    WhatIsAssigned,
+    WhereToBegin,
+    Withheld,
+)
+from fencepost_proxy.groups.watch import Watch
+from fencepost_proxy.groups.withholding import Progress, Search, Tail, Verdict, Wait, Why, brought_by, decide
+from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
+from fencepost_proxy.net.state_topic import StateTopic
+from fencepost_proxy.session.surroundings import PASSES, Passes, passes_but_for
+from fencepost_proxy.topics.expansions import Expansion, Growth
+from fencepost_proxy.topics.state import StateView
+from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSION, TopicPolicy
+from fencepost_proxy.topics.withheld import encode_released, encode_withheld, encode_withheld_tombstone
+from fencepost_proxy.types import Offset, TopicPartition
+
+_log = logs.get("net.groups")
+_limited_log = logs.RateLimitedLog(_log)
+
+#: A coordinator's answer is held for so long at most: members give up a request only after many seconds.
+_REPLY_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 1.0
+_ASK_SECONDS: Final = 5.0
+#: What was found in the log is looked for again where a group stands still before it: it may be gone meanwhile.
+_LOOK_AGAIN_SECONDS: Final = 10.0
+#: A group of which nobody was heard here for so long is not looked at.
+_ACTIVE_SECONDS: Final = 120.0
+#: How long it is remembered after all was released that members of a group may hold less than the coordinator thinks.
+_REMEMBERED_SECONDS: Final = 1800.0
+_LOG_START_SECONDS: Final = 5.0
+_FETCH_BYTES: Final = 1_048_576
+#: Searching for consumable records, all together.
+_SEARCH_BYTES_PER_SECOND: Final = 32_000_000
+_FIRST_WINDOW: Final = 2
+_WINDOW_GROWTH: Final = 32
+_TAILS_MAX: Final = 100_000
+_CLIENTS_MAX: Final = 10_000
+_BYTES_UNPACKED_MAX: Final = 104_857_600
+
+PASSES_ALL: Final = PASSES
+_PASSES_BUT_ASSIGNING: Final = passes_but_for(ASSIGNING)
+_PASSES_BUT_FOLLOWING: Final = passes_but_for(FOLLOWING)
+
+_Client = tuple[str, "str | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingGroup:
+    """For people: which group waits for which new partition. `records_max` – at most so many are left to be read."""
+
+    group: str
+    topic: str
+    partition: int
+    why: str
+    records_max: int
+    priors: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(slots=True)
+class _Looked:
+    """A tail, and when it was last looked at."""
+
+    tail: Tail
+    at: float
+
+
+@dataclass(slots=True)
+class _Story:
+    """Of one group: since when which partition is withheld, where it stood, and which clients its members have."""
+
+    since: dict[TopicPartition, float] = field(default_factory=dict)
+    stood: dict[TopicPartition, tuple[int, float]] = field(default_factory=dict)
+    verdicts: dict[TopicPartition, Verdict] = field(default_factory=dict)
+    clients: dict[_Client, float] = field(default_factory=dict)
+    waited_out: set[TopicPartition] = field(default_factory=set)
+    free_since: float | None = None
+
+
+class GroupKeeper:
+    """`policy` – of a topic, None for one that the proxy does nothing about. `topic_id` – None where not known."""
+
+    def __init__(
+        self,
+        control: ControlClient,
+        limits: Limits,
+        *,
+        configured: Iterable[Mapping[str, str]],
+        policy: Callable[[str], TopicPolicy | None],
+        topic_id: Callable[[str], UUID | None],
+        remembered_seconds: float = _REMEMBERED_SECONDS,
+    ) -> None:
+        self._control = control
+        self._limits = limits
+        self._policy = policy
+        self._topic_id = topic_id
+        self._remembered_seconds = remembered_seconds
+        self._state: StateTopic | None = None
+        self._by_file = any(each.get(ORDERED_PARTITION_EXPANSION) == "true" for each in configured)
+        self._ids: dict[str, UUID] = {}
+        self._names: dict[UUID, str] = {}
+        self._stories: dict[str, _Story] = {}
+        self._tails: OrderedDict[tuple[UUID, int, int], _Looked] = OrderedDict()
+        self._starts: dict[TopicPartition, tuple[int, float]] = {}
+        self._at_end: OrderedDict[tuple[_Client, TopicPartition], float] = OrderedDict()
+        self._with_tasks: set[str] = set()
+        self._searching = asyncio.Lock()
+        self._search_again_at = 0.0
+        self.passes: Passes = PASSES_ALL
+        self.watch = Watch()
+        self.desk = Desk(self.watch, self, time.monotonic)
+        self.released = 0
+        self.waited_out = 0
+
+    def attach(self, state: StateTopic) -> None:
+        """From when the state topic is known."""
+        self._state = state
+
+    @property
+    def _view(self) -> StateView | None:
+        return None if self._state is None else self._state.view
+
+    # ---- what is at stake (groups.desk.Stakes)
+
+    def refresh(self) -> None:
+        """The state topic says something new."""
+        view = self._view
+        if view is None:
+            return
+        ids = {topic: configs.topic_id for topic, configs in view.topic_configs.items()}
+        ids.update((each.topic, each.topic_id) for each in (*view.grown, *view.pending_expansions))
+        self._ids = {topic: topic_id for topic, topic_id in ids.items() if self.grows(topic)}
+        self._names = {topic_id: topic for topic, topic_id in self._ids.items()}
+        grown = any(each.topic in self._ids for each in (*view.grown, *view.pending_expansions))
+        if grown or self.watch.groups:
+            self.passes = _PASSES_BUT_FOLLOWING
+        else:
+            self.passes = _PASSES_BUT_ASSIGNING if self._ids or self._by_file else PASSES_ALL
+        for group in view.groups.groups.keys() | self.watch.groups.keys():
+            recorded = view.groups.groups.get(group)
+            self.watch.record(group, frozenset() if recorded is None else recorded.partitions)
+
+    def grows(self, topic: str) -> bool:
+        policy = self._policy(topic)
+        return policy is not None and policy.ordered
+
+    def new(self, partition: TopicPartition) -> bool:
+        growth = self._growth(partition.topic)
+        return growth is not None and brought_by(growth, partition.partition) is not None
+
+    def topic(self, topic_id: UUID) -> str | None:
+        return self._names.get(topic_id)
+
+    def topic_ids(self) -> Mapping[str, UUID]:
+        return self._ids
+
+    def _growth(self, topic: str) -> Growth | None:
+        view = self._view
+        if view is None or not self.grows(topic):
+            return None
+        return view.growth(topic, self._topic_id(topic))
+
+    # ---- questions
+
+    async def answer(self, question: Question, host: str) -> Reply:
+        """Never raises, and takes no longer than members wait. What is not known is withheld, or asked for again."""
+        try:
+            async with asyncio.timeout(_REPLY_SECONDS):
+                match question:
+                    case MayHave():
+                        return await self._may_have(question, host)
+                    case WhereToBegin():
+                        return Beginnings(await self._beginnings(question))
+                    case WhatIsAssigned(group, member):
+                        members = await self._control.consumer_group_assignments(group, timeout_seconds=_REPLY_SECONDS)
+                        found = members.get(member)
+                        return IsAssigned(None if found is None else tuple((t, tuple(ps)) for t, ps in found))
+        except (FencepostError, TimeoutError) as error:
+            reason = str(error) or "Kafka did not say in time"
+            _limited_log.warning(question.group, "a group cannot be looked up", group=question.group, reason=reason)
+        except Exception as error:
+            _log.crash(f"looking up group {question.group} crashed", error)
+        match question:
+            case MayHave(group, _, partitions):
+                unknown = dict.fromkeys(partitions, Verdict(Why.UNKNOWN))
+                self._note(group, unknown, partitions)
+                return Withheld(frozenset(partitions))
+            case WhereToBegin():
+                return Beginnings(None)
+        return IsAssigned(None)
+
+    async def _may_have(self, question: MayHave, host: str) -> Withheld:
+        group = question.group
+        story = self._stories.setdefault(group, _Story())
+        story.clients[(host, question.client_id)] = time.monotonic()
+        if len(story.clients) > _CLIENTS_MAX:
+            del story.clients[next(iter(story.clients))]
+        verdicts = await self._verdicts(group, question.partitions)
+        self._note(group, verdicts, question.partitions)
+        if verdicts:
+            await self._remember(group)
+        elif not story.since:
+            self._stories.pop(group, None)
+        return Withheld(frozenset(verdicts))
+
+    def _note(self, group: str, withheld: Mapping[TopicPartition, Verdict], asked: Iterable[TopicPartition]) -> None:
+        now = time.monotonic()
+        self.watch.withhold(group, withheld, asked)
+        if group in self.watch.groups:
+            self.watch.groups[group].active_at = now
+            self.passes = _PASSES_BUT_FOLLOWING
+            self._tell(group, withheld, asked, now)
+
+    def _tell(
+        self,
+        group: str,
+        withheld: Mapping[TopicPartition, Verdict],
+        asked: Iterable[TopicPartition],
+        now: float,
+    ) -> None:
+        """What is new of a group, to whoever reads the log."""
+        story = self._stories.setdefault(group, _Story())
+        for partition in asked:
+            verdict = withheld.get(partition)
+            if verdict is None:
+                since = story.since.pop(partition, None)
+                story.verdicts.pop(partition, None)
+                if since is not None:
+                    self.released += 1
+                    _log.info("a group gets a new partition", group=group, partition=partition, waited=now - since)
+                continue
+            story.verdicts[partition] = verdict
+            if partition not in story.since:
+                story.since[partition] = now
+                _log.info(
+                    "a new partition is withheld from a group",
+                    group=group,
+                    partition=partition,
+                    reason=verdict.why.value if verdict.why else None,
+                    records_max=sum(wait.records_max for wait in verdict.waits),
+                )
+        story.free_since = None if story.since else story.free_since or now
+
+    async def _remember(self, group: str) -> None:
+        """That its members may lack something, before one does: a process that starts anew has to know."""
+        view, watched = self._view, self.watch.groups.get(group)
+        if view is None or watched is None or self._state is None or not watched.withheld:
+            return
+        known = view.groups.groups.get(group)
+        partitions = watched.withheld | (frozenset() if known is None else known.partitions)
+        if known is not None and known.partitions == partitions:
+            return
+        ids = dict(self._ids) if known is None else {**known.topic_ids, **self._ids}
+        for topic in {each.topic for each in partitions} - ids.keys():
+            topic_id = self._topic_id(topic)
+            if topic_id is not None:
+                ids[topic] = topic_id
+        at_ms = int(time.time() * 1000) if known is None else known.at_ms
+        try:
+            await self._state.append([encode_withheld(group, partitions, ids, at_ms)], timeout_seconds=_REPLY_SECONDS)
+        except FencepostError as error:
+            # It is tried again. Until then the partition would stay away only if all proxies ended.
+            _limited_log.warning("remember", "not stored that a group waits for partitions", group=group, reason=error)
+
+    async def _beginnings(self, question: WhereToBegin) -> Mapping[TopicPartition, int]:
+        """For a group that was there before the topic grew; any other begins by its own policy."""
+        group = question.group
+        view = self._view
+        if view is None:
+            return {}
+        known = group in self.watch.groups or group in view.groups.groups
+        if not known:
+            topics = {each.topic for each in question.partitions}
+            committed = await self._commits(group, [each for topic in topics for each in self._priors(topic)])
+            known_topics = {each.topic for each in committed}
+        else:
+            known_topics = {each.topic for each in question.partitions}
+        wanted = [each for each in question.partitions if each.topic in known_topics]
+        starts = await asyncio.gather(*(self._control.log_start(each, timeout_seconds=_ASK_SECONDS) for each in wanted))
+        return dict(zip(wanted, starts, strict=True))
+
+    def _priors(self, topic: str) -> list[TopicPartition]:
+        growth = self._growth(topic)
+        if growth is None or not growth.ordered:
+            return []
+        return [TopicPartition(topic, prior) for prior in growth.ordered[0].priors]
+
+    async def _commits(self, group: str, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
+        wanted = sorted(set(partitions))
+        if not wanted:
+            return {}
+        return await self._control.committed_offsets(group, wanted, timeout_seconds=_ASK_SECONDS)
+
+    # ---- the decision
+
+    async def _verdicts(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Verdict]:
+        """Those of them that are withheld. Raises UpstreamUnavailable."""
+        withheld: dict[TopicPartition, Verdict] = {}
+        asked: dict[TopicPartition, Expansion] = {}
+        view = self._view
+        for partition in partitions:
+            growth = self._growth(partition.topic)
+            brought = None if growth is None else brought_by(growth, partition.partition)
+            if isinstance(brought, Why):
+                withheld[partition] = Verdict(brought)
+            elif brought is not None and view is not None and not self._let_go(view, group, partition, brought):
+                asked[partition] = brought
+        if not asked:
+            return withheld
+        priors = {TopicPartition(each.topic, prior) for each, by in asked.items() for prior in by.priors}
+        commits = await self._commits(group, priors | asked.keys())
+        behind = [prior for prior in priors if self._is_behind(prior, commits, asked.values())]
+        starts = await self._log_starts(behind)
+        for partition, expansion in asked.items():
+            verdict = await self._decide(group, partition, expansion, commits, starts)
+            if verdict.why is not None:
+                withheld[partition] = verdict
+        return withheld
+
+    def _let_go(self, view: StateView, group: str, partition: TopicPartition, expansion: Expansion) -> bool:
+        """By an operator, or since it was waited for long enough: no matter how far the group is."""
+        story = self._stories.get(group)
+        waited_out = story is not None and partition in story.waited_out
+        return waited_out or view.groups.released(expansion.topic_id, expansion.to_count, group)
+
+    @staticmethod
+    def _is_behind(
+        prior: TopicPartition, commits: Mapping[TopicPartition, int], expansions: Iterable[Expansion]
+    ) -> bool:
+        return any(
+            prior.topic == each.topic
+            and prior.partition < each.from_count
+            and commits.get(prior, 0) < each.thresholds[prior.partition]
+            for each in expansions
+        )
+
+    async def _log_starts(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
+        now = time.monotonic()
+        found = {each: self._starts[each][0] for each in partitions if self._known_start(each, now)}
+        wanted = [each for each in partitions if each not in found]
+        starts = await asyncio.gather(*(self._control.log_start(each, timeout_seconds=_ASK_SECONDS) for each in wanted))
+        for partition, start in zip(wanted, starts, strict=True):
+            self._starts[partition] = start, now
+            found[partition] = start
+        return found
+
+    def _known_start(self, partition: TopicPartition, now: float) -> bool:
+        known = self._starts.get(partition)
+        return known is not None and now - known[1] < _LOG_START_SECONDS
+
+    async def _decide(
+        self,
+        group: str,
+        partition: TopicPartition,
+        expansion: Expansion,
+        commits: Mapping[TopicPartition, int],
+        starts: Mapping[TopicPartition, int],
+    ) -> Verdict:
+        topic = partition.topic
+        progress = Progress(
+            commits={each.partition: offset for each, offset in commits.items() if each.topic == topic},
+            log_starts={each.partition: offset for each, offset in starts.items() if each.topic == topic},
+            passed=self._passed(group, partition, expansion),
+        )
+        while True:
+            tails = {
+                prior: looked.tail
+                for prior, threshold in enumerate(expansion.thresholds)
+                if (looked := self._tails.get((expansion.topic_id, prior, threshold))) is not None
+            }
+            verdict = decide(expansion, partition.partition, progress, tails)
+            if not verdict.searches:
+                return self._after_waiting(group, partition, verdict)
+            for search in verdict.searches:
+                await self._search(expansion, topic, search)
+
+    def _passed(self, group: str, partition: TopicPartition, expansion: Expansion) -> frozenset[int]:
+        """Prior partitions without a commit that need not be waited for: a member began at their ends."""
+        story = self._stories.get(group)
+        if story is None:
+            return frozenset()
+        return frozenset(
+            prior
+            for prior in expansion.priors
+            if any((client, TopicPartition(partition.topic, prior)) in self._at_end for client in story.clients)
+        )
+
+    def _after_waiting(self, group: str, partition: TopicPartition, verdict: Verdict) -> Verdict:
+        """Whoever commits nothing would be waited for for ever."""
+        story = self._stories.get(group)
+        if story is None or verdict.why is None or any(wait.committed for wait in verdict.waits):
+            return verdict
+        since = story.since.get(partition)
+        if since is None or time.monotonic() - since < self._limits.withheld_without_commit_seconds:
+            return verdict
+        story.waited_out.add(partition)
+        self.waited_out += 1
+        _log.warning(
+            "a group gets a new partition although it has committed nothing on the prior ones: records of a key may "
+            "reach it out of order (limits.withheld_without_commit_seconds)",
+            group=group,
+            partition=partition,
+        )
+        return Verdict()
+
+    # ---- the log
+
+    async def _search(self, expansion: Expansion, topic: str, search: Search) -> None:
+        """Looks backwards from the threshold for the last record that a consumer can get, as far as is needed."""
+        key = expansion.topic_id, search.prior, search.threshold
+        async with self._searching:
+            looked = self._tails.get(key)
+            if looked is None:
+                looked = self._tails[key] = _Looked(Tail.of(search.threshold), time.monotonic())
+                if len(self._tails) > _TAILS_MAX:
+                    self._tails.popitem(last=False)
+            tail = looked.tail
+            window = _FIRST_WINDOW
+            while tail.awaits(search.position) is None:
+                start = max(search.position, tail.searched_from - window)
+                partition = TopicPartition(topic, search.prior)
+                tail.found(start, await self._highest(partition, start, tail.searched_from))
+                window *= _WINDOW_GROWTH
+            looked.at = time.monotonic()
+
+    async def _highest(self, partition: TopicPartition, start: int, end: int) -> int | None:
+        """The highest consumable offset in [start, end)."""
+        highest: int | None = None
+        offset = start
+        while offset < end:
+            await asyncio.sleep(max(0.0, self._search_again_at - time.monotonic()))
+            fetched = await self._control.fetch_committed(
+                partition, Offset(offset), bytes_max=_FETCH_BYTES, timeout_seconds=_ASK_SECONDS
+            )
+            pause = len(fetched.records) / _SEARCH_BYTES_PER_SECOND
+            self._search_again_at = max(self._search_again_at, time.monotonic()) + pause
+            if fetched.out_of_range:
+                # Below the log start nothing is left; above its end nothing is there (any more).
+                start = await self._control.log_start(partition, timeout_seconds=_ASK_SECONDS)
+                if start <= offset:
+                    return highest
+                offset = start
+                continue
+            found = consumable_below(
+                end,
+                memoryview(fetched.records),
+                (Aborted(*each) for each in fetched.aborted),
+                from_offset=offset,
+                decompressed_bytes_max=_BYTES_UNPACKED_MAX,
+            )
+            highest = highest if found.highest is None else found.highest
+            if found.next_offset is None:
+                if fetched.last_stable_offset < end:
+                    log_end = await self._control.high_watermark(partition, timeout_seconds=_ASK_SECONDS)
+                    if fetched.last_stable_offset < min(end, log_end):
+                        raise UpstreamUnavailable(f"{partition}: a transaction is open at {fetched.last_stable_offset}")
+                return highest
+            offset = max(found.next_offset, offset + 1)
+        return highest
+
+    # ---- looking again
+
+    async def run(self) -> None:
+        """For ever: whether groups that wait may have by now what they wait for."""
+        while True:
+            began = time.monotonic()
+            await asyncio.sleep(_LOOK_SECONDS)
+            for group in list(self.watch.groups):
+                if await self._look(group):
+                    await asyncio.sleep(1.0 / self._limits.group_lookups_per_second)
+            self._forget_old(began)
+
+    async def _look(self, group: str) -> bool:
+        """Whether Kafka was asked."""
+        watched, view = self.watch.groups.get(group), self._view
+        now = time.monotonic()
+        if watched is None or view is None:
+            return False
+        partitions = watched.wanted | watched.recorded
+        if not partitions and now - watched.active_at > self._remembered_seconds:
+            self.watch.forget(group)
+            self._stories.pop(group, None)
+            return False
+        if now - watched.active_at > _ACTIVE_SECONDS and watched.withheld is not None:
+            return False
+        try:
+            self._look_again_where_it_stands(group, now)
+            async with asyncio.timeout(_ASK_SECONDS):
+                verdicts = await self._verdicts(group, partitions)
+            self.watch.update(group, frozenset(verdicts))
+            self._tell(group, verdicts, partitions, now)
+            self._stands(group, verdicts, now)
+            if verdicts:
+                await self._remember(group)
+            else:
+                await self._forgive(group, now)
+        except (FencepostError, TimeoutError) as error:
+            _limited_log.warning(group, "a group that waits cannot be looked up", group=group, reason=error)
+        except Exception as error:
+            _log.crash(f"looking up group {group} crashed", error)
+        return True
+
+    def _stands(self, group: str, verdicts: Mapping[TopicPartition, Verdict], now: float) -> None:
+        story = self._stories.setdefault(group, _Story())
+        waits = {TopicPartition(each.topic, wait.prior): wait for each, v in verdicts.items() for wait in v.waits}
+        before = story.stood
+        story.stood = {
+            prior: (wait.position, before[prior][1] if prior in before and before[prior][0] == wait.position else now)
+            for prior, wait in waits.items()
+        }
+
+    def _look_again_where_it_stands(self, group: str, now: float) -> None:
+        """Compaction, retention or a truncation may have taken what the group waits for."""
+        story = self._stories.get(group)
+        if story is None:
+            return
+        for prior, (_, since) in story.stood.items():
+            if now - since < _LOOK_AGAIN_SECONDS:
+                continue
+            topic_id = self._ids.get(prior.topic)
+            for key, looked in list(self._tails.items()):
+                if key[0] == topic_id and key[1] == prior.partition and now - looked.at >= _LOOK_AGAIN_SECONDS:
+                    del self._tails[key]
+
+    async def _forgive(self, group: str, now: float) -> None:
+        """Nothing is withheld any more. Once all members can be taken to know, it need not be remembered."""
+        story, view = self._stories.get(group), self._view
+        if story is None or view is None or self._state is None:
+            return
+        if story.free_since is None:
+            story.free_since = now
+        if now - story.free_since < self._remembered_seconds:
+            return
+        if group in view.groups.groups:
+            await self._state.append([encode_withheld_tombstone(group)])
+        self.watch.forget(group)
+        self._stories.pop(group, None)
+
+    def _forget_old(self, now: float) -> None:
+        while self._at_end and now - next(iter(self._at_end.values())) > self._limits.withheld_without_commit_seconds:
+            self._at_end.popitem(last=False)
+        if len(self._starts) > _TAILS_MAX:
+            self._starts.clear()
+
+    # ---- what shows by the way
+
+    def notice(self, notice: Notice, host: str) -> None:
+        now = time.monotonic()
+        match notice:
+            case HasTasks(group):
+                if group not in self._with_tasks and len(self._with_tasks) < _CLIENTS_MAX:
+                    self._with_tasks.add(group)
+                    _log.warning(
+                        "a group assigns tasks, not only partitions (Kafka Streams?): nothing is withheld from it, so "
+                        "records of a key may reach it out of order after its topic has grown",
+                        group=group,
+                    )
+            case LookedUp(client_id, latest, others):
+                client = host, client_id
+                for partition in latest:
+                    self._at_end[client, partition] = now
+                    self._at_end.move_to_end((client, partition))
+                for partition in others:
+                    self._at_end.pop((client, partition), None)
+                while len(self._at_end) > _CLIENTS_MAX:
+                    self._at_end.popitem(last=False)
+
+    # ---- for operators
+
+    async def release(self, group: str, topic: str) -> tuple[int, ...]:
+        """Opens every gate of a topic for a group, as of now; gives back to which counts the topic grew by those.
+
+        Raises UpstreamUnavailable, StateError.
+        """
+        growth, view = self._growth(topic), self._view
+        if growth is None or view is None or self._state is None:
+            return ()
+        closed = [each for each in growth.ordered if not view.groups.released(each.topic_id, each.to_count, group)]
+        now_ms = int(time.time() * 1000)
+        await self._state.append([encode_released(each.topic_id, each.to_count, group, now_ms) for each in closed])
+        if closed:
+            _log.warning(
+                "an operator opened a topic's new partitions for a group: records of a key may reach it out of order",
+                group=group,
+                topic=topic,
+            )
+        return tuple(each.to_count for each in growth.ordered)
+
+    def waiting(self) -> list[WaitingGroup]:
+        now = time.monotonic()
+        return [
+            WaitingGroup(
+                group=group,
+                topic=partition.topic,
+                partition=partition.partition,
+                why="" if verdict.why is None else verdict.why.value,
+                records_max=sum(wait.records_max for wait in verdict.waits),
+                priors=tuple(map(_described, verdict.waits)),
+                seconds=now - story.since.get(partition, now),
+            )
+            for group, story in sorted(self._stories.items())
+            for partition, verdict in sorted(story.verdicts.items())
+        ]
+
+
+def _described(wait: Wait) -> str:
+    at = f"committed {wait.position}" if wait.committed else "nothing committed"
+    return f"partition {wait.prior}: {at}, threshold {wait.threshold}"

@@ -1,0 +1,276 @@
+"""Partition counts (KIP-253) with real clients: what each user sees when his producer's count is out of date."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient, KafkaProducer
+from kafka.admin import NewPartitions, NewTopic
+
+from fencepost_policies.partitioners import Partitioner, partition_for
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.clients import read_all
+from tests.support.keyed import CLIENTS, Keyed, Sent, end_java, java_process, keyed
+from tests.support.proxy import LEASE_SECONDS, ProxyProcess
+
+pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
+
+CONFIG = f"""
+config_lease_seconds = {LEASE_SECONDS}
+
+[topics."counted-*"]
+"check.partition.count" = "true"
+
+[topics."needed-*"]
+"check.partition.count" = "required"
+
+[topics."murmur2-*"]
+"check.partition.count" = "true"
+"partitioner" = "murmur2"
+
+[topics."crc32-*"]
+"check.partition.count" = "true"
+"partitioner" = "crc32"
+"""
+WAIT_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=CONFIG) as process:
+        yield process
+
+
+class Growing:
+    """A topic of two partitions that grows to three, and the proxy knows of it."""
+
+    def __init__(self, kafka: KafkaCluster, proxy: ProxyProcess, name: str) -> None:
+        self.name = name
+        self._kafka = kafka
+        self._proxy = proxy
+        admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+        try:
+            admin.create_topics([NewTopic(name, 2, 1)])
+        finally:
+            admin.close()
+        self._probe(2)
+
+    def grow(self) -> None:
+        admin = KafkaAdminClient(bootstrap_servers=self._kafka.bootstrap)
+        try:
+            admin.create_partitions({self.name: NewPartitions(3)})
+        finally:
+            admin.close()
+        self._probe(3)
+
+    def _probe(self, count: int) -> None:
+        """Goes in as soon as the proxy knows that there are so many."""
+        give_up = time.monotonic() + WAIT_SECONDS
+        while True:
+            producer = KafkaProducer(
+                bootstrap_servers=self._proxy.bootstrap, enable_idempotence=False, client_id="probe"
+            )
+            try:
+                headers = [("partition-count", b"%d" % count)]
+                producer.send(self.name, b"probe", partition=count - 1, headers=headers).get(WAIT_SECONDS)
+                return
+            except Exception:
+                assert time.monotonic() < give_up
+                time.sleep(0.05)
+            finally:
+                producer.close()
+
+    def values(self) -> dict[str, int]:
+        """Of each value that is there, the partition; and each is there once."""
+        found: dict[str, int] = {}
+        for partition in range(3):
+            for _, value in read_all(self._kafka.bootstrap, self.name, partition):
+                if value != b"probe":
+                    assert value.decode() not in found, f"{value!r} is there twice"
+                    found[value.decode()] = partition
+        return found
+
+
+def moving_key(partitioner: Partitioner) -> str:
+    """One that belongs on another partition of three than of two."""
+    return next(
+        key
+        for key in (f"key-{n}" for n in range(1000))
+        if partition_for(partitioner, key.encode(), 2) != partition_for(partitioner, key.encode(), 3)
+    )
+
+
+@pytest.fixture
+def growing(kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]) -> Callable[[str], Growing]:
+    return lambda prefix: Growing(kafka, proxy, unique_topic(prefix))
+
+
+def test_java_places_a_key_there() -> None:
+    java = java_process()
+    assert java.stdin is not None
+    assert java.stdout is not None
+    keys = [b"", b"k", b"key", b"\xff" * 7, bytes(range(256)), *(b"%d" % n * (n % 9) for n in range(300))]
+    cases = [(key, count) for key in keys for count in (1, 2, 3, 7, 100)]
+    for key, count in cases:
+        java.stdin.write(f"place\t{key.hex()}\t{count}\n")
+    java.stdin.flush()
+    placed = [int(java.stdout.readline()) for _ in cases]
+    end_java(java)
+
+    assert placed == [partition_for(Partitioner.MURMUR2, key, count) for key, count in cases]
+
+
+#: What the user of each client sees where his producer's count is out of date: the error, and what it tells.
+STALE = {
+    "Java": ("InvalidPartitionsException", "{told}"),
+    "kafka-python": ("InvalidPartitionsError", "[Error 37] InvalidPartitionsError: {told}"),
+    "aiokafka": ("InvalidPartitionsError", "[Error 37] InvalidPartitionsError"),
+    "confluent-kafka": ("INVALID_PARTITIONS", "Broker: Invalid number of partitions"),
+}
+#: By its default, an idempotent producer of kafka-python is dead after any error that is final.
+CONFIGS: dict[str, dict[str, Any]] = {"kafka-python": {"enable_idempotence": False}}
+
+
+def sends_again(producer: Keyed, topic: str, key: str, value: str, *, says: bool) -> Sent:
+    """What `docs/client.md` tells users to do: send it again until it is taken."""
+    give_up = time.monotonic() + WAIT_SECONDS
+    while True:
+        sent = producer.send(topic, key, value, says=says)
+        if sent.error is None or time.monotonic() > give_up:
+            return sent
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("prefix", ["counted", "needed"])
+@pytest.mark.parametrize("client", CLIENTS)
+def test_who_says_a_count_is_told_that_it_is_stale_and_ends_up_on_the_new_one(
+    client: str, prefix: str, growing: Callable[[str], Growing], proxy: ProxyProcess
+) -> None:
+    # Given a producer that knows of two partitions
+    topic = growing(prefix)
+    with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
+        key = moving_key(producer.placed_by)
+        old, new = (partition_for(producer.placed_by, key.encode(), count) for count in (2, 3))
+        assert producer.send(topic.name, key, "before", says=True).partition == old
+
+        # When the topic grows
+        topic.grow()
+        seen = producer.send(topic.name, key, "after", says=True)
+        error, shown = STALE[client]
+        told = f"INVALID_PARTITION_COUNT topic={topic.name} partition={old} expected=2 actual=3"
+        assert (seen.error, seen.shown) == (error, shown.format(told=told))
+
+        # Then it learns of it, and places its keys anew
+        assert sends_again(producer, topic.name, key, "after", says=True).partition == new
+    assert topic.values() == {"before": old, "after": new}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_who_says_nothing_is_judged_by_his_keys_while_the_topic_settles(
+    client: str, growing: Callable[[str], Growing], proxy: ProxyProcess
+) -> None:
+    with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
+        placed_by = producer.placed_by
+        topic = growing(placed_by.value)
+        key = moving_key(placed_by)
+        old, new = (partition_for(placed_by, key.encode(), count) for count in (2, 3))
+        producer.send(topic.name, key, "before", says=False)
+
+        topic.grow()
+        seen = producer.send(topic.name, key, "after", says=False)
+        error, shown = STALE[client]
+        told = (
+            f"MISPLACED_KEY topic={topic.name} partition={old} record=0 belongs={new} actual=3: of 3 partitions, its "
+            f"key is placed on another one by {placed_by.value}"
+        )
+        assert (seen.error, seen.shown) == (error, shown.format(told=told))
+
+        assert sends_again(producer, topic.name, key, "after", says=False).partition == new
+    assert topic.values() == {"before": old, "after": new}
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_who_says_nothing_and_shows_nothing_is_judged_by_what_he_was_told(
+    client: str, growing: Callable[[str], Growing], proxy: ProxyProcess
+) -> None:
+    """A guess: what is placed while the client still asks is taken wherever it was placed."""
+    topic = growing("counted")
+    with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
+        key = moving_key(producer.placed_by)
+        old, new = (partition_for(producer.placed_by, key.encode(), count) for count in (2, 3))
+        producer.send(topic.name, key, "before", says=False)
+
+        topic.grow()
+        seen = producer.send(topic.name, key, "first", says=False)
+        error, shown = STALE[client]
+        told = f"INVALID_PARTITION_COUNT topic={topic.name} partition={old} expected=2 actual=3"
+        assert (seen.error, seen.shown) == (error, shown.format(told=told))
+
+        assert sends_again(producer, topic.name, key, "first", says=False).error is None
+        while producer.send(topic.name, key, f"later {time.monotonic()}", says=False).partition != new:
+            time.sleep(0.05)
+    values = topic.values()
+    assert values["first"] in (old, new)
+
+
+def test_an_idempotent_producer_of_kafka_python_does_not_survive_it(
+    growing: Callable[[str], Growing], proxy: ProxyProcess
+) -> None:
+    topic = growing("counted")
+    key = moving_key(Partitioner.MURMUR2)
+    with keyed("kafka-python", proxy.bootstrap) as producer:
+        producer.send(topic.name, key, "before", says=True)
+        topic.grow()
+        first = producer.send(topic.name, key, "after", says=True)
+        assert first.error == "InvalidPartitionsError"
+
+        time.sleep(1)
+        assert producer.send(topic.name, key, "after", says=True) == first, "it repeats its first error for ever"
+    with keyed("kafka-python", proxy.bootstrap) as another:
+        new = partition_for(Partitioner.MURMUR2, key.encode(), 3)
+        assert another.send(topic.name, key, "after", says=True).partition == new
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_producer_that_runs_while_the_topic_grows_loses_nothing(
+    client: str, growing: Callable[[str], Growing], proxy: ProxyProcess
+) -> None:
+    # Given a producer that says its count with each record, and sends again what is refused
+    topic = growing("counted")
+    with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
+        keys = [f"key-{number}" for number in range(20)]
+        refused = 0
+        sent: list[tuple[str, str]] = []
+        grown = threading.Thread(target=topic.grow)
+        left = 40
+
+        # When it grows meanwhile
+        while left or grown.is_alive():
+            left = max(0, left - 1)
+            if len(sent) == 39:
+                grown.start()
+                left = 2 * len(keys)
+            elif grown.is_alive():
+                left = 2 * len(keys)
+            key, value = keys[len(sent) % len(keys)], f"{len(sent)}"
+            while (seen := producer.send(topic.name, key, value, says=True)).error is not None:
+                assert seen.error == STALE[client][0], seen
+                refused += 1
+                time.sleep(0.02)
+            sent.append((key, value))
+        grown.join()
+
+    # Then each record is there, once; and of each key none lies on its old partition behind one on its new
+    assert refused > 0
+    values = topic.values()
+    assert values.keys() == {value for _, value in sent}
+    for key in keys:
+        old, new = (partition_for(producer.placed_by, key.encode(), count) for count in (2, 3))
+        landed = [values[value] for its_key, value in sent if its_key == key]
+        assert landed == sorted(landed, key=lambda partition: partition == new) or old == new
+        assert landed[0] == old
+        assert landed[-1] == new

@@ -1,0 +1,224 @@
+"""Producers of the four client libraries that choose partitions by their keys, as their users have them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiokafka
+import confluent_kafka
+from kafka import KafkaProducer
+
+from fencepost_policies.partitioners import Partitioner
+from fencepost_proxy.dev.tools import compile_java, java_command
+from tests.support.kafka import kafka_version
+
+WAIT_SECONDS = 60.0
+#: Longer than any test: no client learns of another count by the clock.
+_NEVER_MS = 300_000
+_HEADER = "partition-count"
+_JAVA_SOURCE = Path(__file__).parents[1] / "java" / "KeyedProducers.java"
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One send as its user sees it: where it landed, or which error and what it tells."""
+
+    partition: int = -1
+    offset: int = -1
+    error: str | None = None
+    shown: str = ""
+
+
+class Keyed(Protocol):
+    """One producer. `send` waits for the outcome; `says` – with the number of partitions that the client knows."""
+
+    placed_by: Partitioner
+
+    def send(self, topic: str, key: str, value: str, *, says: bool) -> Sent: ...
+
+    def close(self) -> None: ...
+
+
+def _failed(error: Exception) -> Sent:
+    return Sent(error=type(error).__name__, shown=f"{error}")
+
+
+class KafkaPython:
+    placed_by = Partitioner.MURMUR2
+
+    def __init__(self, bootstrap: str, **configs: Any) -> None:
+        self._producer = KafkaProducer(bootstrap_servers=bootstrap, metadata_max_age_ms=_NEVER_MS, **configs)
+
+    def send(self, topic: str, key: str, value: str, *, says: bool) -> Sent:
+        try:
+            count = len(self._producer.partitions_for(topic))
+            headers = [(_HEADER, b"%d" % count)] if says else []
+            future = self._producer.send(topic, value.encode(), key=key.encode(), headers=headers)
+            metadata = future.get(WAIT_SECONDS)
+        except Exception as error:
+            return _failed(error)
+        return Sent(metadata.partition, metadata.offset)
+
+    def close(self) -> None:
+        self._producer._sender.force_close()
+        self._producer.close()
+
+
+class Aiokafka:
+    placed_by = Partitioner.MURMUR2
+
+    def __init__(self, bootstrap: str, **configs: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+        async def start() -> Any:
+            producer = aiokafka.AIOKafkaProducer(bootstrap_servers=bootstrap, metadata_max_age_ms=_NEVER_MS, **configs)
+            await producer.start()
+            return producer
+
+        self._producer = self._run(start())
+
+    def send(self, topic: str, key: str, value: str, *, says: bool) -> Sent:
+        async def send() -> Any:
+            count = len(await self._producer.partitions_for(topic))
+            headers = [(_HEADER, b"%d" % count)] if says else []
+            return await self._producer.send_and_wait(topic, value.encode(), key=key.encode(), headers=headers)
+
+        try:
+            metadata = self._run(send())
+        except Exception as error:
+            return _failed(error)
+        return Sent(metadata.partition, metadata.offset)
+
+    def close(self) -> None:
+        try:
+            self._run(self._producer.stop())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def _run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(WAIT_SECONDS)
+
+
+class Confluent:
+    """It asks for the count only at first and after a failure, as a user would: asking goes to the broker each time."""
+
+    placed_by = Partitioner.CRC32
+
+    def __init__(self, bootstrap: str, **configs: Any) -> None:
+        quiet = {"log_level": 0, "error_cb": lambda error: None}
+        self._producer = confluent_kafka.Producer(
+            {"bootstrap.servers": bootstrap, "topic.metadata.refresh.interval.ms": _NEVER_MS, **quiet, **configs}
+        )
+        self._counts: dict[str, int] = {}
+
+    def send(self, topic: str, key: str, value: str, *, says: bool) -> Sent:
+        if says and topic not in self._counts:
+            self._counts[topic] = len(self._producer.list_topics(topic, timeout=WAIT_SECONDS).topics[topic].partitions)
+        headers = [(_HEADER, b"%d" % self._counts[topic])] if says else []
+        ended: list[Sent] = []
+
+        def delivered(error: Any, msg: Any) -> None:
+            if error is None:
+                ended.append(Sent(msg.partition(), msg.offset()))
+            else:
+                self._counts.pop(topic, None)
+                ended.append(Sent(error=error.name(), shown=error.str()))
+
+        self._producer.produce(topic, value.encode(), key=key.encode(), headers=headers, on_delivery=delivered)
+        assert self._producer.flush(WAIT_SECONDS) == 0
+        return ended[0]
+
+    def close(self) -> None:
+        self._producer.purge()
+        self._producer.flush(WAIT_SECONDS)
+
+
+class Java:
+    placed_by = Partitioner.MURMUR2
+
+    def __init__(self, bootstrap: str, **configs: Any) -> None:
+        self._process = java_process()
+        settings = {"metadata.max.age.ms": _NEVER_MS, **configs}
+        self._tell("open", "p", bootstrap, *(f"{name}={value}" for name, value in settings.items()))
+        self._tags = itertools.count(1)
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line.rstrip("\n"))
+
+    def _tell(self, *words: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\t".join(map(str, words)) + "\n")
+        self._process.stdin.flush()
+
+    def send(self, topic: str, key: str, value: str, *, says: bool) -> Sent:
+        tag = f"t{next(self._tags)}"
+        self._tell("send", "p", tag, topic, key, value, "count" if says else "-")
+        words = self._lines.get(timeout=WAIT_SECONDS).split("\t")
+        assert words[0] == tag
+        if words[1] == "ok":
+            return Sent(int(words[2]), int(words[3]))
+        return Sent(error=words[2], shown=words[3])
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._thread.join(WAIT_SECONDS)
+        end_java(self._process)
+
+
+def java_process() -> subprocess.Popen[str]:
+    version = kafka_version()
+    return subprocess.Popen(
+        java_command("KeyedProducers", [], version=version, classes=compile_java([_JAVA_SOURCE], version=version)),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        bufsize=1,
+    )
+
+
+def end_java(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(WAIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(WAIT_SECONDS)
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+CLIENTS: dict[str, Callable[..., Keyed]] = {
+    "Java": Java,
+    "kafka-python": KafkaPython,
+    "aiokafka": Aiokafka,
+    "confluent-kafka": Confluent,
+}
+
+
+@contextmanager
+def keyed(client: str, bootstrap: str, **configs: Any) -> Iterator[Keyed]:
+    with ExitStack() as stack:
+        producer = CLIENTS[client](bootstrap, **configs)
+        stack.callback(producer.close)
+        yield producer
