@@ -70,10 +70,12 @@ class Plan:
     commit_seconds: tuple[float, ...] = (0.5, 2.0)
 
 
-SHORT = Plan(2, (Step(3, ("kill", "join")),), keys=12)
+#: Only by multiples: placed by a hash modulo the count, keys then move to new partitions only, which is what KIP-253
+#: keeps in order. From 2 to 3 they also move between the old ones.
+SHORT = Plan(2, (Step(4, ("kill", "join")),), keys=12)
 LONG = Plan(
     1,
-    (Step(2), Step(3, ("join",)), Step(8, ("kill",)), Step(11, ("leave", "join"))),
+    (Step(2), Step(4, ("join",)), Step(8, ("kill",)), Step(16, ("leave", "join"))),
     keys=40,
     lag_seconds=4.0,
     commit_seconds=(0.5, 4.0),
