@@ -21,6 +21,34 @@ SCENARIOS = {
         Scenario("race", clients=("honest", "sequenced", "bare", "twin"), proxies=2),
         Scenario("chains", clients=("chain", "chain", "honest"), slow_requests=0.05),
         Scenario(
+            "growing-required",
+            clients=("honest", "chain", "sequenced"),
+            brokers=3,
+            min_isr=2,
+            proxies=2,
+            partitions=2,
+            faults=("cut", "cut", "snip", "kill", "pause", "move", "crash", "freeze", "blind"),
+            faults_max=10,
+            seconds=20.0,
+            writes=25,
+            slow_requests=0.05,
+            doors=3,
+        ),
+        Scenario(
+            "growing",
+            check=Check.ON,
+            clients=("honest", "plain", "idempotent", "idempotent-chain", "chain"),
+            airtight=False,
+            brokers=3,
+            min_isr=2,
+            faults=("cut", "cut", "snip", "kill", "pause", "move", "crash"),
+            faults_max=10,
+            seconds=20.0,
+            writes=25,
+            slow_requests=0.05,
+            doors=3,
+        ),
+        Scenario(
             "refused-chains",
             clients=("chain", "chain", "chain"),
             faults=("cut", "expire", "kill"),
@@ -436,6 +464,8 @@ def run(scenario: Scenario, seed: int, *, tracing: bool = False) -> Outcome:
     sim.run(sim.now + _REST_SECONDS)
     if not found:
         found += check_rest(world)
+    if world.keeper is not None:
+        found += world.keeper.rest()
     found += check(world)
     codes = [attempt.result.error_code if attempt.result else None for attempt in history.tries]
     digest = f"{sim.events}/{sim.rng.getrandbits(64):016x}"

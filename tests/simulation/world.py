@@ -24,6 +24,7 @@ from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.surroundings import PASSES
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report
 from fencepost_proxy.session.turn import batch_to_send
+from fencepost_proxy.topics.door import Door
 from fencepost_proxy.topics.planning import Joins
 from fencepost_proxy.topics.state import (
     StateRecord,
@@ -32,13 +33,14 @@ from fencepost_proxy.topics.state import (
     encode_producer_id,
     encode_stamp_base,
 )
-from fencepost_proxy.topics.virtual_configs import CHECK_EXPECTED_OFFSETS, TopicPolicy
+from fencepost_proxy.topics.virtual_configs import CHECK_EXPECTED_OFFSETS, ORDERED_PARTITION_EXPANSION, TopicPolicy
 from fencepost_proxy.types import SEQUENCE_MODULUS, LogEndOffset, Offset, ProducerEpoch, ProducerId, TopicPartition
 from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, API_VERSIONS, INCREMENTAL_ALTER_CONFIGS, METADATA
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult
 from tests.simulation.broker import NOT_LEADER, Cluster, LogBatch, Partition, Replica
 from tests.simulation.clock import WALL_MINUS_MONOTONIC, Connection, End, Sim
+from tests.simulation.doors import Keeper
 from tests.simulation.listener import NOT_ADDED, Listener, read_adds
 from tests.simulation.watching import WatchedSwitch
 from tests.support.counting import Counting
@@ -64,7 +66,8 @@ class Scenario:
     process may meet one that does.
 
     `others`: more topics beside `orders`, of one partition each, and how they are checked. `managed`: what `orders` is
-    checked for stands in the state topic, and an admin changes it while everybody goes on.
+    checked for stands in the state topic, and an admin changes it while everybody goes on. `doors`: `orders` is
+    counted, and its doors are closed so often.
     """
 
     name: str
@@ -102,6 +105,7 @@ class Scenario:
     managed: bool = False
     memory_bytes: int = 1 << 24
     takeover_seconds: float = 1.0
+    doors: int = 0
 
 
 #: What the broker's answer becomes on its way, where it is changed.
@@ -302,8 +306,21 @@ class Proxy(Counting):
         except KeyError:
             pass
         policy = self._view.topic_policy(topic, self.topic_id(topic), self.world.file_configs)
-        found = self._policies[topic] = policy if policy.guarded else None
+        found = self._policies[topic] = policy if policy.guarded or policy.counted else None
         return found
+
+    @property
+    def doubt_seconds(self) -> float:
+        """How long a broker may have queued what nobody waits for any more."""
+        return self.world.scenario.limits.queued_seconds
+
+    def door(self, topic: str) -> Door:
+        return self.switch.door(topic)
+
+    def new_door(self, topic: str) -> Door:
+        clear_at = self.started_at + self.doubt_seconds if self.incarnation > 1 else float("-inf")
+        assert self.world.keeper is not None
+        return self.world.keeper.new_door(topic, self.doubt_seconds, clear_at, self.sim.now)
 
     def gate(self, partition: TopicPartition) -> Gate | None:
         return self.switch.gates.get(partition)
@@ -922,15 +939,21 @@ class World:
         self._tags = 0
         self.transactional_ids: dict[str, int] = {}  # and their producer ids
         self.state = StateTopic(sim)
+        self.keeper: Keeper | None = None
         self.proxies = [Proxy(self, number) for number in range(scenario.proxies)]
         self.quiet = False
+        if scenario.doors:
+            self.keeper = Keeper(self, TOPIC, scenario.doors)
         sim.after(0.5, self._control_tick)
 
     def file_configs(self, topic: str) -> dict[str, str]:
         """The proxies' config files guard topics from birth, unless an admin does it."""
         if topic == TOPIC and self.scenario.managed:
             return {}
-        return {CHECK_EXPECTED_OFFSETS: self.checks[topic].value} if topic in self.checks else {}
+        configs = {CHECK_EXPECTED_OFFSETS: self.checks[topic].value} if topic in self.checks else {}
+        if topic == TOPIC and self.scenario.doors:
+            configs[ORDERED_PARTITION_EXPANSION] = "true"
+        return configs
 
     def next_tag(self) -> int:
         self._tags += 1

@@ -325,6 +325,14 @@ def _transactional_producers(topic: TopicData) -> frozenset[int]:
     return frozenset(producers)
 
 
+def producer_of(data: PartitionData) -> int:
+    """The id of a batch's producer, -1 where there is none or it cannot be read."""
+    try:
+        return parse_batch_header(data.records or memoryview(b"")).producer_id
+    except MalformedBatch:
+        return -1
+
+
 def _refuse_all(refused: dict[TopicPartition, Refusal], topic: _Topic, refusal: Refusal) -> None:
     for data in topic.data.partitions:
         refused[TopicPartition(topic.data.name, data.partition)] = refusal

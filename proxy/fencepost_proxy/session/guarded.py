@@ -21,6 +21,7 @@ from fencepost_proxy.errors import ClientProtocolError, Error, UpstreamProtocolE
 from fencepost_proxy.partitions.events import Answered, Lost, Offered, Sent, Ticket, Withdrawn
 from fencepost_proxy.partitions.gate_state import sent_behind
 from fencepost_proxy.session.connection import INT32
+from fencepost_proxy.session.counted import producer_of
 from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.doors import AtDoors
 from fencepost_proxy.session.messages import Count, ToGate, TopicStale
@@ -87,6 +88,7 @@ class GuardedProduce(AtDoors):
             return
         self._turn, self._turn_slot = turn, slot
         if not turn.at_door:
+            self._chains_fail_at_door(slot, turn)
             self._to_gates(turn, now)
 
     def _look_at_door(self, now: float) -> None:
@@ -101,7 +103,20 @@ class GuardedProduce(AtDoors):
             return
         else:
             self._take_bids(turn, now)
+        assert self._turn_slot is not None
+        self._chains_fail_at_door(self._turn_slot, turn)
         self._to_gates(turn, now)
+
+    def _chains_fail_at_door(self, slot: Slot, turn: Turn) -> None:
+        """What never came to its gate has failed as if it had: what follows it follows a hole."""
+        for topic in turn.request.topics if turn.miscounted else ():
+            policy = self._around.policy(topic.name)
+            for data in topic.partitions if policy is not None and policy.guarded else ():
+                key = TopicPartition(topic.name, data.partition)
+                if key in turn.miscounted:
+                    chain = (key, producer_of(data))
+                    self._failed_chains[chain] = Failed(turn.results[key])
+                    slot.chains.append(chain)
 
     def _to_gates(self, turn: Turn, now: float) -> None:
         turn.to_offer = [turn.tickets[key] for key in sorted(turn.tickets, reverse=True)]

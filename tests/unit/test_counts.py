@@ -1,0 +1,148 @@
+"""What a process knows of partition counts: which source is believed, when a topic settles, what clients were told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from fencepost_proxy.topics.counts import Client, Counts
+from fencepost_proxy.topics.expansions import NO_GROWTH, Expansion, Growth
+
+ORDERS, ANEW, PROPOSAL = UUID(int=1), UUID(int=2), UUID(int=3)
+NOW, NOW_MS = 1000.0, 1_700_000_000_000
+ME, ANOTHER = Client("10.0.0.1", "app"), Client("10.0.0.2", "app")
+
+
+@dataclass
+class World:
+    """One topic `orders`, as metadata and the state topic tell of it."""
+
+    heard: tuple[UUID, int] | None = (ORDERS, 2)
+    growth: Growth = NO_GROWTH
+    served_max: int = 3
+    counts: Counts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.counts = Counts(
+            lambda topic: self.heard,
+            lambda topic, topic_id: self.growth if topic_id == ORDERS else NO_GROWTH,
+            lambda: NOW_MS,
+            settle_seconds=900.0,
+            served_max=self.served_max,
+        )
+
+    def count(self, at: float = NOW) -> int | None:
+        return self.counts.count("orders", at)
+
+    def settles(self, at: float = NOW) -> bool:
+        self.count(at)
+        return self.counts.settles("orders", at)
+
+
+def _expansion(to: int, *, ended_at_ms: int | None = None) -> Expansion:
+    return Expansion("orders", ORDERS, 2, to, PROPOSAL, NOW_MS, ended_at_ms=ended_at_ms)
+
+
+def test_a_topic_that_metadata_does_not_know_has_no_count() -> None:
+    assert World(heard=None).count() is None
+
+
+def test_the_largest_count_that_is_known_is_true() -> None:
+    world = World()
+    assert world.count() == 2
+
+    world.growth = Growth(count=3)
+    assert world.count() == 3, "metadata lags behind the expansion"
+    world.heard = (ORDERS, 8)
+    assert world.count() == 8, "it has grown around the proxy"
+    world.heard = (ORDERS, 3)
+    assert world.count() == 8, "partitions are never taken away: this broker lags"
+
+
+def test_partitions_of_a_pending_expansion_do_not_count() -> None:
+    world = World(heard=(ORDERS, 3), growth=Growth(count=2, pending=_expansion(3)))
+    assert world.count() == 2
+
+    world.growth = Growth(count=3, expansions=(_expansion(3, ended_at_ms=NOW_MS),))
+    assert world.count() == 3
+
+
+def test_a_topic_that_was_created_anew_counts_anew() -> None:
+    world = World(heard=(ORDERS, 8))
+    world.count()
+
+    world.heard = (ANEW, 2)
+
+    assert world.count() == 2
+    assert not world.settles()
+
+
+def test_a_topic_settles_from_the_moment_it_was_seen_to_grow() -> None:
+    world = World()
+    assert not world.settles(), "nobody knows that it ever grew"
+
+    world.heard = (ORDERS, 3)
+    assert world.settles(NOW + 1)
+    assert world.settles(NOW + 900)
+    assert not world.settles(NOW + 902)
+
+
+def test_after_a_restart_it_settles_as_long_as_its_last_expansion_says() -> None:
+    ended = _expansion(3, ended_at_ms=NOW_MS - 800_000)
+    assert World(heard=(ORDERS, 3), growth=Growth(3, (ended,))).settles()
+    assert not World(heard=(ORDERS, 3), growth=Growth(3, (ended,))).counts.settles("orders", NOW), "nobody has asked"
+    long_ago = _expansion(3, ended_at_ms=NOW_MS - 901_000)
+    assert not World(heard=(ORDERS, 3), growth=Growth(3, (long_ago,))).settles()
+    ahead = _expansion(3, ended_at_ms=NOW_MS + 5000)
+    assert World(heard=(ORDERS, 3), growth=Growth(3, (ahead,))).settles(), "by another clock"
+
+
+def test_growth_that_nobody_saw_counts_from_when_it_is_seen() -> None:
+    assert World(heard=(ORDERS, 3), growth=Growth(count=2)).settles()
+
+
+def test_a_count_is_confirmed_by_what_was_asked_later() -> None:
+    world = World()
+    assert not world.counts.confirmed_since("orders", NOW)
+
+    world.counts.confirm("orders", NOW, NOW + 1)
+
+    assert world.counts.confirmed_since("orders", NOW)
+    assert not world.counts.confirmed_since("orders", NOW + 0.5), "it was asked before"
+    world.counts.confirm("orders", NOW - 5, NOW + 2)
+    assert world.counts.confirmed_since("orders", NOW), "an older question changes nothing"
+    world.counts.forget("orders")
+    assert not world.counts.confirmed_since("orders", NOW)
+
+
+def test_each_client_is_taken_at_what_it_was_told_last() -> None:
+    counts = World().counts
+    counts.serve(ME, [("orders", 2), ("payments", 5)])
+    counts.serve(ANOTHER, [("orders", 3)])
+
+    assert counts.served(ME, "orders", NOW) == 2
+    assert counts.served(ANOTHER, "orders", NOW) == 3
+    assert counts.served(ANOTHER, "payments", NOW) is None
+    counts.serve(ME, [("orders", 3)])
+    assert counts.served(ME, "orders", NOW) == 3
+
+
+def test_a_guess_is_not_held_against_a_client_that_asks_elsewhere() -> None:
+    counts = World().counts
+    counts.serve(ME, [("orders", 2)])
+
+    counts.refused(ME, "orders", NOW)
+    assert counts.served(ME, "orders", NOW + 4) == 2
+    counts.refused(ME, "orders", NOW + 4)
+
+    assert counts.served(ME, "orders", NOW + 5.1) is None, "counted from the first refusal: it would never end"
+    assert counts.served(ME, "orders", NOW) is None
+
+
+def test_only_so_many_are_remembered_and_the_oldest_go_first() -> None:
+    counts = World(served_max=3).counts
+    for number in range(5):
+        counts.serve(Client("10.0.0.1", f"app-{number}"), [("orders", number)])
+
+    told = [counts.served(Client("10.0.0.1", f"app-{number}"), "orders", NOW) for number in range(5)]
+    assert told == [None, None, 2, 3, 4]
