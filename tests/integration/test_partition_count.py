@@ -59,13 +59,15 @@ class Growing:
             admin.close()
         self._probe(2)
 
-    def grow(self) -> None:
-        admin = KafkaAdminClient(bootstrap_servers=self._kafka.bootstrap)
+    def grow(self, *, around_the_proxy: bool = False) -> None:
+        bootstrap = self._kafka.bootstrap if around_the_proxy else self._proxy.bootstrap
+        admin = KafkaAdminClient(bootstrap_servers=bootstrap)
         try:
             admin.create_partitions({self.name: NewPartitions(3)})
         finally:
             admin.close()
-        self._probe(3)
+        if around_the_proxy:
+            self._probe(3)
 
     def _probe(self, count: int) -> None:
         """Goes in as soon as the proxy knows that there are so many."""
