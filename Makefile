@@ -13,7 +13,7 @@ ALL_AT_ONCE := -n $(WORKERS)
 KAFKA_VERSIONS_OLDER := 4.0.2 3.9.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-fast test-kafka test-long test-brokers simulate fuzz mutants soak lint lock clean
+.PHONY: help demo bench test test-fast test-kafka test-long test-brokers simulate fuzz mutants soak order-proof lint lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -52,6 +52,9 @@ mutants: $(VENV)/.installed-all  ## every seeded defect: does the simulation not
 MINUTES ?= 20
 soak: jars  ## MINUTES=20 of real clients against real Kafka under faults (SEED=…), every answer held against the log
 	@$(BIN)/python -m tests.soak --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
+
+order-proof: jars  ## groups of every client and protocol read a topic that grows: does each key stay in order? Prints the table
+	@$(BIN)/python -m tests.order_proof
 
 bench: jars  ## all routes to Kafka measured in one run; BENCH="--quick --only 'produce*'" (docs/performance.md)
 	@$(BIN)/python -m benchmarks $(BENCH)

@@ -12,6 +12,7 @@ worked example: read a partition to its end, then append batches to it). See doc
 
 from __future__ import annotations
 
+from fencepost._ordering import Waiting
 from fencepost.errors import (
     BatchTooLarge,
     CheckIsOff,
@@ -20,9 +21,11 @@ from fencepost.errors import (
     NotAtEnd,
     OffsetMismatch,
     OffsetViolation,
+    PartitionCountChanged,
     PartitionRequired,
     PositionLost,
 )
+from fencepost.expansions import PartitionExpansion, partition_expansions
 from fencepost.records import HeaderNames, LogRecord, Record
 from fencepost.retries import RetryPolicy
 
@@ -36,8 +39,12 @@ __all__ = [
     "NotAtEnd",
     "OffsetMismatch",
     "OffsetViolation",
+    "PartitionCountChanged",
+    "PartitionExpansion",
     "PartitionRequired",
     "PositionLost",
     "Record",
     "RetryPolicy",
+    "Waiting",
+    "partition_expansions",
 ]

@@ -25,7 +25,10 @@ class CheckCache:
     No I/O: `get` says what is known, the adapter asks DescribeConfigs where it is None, `learn` takes the answer.
     """
 
-    def __init__(self, ttl_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, ttl_seconds: float, clock: Callable[[], float] = time.monotonic, config: str = CHECK_CONFIG
+    ) -> None:
+        self.config = config
         self._ttl_seconds = ttl_seconds
         self._clock = clock
         self._known: dict[str, tuple[float, TopicFacts]] = {}
@@ -39,16 +42,17 @@ class CheckCache:
     def learn(self, topic: str, configs: Mapping[str, str | None]) -> TopicFacts:
         """Raises CheckIsOff, saying which of the reasons it is, unless `configs` switch the check on."""
         self._known.pop(topic, None)
-        value = configs.get(CHECK_CONFIG)
+        value = configs.get(self.config)
         if value not in _ON:
             if value is not None:
-                raise CheckIsOff(topic, f"{CHECK_CONFIG}={value}")
-            if configs:
-                raise CheckIsOff(topic, f"no {CHECK_CONFIG}, so these servers are not a Fencepost proxy")
-            raise CheckIsOff(
-                topic,
-                "its configs cannot be seen (no such topic, or just created, or no right to DescribeConfigs on it)",
-            )
+                found = f"{self.config}={value}"
+            elif configs:
+                found = f"no {self.config}, so these servers are not a Fencepost proxy"
+            else:
+                found = (
+                    "its configs cannot be seen (no such topic, or just created, or no right to DescribeConfigs on it)"
+                )
+            raise CheckIsOff(topic, found, self.config)
         limit = configs.get(MAX_MESSAGE_BYTES_CONFIG)
         facts = TopicFacts(int(limit) if limit else None)
         self._known[topic] = (self._clock() + self._ttl_seconds, facts)

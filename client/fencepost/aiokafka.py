@@ -21,10 +21,23 @@ except ModuleNotFoundError as error:
 from fencepost._appending import Append, Appended, Done, Doubtful, LogPosition, Refused, Reply, Sight
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, CannotRead, stamped_now
+from fencepost._ordering import TopicOrder, Waiting, every, refuse_alone, was_read
+from fencepost._placing import (
+    INVALID_PARTITIONS,
+    Placement,
+    Send,
+    TopicSends,
+    count_changed,
+    counted_headers,
+    murmur2,
+    refuse_configs,
+)
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
 from fencepost.errors import FencepostError, OffsetMismatch, PartitionRequired
+from fencepost.expansions import PartitionExpansion, expansions_of
 from fencepost.records import (
     CHECK_CONFIG,
+    COUNT_CHECK_CONFIG,
     MAX_MESSAGE_BYTES_CONFIG,
     HeaderNames,
     LogRecord,
@@ -34,11 +47,19 @@ from fencepost.records import (
 )
 from fencepost.retries import RetryPolicy
 
-__all__ = ["ConditionalProducer", "LogWriter"]
+__all__ = [
+    "ConditionalProducer",
+    "LogWriter",
+    "OrderedConsumer",
+    "OrderedProducer",
+    "describe_topic",
+    "read_expansions",
+]
 
 T = TypeVar("T")
 
 _POLL_MS = 500
+_PAUSE_SECONDS = 0.1
 #: The log end that can be asked for is the high watermark, which may lag behind what refused the write.
 _LOG_END_TRIES = 5
 _LOG_END_PAUSE_SECONDS = 0.05
@@ -49,8 +70,8 @@ _NOT_VISIBLE = frozenset({3, 29})
 class TopicChecks:
     """Which topics are checked, asked through an admin client of its own."""
 
-    def __init__(self, ttl_seconds: float, configs: Mapping[str, Any]) -> None:
-        self._cache = CheckCache(ttl_seconds)
+    def __init__(self, ttl_seconds: float, configs: Mapping[str, Any], check: str = CHECK_CONFIG) -> None:
+        self._cache = CheckCache(ttl_seconds, config=check)
         self._configs = _only(AIOKafkaAdminClient, configs)
         self._admin: Any = None
         self._lock = asyncio.Lock()
@@ -73,7 +94,7 @@ class TopicChecks:
                 await admin.close()
                 raise
             self._admin = admin
-        wanted = dict.fromkeys((CHECK_CONFIG, MAX_MESSAGE_BYTES_CONFIG), "")
+        wanted = dict.fromkeys((self._cache.config, MAX_MESSAGE_BYTES_CONFIG), "")
         (response,) = await self._admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic, wanted)])
         code, message, _, _, entries = response.resources[0]
         if code in _NOT_VISIBLE:
@@ -411,3 +432,359 @@ def _only(client: type, configs: Mapping[str, Any]) -> dict[str, Any]:
     """Those of `configs` that the constructor of `client` takes."""
     known = inspect.signature(client).parameters
     return {name: value for name, value in configs.items() if name in known and name != "loop"}
+
+
+async def describe_topic(admin: Any, topic: str) -> dict[str, str | None]:
+    """A topic's configs through an AIOKafkaAdminClient; none where they cannot be seen."""
+    (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic, None)])
+    code, message, _, _, entries = response.resources[0]
+    if code in _NOT_VISIBLE:
+        return {}
+    if code:
+        raise for_code(code)(message)
+    return {entry[0]: entry[1] for entry in entries}
+
+
+async def read_expansions(admin: Any, topic: str) -> tuple[PartitionExpansion, ...]:
+    """What `fencepost.partition_expansions` gives."""
+    return expansions_of(topic, await describe_topic(admin, topic))
+
+
+class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
+    """AIOKafkaConsumer that reads topics by hand, all of their partitions or some, those to come included, and each key
+    in order while they grow (KIP-253). See docs/client.md.
+
+    `getmany`, `getone` and iteration are the library's; a partition that came with a growth is assigned once all that
+    were there before have been read up to where they ended then. What an earlier call returned counts as read.
+
+    `mine` – which partitions are this consumer's, for several processes that share topics by hand; all have one
+    `group_id` then, and commit. `positions` – where to begin, for an application that keeps its offsets itself; others
+    begin at the group's commits, or by `auto_offset_reset`. `refresh_seconds` – how often growth, and what others have
+    committed, is looked for. `start` raises CheckIsOff, ValueError.
+    """
+
+    def __init__(
+        self,
+        *topics: str,
+        mine: Callable[[int], bool] | None = None,
+        positions: Mapping[TopicPartition, int] | None = None,
+        refresh_seconds: float = 1.0,
+        **configs: Any,
+    ) -> None:
+        super().__init__(**configs)
+        self._orders = {topic: TopicOrder(topic, mine or every) for topic in topics}
+        self._given = dict(positions or {})
+        self._reset = configs.get("auto_offset_reset", "latest")
+        self._grouped = configs.get("group_id") is not None
+        self._refresh_seconds = refresh_seconds
+        self._look_at = 0.0
+        self._others: dict[str, dict[int, int | None]] = {topic: {} for topic in topics}
+        self._admin = AIOKafkaAdminClient(**_only(AIOKafkaAdminClient, configs))
+
+    async def start(self) -> None:
+        await super().start()
+        await self._admin.start()
+        for order in self._orders.values():
+            await self._begin(order)
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self._admin.close()
+
+    def waiting(self) -> dict[TopicPartition, Waiting]:
+        """The partitions that are not read yet, and what each waits for."""
+        return {
+            TopicPartition(topic, partition): waits
+            for topic, order in self._orders.items()
+            for partition in order.unopened
+            if (waits := order.waiting(partition, self._positions(order)))
+        }
+
+    async def getmany(
+        self, *partitions: TopicPartition, timeout_ms: float = 0, max_records: int | None = None
+    ) -> dict[TopicPartition, list[Any]]:
+        """As AIOKafkaConsumer.getmany. Raises KafkaError also where the topic's growth cannot be read."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            await self._open()
+            left = min(max(0.0, deadline - time.monotonic()), self._refresh_seconds)
+            records: dict[TopicPartition, list[Any]] = await super().getmany(
+                *partitions, timeout_ms=left * 1000, max_records=max_records
+            )
+            if records or time.monotonic() >= deadline:
+                return records
+
+    async def getone(self, *partitions: TopicPartition) -> Any:
+        """As AIOKafkaConsumer.getone."""
+        while True:
+            found = await self.getmany(*partitions, timeout_ms=self._refresh_seconds * 1000, max_records=1)
+            for records in found.values():
+                return records[0]
+
+    def subscribe(self, *_: Any, **__: Any) -> None:
+        """Not possible: a group's coordinator would assign partitions that wait."""
+        raise TypeError("an OrderedConsumer reads the topics that it was made with; groups are ordered by the proxy")
+
+    async def _begin(self, order: TopicOrder) -> None:
+        await self._learn(order)
+        refuse_alone(order.topic, order.shares, "given" if self._grouped else None)
+        known = {p: await self._known(TopicPartition(order.topic, p)) for p in order.unopened}
+        born = [TopicPartition(order.topic, p) for p in known if order.is_born(p)]
+        log_starts = await self.beginning_offsets(born) if born else {}
+        fresh = self._reset == "latest" and all(offset is None for offset in known.values())
+        opened = [
+            p
+            for p in known
+            if not order.is_born(p) or fresh or was_read(known[p], log_starts[TopicPartition(order.topic, p)])
+        ]
+        await self._assign(order, opened, {p: self._given.get(TopicPartition(order.topic, p)) for p in opened})
+
+    async def _learn(self, order: TopicOrder) -> None:
+        # In this sequence: see TopicOrder.learn.
+        (described,) = await self._admin.describe_topics([order.topic])
+        if described["error_code"] not in {0, *_NOT_VISIBLE}:
+            raise for_code(described["error_code"])(order.topic)
+        configs = await describe_topic(self._admin, order.topic)
+        order.learn(len(described["partitions"]), expansions_of(order.topic, configs))
+
+    async def _known(self, tp: TopicPartition) -> int | None:
+        if tp in self._given or not self._grouped:
+            return self._given.get(tp)
+        offset: int | None = await self.committed(tp)
+        return offset
+
+    async def _open(self) -> None:
+        now = time.monotonic()
+        look = now >= self._look_at
+        if look:
+            self._look_at = now + self._refresh_seconds
+        for order in self._orders.values():
+            if look:
+                await self._learn(order)
+            if not order.unopened:
+                continue
+            if look:
+                await self._look_at_priors(order, now)
+            positions = self._positions(order)
+            ready = [p for p in order.unopened if order.waiting(p, positions) is None]
+            if ready:
+                # From the beginning, whatever auto_offset_reset says: all of it came since the topic grew.
+                starts = {p: await self._known(TopicPartition(order.topic, p)) for p in ready}
+                tps = [TopicPartition(order.topic, p) for p in ready if starts[p] is None]
+                begins = await self.beginning_offsets(tps) if tps else {}
+                starts.update({tp.partition: offset for tp, offset in begins.items()})
+                await self._assign(order, ready, starts)
+
+    async def _look_at_priors(self, order: TopicOrder, now: float) -> None:
+        positions = self._positions(order)
+        waiting = [waits for p in order.unopened if (waits := order.waiting(p, positions))]
+        order.unexplained(waiting, now)
+        behind = {prior for waits in waiting for prior in waits.priors}
+        for prior in behind:
+            if not order.mine(prior):
+                self._others[order.topic][prior] = await self._known(TopicPartition(order.topic, prior))
+        if behind and order.ends_are_due(now):
+            ends = await self.end_offsets([TopicPartition(order.topic, prior) for prior in behind])
+            for tp, end in ends.items():
+                order.ended_at(tp.partition, end)
+
+    def _positions(self, order: TopicOrder) -> dict[int, int | None]:
+        positions = dict(self._others[order.topic])
+        for partition in order.opened:
+            positions[partition] = self._position_now(TopicPartition(order.topic, partition))
+        return positions
+
+    def _position_now(self, tp: TopicPartition) -> int | None:
+        # Not position(): that waits for one that is not known yet.
+        subscription = self._subscription.subscription
+        assignment = None if subscription is None else subscription.assignment
+        if assignment is None or tp not in assignment.tps:
+            return None
+        state = assignment.state_value(tp)
+        return int(state.position) if state.has_valid_position else None
+
+    async def _assign(self, order: TopicOrder, partitions: list[int], starts: Mapping[int, int | None]) -> None:
+        # The library forgets positions and pauses with each assignment.
+        seeks = {tp: position for tp in self.assignment() if (position := self._position_now(tp)) is not None}
+        paused = self.paused()
+        for partition, offset in starts.items():
+            if offset is not None:
+                seeks[TopicPartition(order.topic, partition)] = offset
+        order.opened.update(partitions)
+        self.assign([TopicPartition(o.topic, p) for o in self._orders.values() for p in sorted(o.opened)])
+        for tp, position in seeks.items():
+            self.seek(tp, position)
+        self.pause(*paused)
+
+
+class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
+    """AIOKafkaProducer that keeps each key in order while its topic grows (KIP-253). See docs/client.md.
+
+    Every record says over how many partitions it was placed. Where the topic has more by then, the proxy refuses it,
+    and this producer places it again, in the order of `send`. `partitioner` – (key, count) → partition, by default
+    where Java puts keys. `settle_seconds` – how long a record may be refused before it fails with
+    PartitionCountChanged; `held_max` – how many records may wait meanwhile, then `send` does.
+
+    `acks="all"` by default; `acks=0`, idempotence (a refusal wedges an idempotent producer of aiokafka on that
+    partition) and transactions are not possible.
+    """
+
+    def __init__(
+        self,
+        *,
+        partitioner: Placement = murmur2,
+        settle_seconds: float = 120.0,
+        held_max: int = 10_000,
+        check_ttl_seconds: float = 30.0,
+        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        **configs: Any,
+    ) -> None:
+        refuse_configs(
+            acks=configs.setdefault("acks", "all"),
+            idempotent=bool(configs.get("enable_idempotence")),
+            transactional=configs.get("transactional_id") is not None,
+            idempotence="an idempotent producer of aiokafka is stuck on a partition that refused it; leave it off",
+        )
+        self._serializers = configs.pop("key_serializer", None), configs.pop("value_serializer", None)
+        super().__init__(**configs)
+        self._place_key, self._settle_seconds, self._held_max = partitioner, settle_seconds, held_max
+        self._count_header = header_names.partition_count
+        self._checks = TopicChecks(check_ttl_seconds, configs, COUNT_CHECK_CONFIG)
+        self._sends: dict[str, TopicSends] = {}
+        self._numbers = itertools.count()
+        #: One hands records over at a time, so that they leave in the order of their numbers.
+        self._handing = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._settlers: dict[str, asyncio.Task[None]] = {}
+        self._outcomes: set[asyncio.Task[None]] = set()
+
+    async def send(  # noqa: PLR0917 - the library's signature
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+    ) -> asyncio.Future[Any]:
+        """As AIOKafkaProducer.send. A record with `partition` stays on it, whatever the topic's count.
+
+        Raises CheckIsOff; the future raises PartitionCountChanged.
+        """
+        given = counted_headers(self._count_header, headers or (), 0)[:-1]
+        await self._checks.require(topic)
+        key_serializer, value_serializer = self._serializers
+        key = key if key_serializer is None else key_serializer(key)
+        value = value if value_serializer is None else value_serializer(value)
+        if topic not in self._sends:
+            count = len(await self.partitions_for(topic))
+            self._sends.setdefault(topic, TopicSends(self._place_key, count))
+        sends = self._sends[topic]
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        while len(sends.queue) >= self._held_max:
+            await self._change()
+        async with self._handing:
+            what = (value, given, timestamp_ms or int(time.time() * 1000), future)
+            deadline = time.monotonic() + self._settle_seconds
+            send = Send(next(self._numbers), topic, key, partition, deadline, what)
+            if sends.submit(send):
+                try:
+                    await self._hand_over(sends, send)
+                except BaseException:
+                    sends.ended(send)
+                    raise
+        return future
+
+    async def send_and_wait(  # noqa: PLR0917 - the library's signature
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+        headers: Iterable[tuple[str, bytes]] | None = None,
+    ) -> Any:
+        """`send`, and its outcome."""
+        return await (await self.send(topic, value, key, partition, timestamp_ms, headers))
+
+    async def flush(self) -> None:
+        """As AIOKafkaProducer.flush, what must be placed again included."""
+        await super().flush()
+        while any(map(len, self._sends.values())):
+            await self._change()
+
+    async def stop(self) -> None:
+        if not self._closed and self._sends:
+            await self.flush()
+        await super().stop()
+        for settler in self._settlers.values():
+            settler.cancel()
+        if running := [*self._settlers.values(), *self._outcomes]:
+            await asyncio.wait(running)
+        for sends in self._sends.values():
+            for send in sends.give_up():
+                send.what[3].set_exception(count_changed(send, None, "the producer was closed"))
+        await self._checks.close()
+
+    async def _hand_over(self, sends: TopicSends, send: Send) -> None:
+        value, headers, timestamp_ms, _ = send.what
+        counted = counted_headers(self._count_header, headers, send.placed_over)
+        inner = await super().send(send.topic, value, send.key, send.placed_on, timestamp_ms, counted)
+        outcome = asyncio.create_task(self._outcome(inner, sends, send))
+        self._outcomes.add(outcome)
+        outcome.add_done_callback(self._outcomes.discard)
+
+    async def _outcome(self, inner: asyncio.Future[Any], sends: TopicSends, send: Send) -> None:
+        future = send.what[3]
+        try:
+            metadata = await inner
+        except KafkaError as error:
+            if isinstance(error, BrokerResponseError) and error.errno == INVALID_PARTITIONS:
+                sends.refuse(send)
+                if send.topic not in self._settlers:
+                    self._settlers[send.topic] = asyncio.create_task(self._settle(send.topic, sends))
+            else:
+                sends.ended(send)
+                if not future.done():
+                    future.set_exception(error)
+        else:
+            sends.ended(send)
+            if not future.done():
+                future.set_result(metadata)
+        finally:
+            self._tell()
+
+    async def _settle(self, topic: str, sends: TopicSends) -> None:
+        while True:
+            while not sends.settled:
+                await self._change()
+            try:
+                await self.client.force_metadata_update()
+                count = len(await self.partitions_for(topic))
+            except KafkaError:
+                await asyncio.sleep(_PAUSE_SECONDS)
+                count = 0
+            for send in sends.regrown(count, time.monotonic()):
+                if not send.what[3].done():
+                    reason = f"tried for {self._settle_seconds:g} s"
+                    send.what[3].set_exception(count_changed(send, count or None, reason))
+            self._tell()
+            if sends.stale:
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            async with self._handing:
+                while (again := sends.next()) is not None:
+                    try:
+                        await self._hand_over(sends, again)
+                    except KafkaError as error:
+                        sends.ended(again)
+                        if not again.what[3].done():
+                            again.what[3].set_exception(error)
+                    self._tell()
+
+    def _tell(self) -> None:
+        self._changed.set()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()

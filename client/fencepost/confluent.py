@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -9,6 +11,8 @@ from typing import Any
 
 try:
     from confluent_kafka import (
+        OFFSET_BEGINNING,
+        OFFSET_END,
         Consumer,
         IsolationLevel,
         KafkaError,
@@ -29,18 +33,39 @@ except ModuleNotFoundError as error:
 from fencepost._appending import Append, Appended, Doubtful, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
+from fencepost._ordering import TopicOrder, Waiting, every, refuse_alone, was_read
+from fencepost._placing import (
+    INVALID_PARTITIONS,
+    Placement,
+    Send,
+    TopicSends,
+    count_changed,
+    counted_headers,
+    crc32,
+    murmur2,
+    refuse_configs,
+)
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
 from fencepost.errors import FencepostError, OffsetMismatch, PartitionRequired
-from fencepost.records import HeaderNames, LogRecord, conditional_headers, new_write_id
+from fencepost.expansions import expansions_of
+from fencepost.records import (
+    CHECK_CONFIG,
+    COUNT_CHECK_CONFIG,
+    HeaderNames,
+    LogRecord,
+    conditional_headers,
+    new_write_id,
+)
 from fencepost.retries import RetryPolicy
 
-__all__ = ["ConditionalProducer", "LogWriter"]
+__all__ = ["ConditionalProducer", "LogWriter", "OrderedConsumer", "OrderedProducer", "describe_topic"]
 
 OnDelivery = Callable[[Any, Message], None]
 
 #: A batch waits for `flush` at most this long, so that the library never cuts one in two by the clock.
 _LINGER_MS = 300_000
 _POLL_SECONDS = 0.5
+_PAUSE_SECONDS = 0.1
 _POLL_RECORDS = 500
 
 #: After these a batch may be in the log, or may be appended by another try.
@@ -70,8 +95,10 @@ _CALLBACKS = frozenset({"on_delivery", "error_cb", "stats_cb", "throttle_cb", "l
 class TopicChecks:
     """Which topics are checked, asked through an admin client of its own. Thread-safe, as Producer is."""
 
-    def __init__(self, ttl_seconds: float, config: Mapping[str, Any], timeout_seconds: float) -> None:
-        self._cache = CheckCache(ttl_seconds)
+    def __init__(
+        self, ttl_seconds: float, config: Mapping[str, Any], timeout_seconds: float, check: str = CHECK_CONFIG
+    ) -> None:
+        self._cache = CheckCache(ttl_seconds, config=check)
         self._timeout_seconds = timeout_seconds
         self._lock = threading.Lock()
         self._config = {k: v for k, v in config.items() if k not in _CALLBACKS}
@@ -93,15 +120,7 @@ class TopicChecks:
             return facts if facts is not None else self._cache.learn(topic, self._describe(topic))
 
     def _describe(self, topic: str) -> dict[str, str | None]:
-        resource = ConfigResource(ResourceType.TOPIC, topic)
-        futures = self.admin.describe_configs([resource], request_timeout=self._timeout_seconds)
-        try:
-            entries = futures[resource].result()
-        except KafkaException as error:
-            if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED):
-                return {}
-            raise
-        return {name: entry.value for name, entry in entries.items()}
+        return describe_topic(self.admin, topic, self._timeout_seconds)
 
 
 class LogEnds:
@@ -383,3 +402,382 @@ def _reply(outcomes: Sequence[Any], offsets: Sequence[int | None]) -> Reply:
 
 def _headers(headers: Any) -> tuple[tuple[str, bytes], ...]:
     return tuple((name, b"" if value is None else value) for name, value in headers or ())
+
+
+def describe_topic(admin: AdminClient, topic: str, timeout_seconds: float = 30.0) -> dict[str, str | None]:
+    """A topic's configs through an AdminClient; none where they cannot be seen."""
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    try:
+        entries = admin.describe_configs([resource], request_timeout=timeout_seconds)[resource].result()
+    except KafkaException as error:
+        if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED):
+            return {}
+        raise
+    return {name: entry.value for name, entry in entries.items()}
+
+
+class OrderedConsumer(Consumer):
+    """Consumer that reads topics by hand, all of their partitions or some, those to come included, and each key in
+    order while they grow (KIP-253). See docs/client.md.
+
+    `poll` and `consume` are the library's (`consume` may return sooner, with fewer messages); a partition that came
+    with a growth is assigned once all that were there before have been read up to where they ended then. What an
+    earlier call returned counts as read.
+
+    `mine` – which partitions are this consumer's, for several processes that share topics by hand; all have one
+    `group.id` then, and commit. `positions` – (topic, partition) → where to begin, for an application that keeps its
+    offsets itself; others begin at the group's commits, or by `auto.offset.reset`. `refresh_seconds` – how often
+    growth, and what others have committed, is looked for. Differs from Consumer: `commit()` without arguments commits
+    what was read, with offsets behind it that hold no records (markers of transactions). Raises CheckIsOff, ValueError.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        topics: Sequence[str],
+        *,
+        mine: Callable[[int], bool] | None = None,
+        positions: Mapping[tuple[str, int], int] | None = None,
+        refresh_seconds: float = 1.0,
+        timeout_seconds: float = 30.0,
+        **kwargs: Any,
+    ) -> None:
+        self._grouped = "group.id" in config
+        alone = {"group.id": "fencepost-ordered-consumer", "enable.auto.commit": False}  # joined by nobody
+        # librdkafka's own position() is behind the last record: only the end of a partition tells of what follows it.
+        ours: dict[str, Any] = {"enable.partition.eof": True}
+        self._tells_ends = str(config.get("enable.partition.eof", False)).lower() == "true"
+        self._stores = self._grouped and str(config.get("enable.auto.offset.store", True)).lower() == "true"
+        if self._stores:
+            ours["enable.auto.offset.store"] = False  # done here, since it would not store what follows a last record
+        super().__init__({**({} if self._grouped else alone), **config, **ours}, **kwargs)
+        self._latest = config.get("auto.offset.reset", "largest") in ("largest", "latest", "end")
+        self._orders = {topic: TopicOrder(topic, mine or every) for topic in topics}
+        self._given = dict(positions or {})
+        self._read: dict[tuple[str, int], int] = {}
+        self._others: dict[str, dict[int, int | None]] = {topic: {} for topic in topics}
+        self._refresh_seconds = refresh_seconds
+        self._timeout_seconds = timeout_seconds
+        self._look_at = 0.0
+        consumers_own = ("group.", "partition.assignment.", "session.", "heartbeat.", "auto.offset.", "enable.auto.")
+        self._admin = AdminClient(
+            {k: v for k, v in config.items() if k not in _CALLBACKS and not k.startswith(consumers_own)}
+        )
+        try:
+            for order in self._orders.values():
+                self._start(order)
+        except BaseException:
+            super().close()
+            raise
+
+    def waiting(self) -> dict[tuple[str, int], Waiting]:
+        """The partitions (topic, partition) that are not read yet, and what each waits for."""
+        return {
+            (topic, partition): waits
+            for topic, order in self._orders.items()
+            for partition in order.unopened
+            if (waits := order.waiting(partition, self._positions(order)))
+        }
+
+    def poll(self, timeout: float | None = -1) -> Message | None:
+        """As Consumer.poll. Raises KafkaException also where the topic's growth cannot be read."""
+        return next(iter(self._get(timeout, lambda seconds: [super(OrderedConsumer, self).poll(seconds)])), None)
+
+    def consume(self, num_messages: int = 1, timeout: float | None = -1) -> list[Message]:
+        """As Consumer.consume, but for what the class says."""
+        return self._get(timeout, lambda seconds: super(OrderedConsumer, self).consume(num_messages, seconds))
+
+    def commit(self, *, asynchronous: bool = True, **what: Any) -> Any:
+        """As Consumer.commit; see the class."""
+        if not what:
+            what["offsets"] = [TopicPartition(topic, partition, at) for (topic, partition), at in self._read.items()]
+        return super().commit(asynchronous=asynchronous, **what)  # type: ignore[call-overload]
+
+    def seek(self, partition: TopicPartition) -> None:
+        super().seek(partition)
+        if partition.offset >= 0:
+            self._read[partition.topic, partition.partition] = partition.offset
+
+    def subscribe(self, *_: Any, **__: Any) -> None:
+        """Not possible: a group's coordinator would assign partitions that wait."""
+        raise TypeError("an OrderedConsumer reads the topics that it was made with; groups are ordered by the proxy")
+
+    def _get(self, timeout: float | None, ask: Callable[[float], Sequence[Message | None]]) -> list[Message]:
+        deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+        while True:
+            self._open()
+            left = self._refresh_seconds
+            if deadline is not None:
+                left = min(left, max(0.0, deadline - time.monotonic()))
+            messages = [message for message in ask(left) if message is not None and self._note(message)]
+            if messages or (deadline is not None and time.monotonic() >= deadline):
+                return messages
+
+    def _note(self, message: Message) -> bool:
+        """False for an end of partition that the application has not asked for."""
+        error, topic, partition, offset = message.error(), message.topic(), message.partition(), message.offset()
+        if error is None or error.code() == KafkaError._PARTITION_EOF:
+            assert topic is not None
+            assert partition is not None
+            assert offset is not None
+            position = offset + 1 if error is None else max(offset, self._read.get((topic, partition), 0))
+            moved = self._read.get((topic, partition)) != position
+            self._read[topic, partition] = position
+            if moved and self._stores:
+                self.store_offsets(offsets=[TopicPartition(topic, partition, position)])
+        return error is None or error.code() != KafkaError._PARTITION_EOF or self._tells_ends
+
+    def _start(self, order: TopicOrder) -> None:
+        self._learn(order)
+        refuse_alone(order.topic, order.shares, "given" if self._grouped else None)
+        known = self._known(order, order.unopened)
+        fresh = self._latest and all(offset is None for offset in known.values())
+        opened = [
+            p for p in known if not order.is_born(p) or fresh or was_read(known[p], self._bounds(order.topic, p)[0])
+        ]
+        self._assign(order, {p: known[p] for p in opened})
+
+    def _learn(self, order: TopicOrder) -> None:
+        # In this sequence: see TopicOrder.learn.
+        count = len(self._admin.list_topics(order.topic, self._timeout_seconds).topics[order.topic].partitions)
+        configs = describe_topic(self._admin, order.topic, self._timeout_seconds)
+        order.learn(count, expansions_of(order.topic, configs))
+
+    def _known(self, order: TopicOrder, partitions: Sequence[int]) -> dict[int, int | None]:
+        known = {p: self._given.get((order.topic, p)) for p in partitions}
+        ask = [TopicPartition(order.topic, p) for p, offset in known.items() if offset is None]
+        if self._grouped and ask:
+            for tp in self.committed(ask, timeout=self._timeout_seconds):
+                if tp.error is not None:
+                    raise KafkaException(tp.error)
+                known[tp.partition] = tp.offset if tp.offset >= 0 else None
+        return known
+
+    def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        bounds = self.get_watermark_offsets(TopicPartition(topic, partition), timeout=self._timeout_seconds)
+        if bounds is None:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return bounds
+
+    def _open(self) -> None:
+        now = time.monotonic()
+        look = now >= self._look_at
+        if look:
+            self._look_at = now + self._refresh_seconds
+        for order in self._orders.values():
+            if look:
+                self._learn(order)
+            if not order.unopened:
+                continue
+            if look:
+                self._look_at_priors(order, now)
+            positions = self._positions(order)
+            ready = [p for p in order.unopened if order.waiting(p, positions) is None]
+            if ready:
+                # From the beginning, whatever auto.offset.reset says: all of it came since the topic grew.
+                starts = self._known(order, ready)
+                self._assign(order, {p: OFFSET_BEGINNING if at is None else at for p, at in starts.items()})
+
+    def _look_at_priors(self, order: TopicOrder, now: float) -> None:
+        positions = self._positions(order)
+        waiting = [waits for p in order.unopened if (waits := order.waiting(p, positions))]
+        order.unexplained(waiting, now)
+        behind = {prior for waits in waiting for prior in waits.priors}
+        others = [prior for prior in behind if not order.mine(prior)]
+        if others:
+            self._others[order.topic].update(self._known(order, others))
+        for prior in behind if order.ends_are_due(now) else ():
+            order.ended_at(prior, self._bounds(order.topic, prior)[1])
+
+    def _positions(self, order: TopicOrder) -> dict[int, int | None]:
+        return {**self._others[order.topic], **{p: self._read.get((order.topic, p)) for p in order.opened}}
+
+    def _assign(self, order: TopicOrder, starts: Mapping[int, int | None]) -> None:
+        """None: by the reset policy."""
+        order.opened.update(starts)
+        default = OFFSET_END if self._latest else OFFSET_BEGINNING
+        self.incremental_assign(
+            [TopicPartition(order.topic, p, default if at is None else at) for p, at in sorted(starts.items())]
+        )
+        self._read.update({(order.topic, p): at for p, at in starts.items() if at is not None and at >= 0})
+
+
+class OrderedProducer(Producer):
+    """Producer that keeps each key in order while its topic grows (KIP-253). See docs/client.md.
+
+    Every record says over how many partitions it was placed. Where the topic has more by then, the proxy refuses it,
+    and this producer places it again, in the order of `produce`; that happens in `poll` and `flush`, as deliveries do.
+    `partitioner` – (key, count) → partition, by default as the setting `partitioner` says (`consistent_random`, that is
+    crc32, or `murmur2_random`). `settle_seconds` – how long a record may be refused before it is delivered as a
+    PartitionCountChanged; `held_max` – how many records may wait meanwhile, then `produce` raises BufferError.
+
+    `enable.idempotence=true` by default, so that what is sent again keeps its order. `acks=0` and transactions are not
+    possible.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        partitioner: Placement | None = None,
+        settle_seconds: float = 120.0,
+        held_max: int = 10_000,
+        check_ttl_seconds: float = 30.0,
+        check_timeout_seconds: float = 30.0,
+        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        **kwargs: Any,
+    ) -> None:
+        refuse_configs(
+            acks=config.get("acks", config.get("request.required.acks", "all")),
+            idempotent=True,
+            transactional="transactional.id" in config,
+        )
+        named = config.get("partitioner", "consistent_random")
+        if partitioner is None and named not in _PLACEMENTS:
+            raise ValueError(
+                f"partitioner={named!r} cannot be repeated here: give partitioner=, or one of {', '.join(_PLACEMENTS)}"
+            )
+        super().__init__({"enable.idempotence": True, **config}, **kwargs)
+        self._place_key = partitioner or _PLACEMENTS[named]
+        self._settle_seconds, self._held_max = settle_seconds, held_max
+        self._timeout_seconds = check_timeout_seconds
+        self._count_header = header_names.partition_count
+        self._default_delivery: OnDelivery | None = config.get("on_delivery")
+        self._checks = TopicChecks(check_ttl_seconds, config, check_timeout_seconds, COUNT_CHECK_CONFIG)
+        self._sends: dict[str, TopicSends] = {}
+        self._numbers = itertools.count()
+        self._lock = threading.RLock()
+        self._ask_at = 0.0
+
+    def produce(  # noqa: PLR0917 - the library's signature
+        self,
+        topic: str,
+        value: str | bytes | None = None,
+        key: str | bytes | None = None,
+        partition: int = -1,
+        callback: OnDelivery | None = None,
+        on_delivery: OnDelivery | None = None,
+        timestamp: int = 0,
+        headers: Any = None,
+    ) -> None:
+        """As Producer.produce. A record with `partition` stays on it, whatever the topic's count.
+
+        The first call for a topic, and one every `check_ttl_seconds`, asks the cluster whether the check is on, and
+        blocks for that. Raises CheckIsOff.
+        """
+        given = counted_headers(
+            self._count_header, headers.items() if isinstance(headers, Mapping) else headers or [], 0
+        )[:-1]
+        self._checks.require(topic)
+        with self._lock:
+            if topic not in self._sends:
+                self._sends[topic] = TopicSends(self._place_key, self._count(topic))
+            sends = self._sends[topic]
+            if len(sends.queue) >= self._held_max:
+                raise BufferError(f"{self._held_max} records wait for the partition count of {topic!r}; call poll()")
+            send = Send(
+                next(self._numbers),
+                topic,
+                key.encode() if isinstance(key, str) else key,
+                partition if partition >= 0 else None,
+                time.monotonic() + self._settle_seconds,
+                (value, given, timestamp or int(time.time() * 1000), on_delivery or callback or self._default_delivery),
+            )
+            if sends.submit(send):
+                try:
+                    self._hand_over(sends, send)
+                except BaseException:
+                    sends.ended(send)
+                    raise
+
+    def poll(self, timeout: float = -1) -> int:
+        """As Producer.poll; places again what was refused."""
+        deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+        while True:
+            left = _POLL_SECONDS if deadline is None else min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))
+            events = super().poll(left)
+            self._settle()
+            if events or (deadline is not None and time.monotonic() >= deadline):
+                return events
+
+    def flush(self, timeout: float = -1) -> int:
+        """As Producer.flush, what must be placed again included."""
+        deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout
+        while True:
+            left = _POLL_SECONDS if deadline is None else min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))
+            super().flush(left)
+            self._settle()
+            if not len(self) or (deadline is not None and time.monotonic() >= deadline):
+                return len(self)
+
+    def close(self) -> bool:
+        self.flush(self._settle_seconds)
+        closed = super().close()
+        self._checks.close()
+        return closed
+
+    def __len__(self) -> int:
+        with self._lock:
+            return super().__len__() + sum(len(sends) - len(sends.flying) for sends in self._sends.values())
+
+    def _count(self, topic: str) -> int:
+        return len(self.list_topics(topic, self._timeout_seconds).topics[topic].partitions)
+
+    def _hand_over(self, sends: TopicSends, send: Send) -> None:
+        value, headers, timestamp, deliver = send.what
+
+        def delivered(err: KafkaError | None, msg: Message) -> None:
+            with self._lock:
+                if err is not None and err.code() in _MISPLACED:
+                    sends.refuse(send)
+                    return
+                sends.ended(send)
+            if deliver is not None:
+                deliver(err, msg)
+
+        super().produce(
+            send.topic,
+            value,
+            send.key,
+            -1 if send.placed_on is None else send.placed_on,
+            on_delivery=delivered,
+            timestamp=timestamp,
+            headers=counted_headers(self._count_header, headers, send.placed_over),
+        )
+
+    def _settle(self) -> None:
+        with self._lock:
+            late: list[tuple[Send, int | None]] = []
+            for topic, sends in self._sends.items():
+                if sends.settled and time.monotonic() >= self._ask_at:
+                    count = None
+                    with contextlib.suppress(KafkaException):
+                        count = self._count(topic)
+                    late += [(send, count) for send in sends.regrown(count or 0, time.monotonic())]
+                    if sends.stale:
+                        self._ask_at = time.monotonic() + _PAUSE_SECONDS
+                while (again := sends.next()) is not None:
+                    try:
+                        self._hand_over(sends, again)
+                    except (BufferError, KafkaException) as error:
+                        sends.put_back(again)
+                        if isinstance(error, BufferError) or error.args[0].code() == KafkaError._UNKNOWN_PARTITION:
+                            break  # at the next poll
+                        sends.queue.popleft()
+                        late.append((again, sends.count))
+        for send, count in late:
+            deliver = send.what[3]
+            if deliver is not None:
+                reason = f"tried for {self._settle_seconds:g} s; there is no message"
+                deliver(count_changed(send, count, reason), None)
+
+
+#: Setting `partitioner` of librdkafka → where it puts a key.
+_PLACEMENTS: dict[str, Placement] = {
+    "consistent": crc32,
+    "consistent_random": crc32,
+    "murmur2": murmur2,
+    "murmur2_random": murmur2,
+}
+#: Refused by the proxy, or by librdkafka itself, which has not heard of a partition yet: not appended.
+_MISPLACED = frozenset({INVALID_PARTITIONS, KafkaError._UNKNOWN_PARTITION})

@@ -1,4 +1,4 @@
-"""What can go wrong with a conditional append, and what to do about it.
+"""What can go wrong with a conditional append or an ordered read, and what to do about it.
 
 Everything else – a lost connection, no permission, a record that the broker finds invalid – is raised as the client
 library's own exception.
@@ -82,14 +82,35 @@ class OffsetViolation(FencepostError):
 
 
 class CheckIsOff(FencepostError):
-    """Nothing would check this write's expected offset, so it was not sent."""
+    """Nothing would check this write's expected offset or partition count, so it was not sent; or the topic does not
+    grow in order, so it cannot be read in order. `config` – the topic config to switch on.
+    """
 
-    def __init__(self, topic: str, found: str) -> None:
+    def __init__(self, topic: str, found: str, config: str = "check.expected.offsets") -> None:
         self.topic = topic
+        self.config = config
         super().__init__(
             f"topic {topic!r}: {found}; nothing was sent. Connect to the Fencepost proxy and switch the check on: "
             f"kafka-configs.sh --bootstrap-server <proxy> --alter --entity-type topics --entity-name {topic} "
-            "--add-config check.expected.offsets=true"
+            f"--add-config {config}=true"
+        )
+
+
+class PartitionCountChanged(FencepostError):
+    """The topic has grown since this record was placed, and it could not be placed again in the time allowed.
+
+    It was *not* appended. `expected` is the number of partitions that it was placed over, `actual` the number that the
+    refusal tells, None where the client library hides it.
+    """
+
+    def __init__(self, topic: str, partition: int, expected: int, actual: int | None, *, reason: str) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.expected = expected
+        self.actual = actual
+        now = "another number" if actual is None else str(actual)
+        super().__init__(
+            f"{topic}-{partition}: placed over {expected} partitions, but the topic has {now}; not appended: {reason}"
         )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 try:
@@ -18,10 +20,23 @@ except ModuleNotFoundError as error:
 from fencepost._appending import Append, Appended, Doubtful, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
+from fencepost._ordering import TopicOrder, Waiting, every, refuse_alone, was_read
+from fencepost._placing import (
+    INVALID_PARTITIONS,
+    Placement,
+    Send,
+    TopicSends,
+    count_changed,
+    counted_headers,
+    murmur2,
+    refuse_configs,
+)
 from fencepost._refusals import refusal, verify
 from fencepost.errors import OffsetMismatch, PartitionRequired
+from fencepost.expansions import expansions_of
 from fencepost.records import (
     CHECK_CONFIG,
+    COUNT_CHECK_CONFIG,
     MAX_MESSAGE_BYTES_CONFIG,
     HeaderNames,
     LogRecord,
@@ -30,18 +45,27 @@ from fencepost.records import (
 )
 from fencepost.retries import RetryPolicy
 
-__all__ = ["ConditionalFuture", "ConditionalProducer", "LogWriter"]
+__all__ = [
+    "ConditionalFuture",
+    "ConditionalProducer",
+    "LogWriter",
+    "OrderedConsumer",
+    "OrderedProducer",
+    "describe_topic",
+]
 
 #: A batch waits for `flush` at most this long, so that the library never cuts one in two by the clock.
 _LINGER_MS = 300_000
 _POLL_MS = 500
+_PAUSE_SECONDS = 0.1
+_FOREVER_SECONDS = 10.0**9
 
 
 class TopicChecks:
     """Which topics are checked, asked through an admin client of its own. Thread-safe, as KafkaProducer is."""
 
-    def __init__(self, ttl_seconds: float, configs: Mapping[str, Any]) -> None:
-        self._cache = CheckCache(ttl_seconds)
+    def __init__(self, ttl_seconds: float, configs: Mapping[str, Any], check: str = CHECK_CONFIG) -> None:
+        self._cache = CheckCache(ttl_seconds, config=check)
         self._configs = {k: v for k, v in configs.items() if k in KafkaAdminClient.DEFAULT_CONFIG}
         self._admin: Any = None
         self._lock = threading.Lock()
@@ -54,7 +78,7 @@ class TopicChecks:
                 return facts
             if self._admin is None:
                 self._admin = KafkaAdminClient(**self._configs)
-            wanted = dict.fromkeys((CHECK_CONFIG, MAX_MESSAGE_BYTES_CONFIG), "")
+            wanted = dict.fromkeys((self._cache.config, MAX_MESSAGE_BYTES_CONFIG), "")
             resource = ConfigResource(ConfigResourceType.TOPIC, topic, configs=wanted)
             found = self._admin.describe_configs([resource], config_filter="all").get("topic", {}).get(topic, {})
             return self._cache.learn(topic, {name: config["value"] for name, config in found.items()})
@@ -287,3 +311,371 @@ class LogWriter(BlockingLogWriter):
                 raise CannotRead from KafkaTimeoutError(
                     f"{self._tp}: nothing came from offset {position} on for {self._retry.attempt_seconds:g} s"
                 )
+
+
+class OrderedFuture(Future):  # type: ignore[misc]
+    """What `OrderedProducer.send` returns. Done when the record is appended, wherever it was placed in the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._done = threading.Event()
+        self.add_both(lambda _: self._done.set())
+
+    def get(self, timeout: float | None = None) -> Any:
+        """Waits for the outcome, `timeout` seconds at most: RecordMetadata, or raises."""
+        if not self._done.wait(timeout):
+            raise KafkaTimeoutError(f"the record was not appended within {timeout} s; it may be later")
+        if self.exception is not None:
+            raise self.exception
+        return self.value
+
+
+class OrderedProducer(KafkaProducer):  # type: ignore[misc]
+    """KafkaProducer that keeps each key in order while its topic grows (KIP-253). See docs/client.md.
+
+    Every record says over how many partitions it was placed. Where the topic has more by then, the proxy refuses it,
+    and this producer places it again, in the order of `send`. `partitioner` – (key, count) → partition, by default
+    where Java puts keys. `settle_seconds` – how long a record may be refused before it fails with
+    PartitionCountChanged; `held_max` – how many records may wait meanwhile, then `send` blocks.
+
+    Defaults that differ from KafkaProducer's: `enable_idempotence=False` (an idempotent producer of kafka-python 3 is
+    dead after its first refusal) and `max_in_flight_requests_per_connection=1` (else a batch that is sent again is
+    overtaken). `acks=0` and transactions are not possible.
+    """
+
+    def __init__(
+        self,
+        *,
+        partitioner: Placement = murmur2,
+        settle_seconds: float = 120.0,
+        held_max: int = 10_000,
+        check_ttl_seconds: float = 30.0,
+        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        **configs: Any,
+    ) -> None:
+        refuse_configs(
+            acks=configs.get("acks", "all"),
+            idempotent=bool(configs.setdefault("enable_idempotence", False)),
+            transactional=configs.get("transactional_id") is not None,
+            idempotence="an idempotent producer of kafka-python is dead after its first refusal; leave it off",
+        )
+        configs.setdefault("max_in_flight_requests_per_connection", 1)
+        self._serializers = configs.pop("key_serializer", None), configs.pop("value_serializer", None)
+        self._place_key, self._settle_seconds, self._held_max = partitioner, settle_seconds, held_max
+        self._count_header = header_names.partition_count
+        self._checks = TopicChecks(check_ttl_seconds, configs, COUNT_CHECK_CONFIG)
+        self._sends: dict[str, TopicSends] = {}
+        self._numbers = itertools.count()
+        #: Of the state; never held while anything waits.
+        self._changed = threading.Condition()
+        #: Who hands records over: one at a time, so that they leave in the order of their numbers.
+        self._handing = threading.RLock()
+        self._settler: threading.Thread | None = None
+        self._ending = False
+        super().__init__(**configs)
+
+    def send(  # noqa: PLR0917 - the library's signature
+        self,
+        topic: str,
+        value: Any = None,
+        key: Any = None,
+        headers: list[tuple[str, bytes]] | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | None = None,
+    ) -> Any:
+        """As KafkaProducer.send. A record with `partition` stays on it, whatever the topic's count.
+
+        Raises CheckIsOff; the future fails with PartitionCountChanged.
+        """
+        headers = counted_headers(self._count_header, headers or [], 0)[:-1]
+        self._checks.require(topic)
+        key_bytes = _serialized(self._serializers[0], topic, headers, key)
+        value_bytes = _serialized(self._serializers[1], topic, headers, value)
+        if topic not in self._sends:
+            count = self._count(topic)
+            with self._changed:
+                self._sends.setdefault(topic, TopicSends(self._place_key, count))
+        sends, future = self._sends[topic], OrderedFuture()
+        self._wait_for_room(sends)
+        with self._handing:
+            now = time.monotonic()
+            with self._changed:
+                what = (value_bytes, headers, timestamp_ms or int(time.time() * 1000), future)
+                send = Send(next(self._numbers), topic, key_bytes, partition, now + self._settle_seconds, what)
+                direct = sends.submit(send)
+            if direct:
+                try:
+                    self._hand_over(sends, send)
+                except BaseException:
+                    self._ended(sends, send)
+                    raise
+        return future
+
+    def flush(self, timeout: float | None = None) -> None:
+        """As KafkaProducer.flush, what must be placed again included."""
+        deadline = time.monotonic() + (_FOREVER_SECONDS if timeout is None else timeout)
+        while True:
+            super().flush(max(0.0, deadline - time.monotonic()))
+            with self._changed:
+                if not any(map(len, self._sends.values())):
+                    return
+                if time.monotonic() >= deadline:
+                    raise KafkaTimeoutError(f"not all records were appended within {timeout} s")
+                self._changed.wait(_PAUSE_SECONDS)
+
+    def close(self, timeout: float | None = None, null_logger: bool = False) -> None:
+        if not hasattr(self, "config"):
+            return  # __del__ of a producer whose __init__ raised
+        if not self._ending:
+            with contextlib.suppress(KafkaTimeoutError):
+                if any(map(len, self._sends.values())):
+                    self.flush(timeout)
+            with self._changed:
+                self._ending = True
+                self._changed.notify_all()
+        super().close(timeout, null_logger)
+        if self._settler is not None:
+            self._settler.join()
+        with self._changed:
+            left = [send for sends in self._sends.values() for send in sends.give_up()]
+        for send in left:
+            send.what[3].failure(count_changed(send, None, "the producer was closed"))
+        self._checks.close()
+
+    def _count(self, topic: str) -> int:
+        partitions = self.partitions_for(topic)
+        return len(partitions)
+
+    def _wait_for_room(self, sends: TopicSends) -> None:
+        deadline = time.monotonic() + self.config["max_block_ms"] / 1000
+        with self._changed:
+            while len(sends.queue) >= self._held_max:
+                if time.monotonic() >= deadline:
+                    raise KafkaTimeoutError(
+                        f"{self._held_max} records wait for the partition count of a topic that grows"
+                    )
+                self._changed.wait(_PAUSE_SECONDS)
+
+    def _hand_over(self, sends: TopicSends, send: Send) -> None:
+        value, headers, timestamp_ms, _ = send.what
+        counted = counted_headers(self._count_header, headers, send.placed_over)
+        inner = super().send(send.topic, value, send.key, counted, send.placed_on, timestamp_ms)
+        inner.add_callback(lambda metadata: self._appended(sends, send, metadata))
+        inner.add_errback(lambda error: self._failed(sends, send, error))
+
+    def _appended(self, sends: TopicSends, send: Send, metadata: Any) -> None:
+        self._ended(sends, send)
+        send.what[3].success(metadata)
+
+    def _failed(self, sends: TopicSends, send: Send, error: Exception) -> None:
+        if not (isinstance(error, BrokerResponseError) and error.errno == INVALID_PARTITIONS):
+            self._ended(sends, send)
+            send.what[3].failure(error)
+            return
+        with self._changed:
+            sends.refuse(send, str(error.args[0]) if error.args else None)
+            if self._settler is None and not self._ending:
+                self._settler = threading.Thread(target=self._settle, name="fencepost-settler", daemon=True)
+                self._settler.start()
+            self._changed.notify_all()
+
+    def _ended(self, sends: TopicSends, send: Send) -> None:
+        with self._changed:
+            sends.ended(send)
+            self._changed.notify_all()
+
+    def _settle(self) -> None:
+        """In a thread of its own: callbacks run in the one that does the library's I/O, and must not wait."""
+        while True:
+            with self._changed:
+                while not (stale := [each for each in self._sends.items() if each[1].settled]):
+                    if self._ending:
+                        return
+                    self._changed.wait(_PAUSE_SECONDS)
+            for topic, sends in stale:
+                self._place_again(topic, sends)
+
+    def _place_again(self, topic: str, sends: TopicSends) -> None:
+        self._metadata.request_update()
+        with contextlib.suppress(KafkaError):
+            count = self._count(topic)
+            with self._changed:
+                late = sends.regrown(count, time.monotonic())
+            for send in late:
+                send.what[3].failure(count_changed(send, count, f"tried for {self._settle_seconds:g} s"))
+        if sends.stale:
+            time.sleep(_PAUSE_SECONDS)
+            return
+        with self._handing:
+            while True:
+                with self._changed:
+                    send_next = sends.next()
+                    self._changed.notify_all()
+                if send_next is None:
+                    return
+                try:
+                    self._hand_over(sends, send_next)
+                except Exception as error:
+                    self._ended(sends, send_next)
+                    send_next.what[3].failure(error)
+
+
+def _serialized(serializer: Any, topic: str, headers: list[tuple[str, bytes]], data: Any) -> Any:
+    if serializer is None:
+        return data
+    if hasattr(serializer, "serialize"):
+        return serializer.serialize(topic, headers, data)
+    return serializer(data)
+
+
+def describe_topic(admin: Any, topic: str) -> dict[str, str | None]:
+    """A topic's configs through a KafkaAdminClient; none where they cannot be seen."""
+    resource = ConfigResource(ConfigResourceType.TOPIC, topic)
+    found = admin.describe_configs([resource], config_filter="all").get("topic", {}).get(topic, {})
+    return {name: config["value"] for name, config in found.items()}
+
+
+class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
+    """KafkaConsumer that reads topics by hand, all of their partitions or some, those to come included, and each key in
+    order while they grow (KIP-253). See docs/client.md.
+
+    `poll` and iteration are the library's; a partition that came with a growth is assigned once all that were there
+    before have been read up to where they ended then. What an earlier `poll` returned counts as read.
+
+    `mine` – which partitions are this consumer's, for several processes that share topics by hand; all have one
+    `group_id` then, and commit. `positions` – where to begin, for an application that keeps its offsets itself; others
+    begin at the group's commits, or by `auto_offset_reset`. `refresh_seconds` – how often growth, and what others have
+    committed, is looked for. Raises CheckIsOff, ValueError.
+    """
+
+    def __init__(
+        self,
+        *topics: str,
+        mine: Callable[[int], bool] | None = None,
+        positions: Mapping[TopicPartition, int] | None = None,
+        refresh_seconds: float = 1.0,
+        **configs: Any,
+    ) -> None:
+        self._admin: Any = None
+        super().__init__(**configs)
+        self._orders = {topic: TopicOrder(topic, mine or every) for topic in topics}
+        self._given = dict(positions or {})
+        self._refresh_seconds = refresh_seconds
+        self._look_at = 0.0
+        self._others: dict[str, dict[int, int | None]] = {topic: {} for topic in topics}
+        try:
+            self._admin = KafkaAdminClient(**{k: v for k, v in configs.items() if k in KafkaAdminClient.DEFAULT_CONFIG})
+            for order in self._orders.values():
+                self._start(order)
+        except BaseException:
+            self.close(autocommit=False)
+            raise
+
+    def waiting(self) -> dict[TopicPartition, Waiting]:
+        """The partitions that are not read yet, and what each waits for."""
+        return {
+            TopicPartition(topic, partition): waits
+            for topic, order in self._orders.items()
+            for partition in order.unopened
+            if (waits := order.waiting(partition, self._positions(order)))
+        }
+
+    def poll(self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True) -> Any:
+        """As KafkaConsumer.poll. Raises KafkaError also where the topic's growth cannot be read."""
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            self._open()
+            left = max(0.0, deadline - time.monotonic())
+            records = super().poll(min(left, self._refresh_seconds) * 1000, max_records, update_offsets)
+            if records or time.monotonic() >= deadline:
+                return records
+
+    def subscribe(self, *_: Any, **__: Any) -> None:
+        """Not possible: a group's coordinator would assign partitions that wait."""
+        raise TypeError("an OrderedConsumer reads the topics that it was made with; groups are ordered by the proxy")
+
+    def close(self, *args: Any, **kwargs: Any) -> None:
+        super().close(*args, **kwargs)
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            admin.close()
+
+    def _start(self, order: TopicOrder) -> None:
+        self._learn(order)
+        refuse_alone(order.topic, order.shares, self.config["group_id"])
+        known = {p: self._known(TopicPartition(order.topic, p)) for p in order.unopened}
+        starts = {p: known[p] for p in known if known[p] is not None}
+        born = [p for p in known if order.is_born(p)]
+        log_starts = self.beginning_offsets([TopicPartition(order.topic, p) for p in born]) if born else {}
+        fresh = not starts and self.config["auto_offset_reset"] == "latest"
+        opened = [
+            p
+            for p in known
+            if not order.is_born(p) or fresh or was_read(known[p], log_starts[TopicPartition(order.topic, p)])
+        ]
+        self._assign(order, opened, {p: self._given.get(TopicPartition(order.topic, p)) for p in opened})
+
+    def _learn(self, order: TopicOrder) -> None:
+        # In this sequence: see TopicOrder.learn.
+        (described,) = self._admin.describe_topics([order.topic])
+        order.learn(len(described["partitions"]), expansions_of(order.topic, describe_topic(self._admin, order.topic)))
+
+    def _known(self, tp: TopicPartition) -> int | None:
+        if tp in self._given or self.config["group_id"] is None:
+            return self._given.get(tp)
+        offset: int | None = self.committed(tp)
+        return None if offset is None or offset < 0 else offset
+
+    def _open(self) -> None:
+        now = time.monotonic()
+        look = now >= self._look_at
+        if look:
+            self._look_at = now + self._refresh_seconds
+        for order in self._orders.values():
+            if look:
+                self._learn(order)
+            if not order.unopened:
+                continue
+            if look:
+                self._look_at_priors(order, now)
+            positions = self._positions(order)
+            ready = [p for p in order.unopened if order.waiting(p, positions) is None]
+            if ready:
+                # From the beginning, whatever auto_offset_reset says: all of it came since the topic grew.
+                starts = {p: self._known(TopicPartition(order.topic, p)) for p in ready}
+                tps = [TopicPartition(order.topic, p) for p in ready if starts[p] is None]
+                starts.update(
+                    {tp.partition: offset for tp, offset in self.beginning_offsets(tps).items()} if tps else {}
+                )
+                self._assign(order, ready, starts)
+
+    def _look_at_priors(self, order: TopicOrder, now: float) -> None:
+        positions = self._positions(order)
+        waiting = [waits for p in order.unopened if (waits := order.waiting(p, positions))]
+        order.unexplained(waiting, now)
+        behind = {prior for waits in waiting for prior in waits.priors}
+        ours = {prior for prior in behind if order.mine(prior)}
+        for prior in behind - ours:
+            self._others[order.topic][prior] = self._known(TopicPartition(order.topic, prior))
+        if behind and order.ends_are_due(now):
+            for tp, end in self.end_offsets([TopicPartition(order.topic, prior) for prior in behind]).items():
+                order.ended_at(tp.partition, end)
+
+    def _positions(self, order: TopicOrder) -> dict[int, int | None]:
+        positions = dict(self._others[order.topic])
+        for partition in order.opened:
+            positions[partition] = self._subscription_position(TopicPartition(order.topic, partition))
+        return positions
+
+    def _subscription_position(self, tp: TopicPartition) -> int | None:
+        # Not position(): that waits for one that is not known yet.
+        state = self._subscription.assignment.get(tp)
+        position = None if state is None else state.position
+        return None if position is None else int(position.offset)
+
+    def _assign(self, order: TopicOrder, partitions: list[int], starts: Mapping[int, int | None]) -> None:
+        order.opened.update(partitions)
+        self.assign([TopicPartition(o.topic, p) for o in self._orders.values() for p in sorted(o.opened)])
+        for partition, offset in starts.items():
+            if offset is not None:
+                self.seek(TopicPartition(order.topic, partition), offset)

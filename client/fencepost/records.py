@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 Headers = tuple[tuple[str, bytes], ...]
 
-#: Topic configs as DescribeConfigs names them. The first exists only through the proxy.
+#: Topic configs as DescribeConfigs names them. The checks exist only through the proxy.
 CHECK_CONFIG = "check.expected.offsets"
+COUNT_CHECK_CONFIG = "check.partition.count"
 MAX_MESSAGE_BYTES_CONFIG = "max.message.bytes"
 
 _WRITE_ID_BYTES = 16
@@ -25,6 +26,7 @@ class HeaderNames:
 
     expected_offset: str = "expected-offset"
     write_id: str = "write-id"
+    partition_count: str = "partition-count"
 
 
 @dataclass(frozen=True, slots=True)

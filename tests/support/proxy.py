@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -54,11 +55,19 @@ class ProxyProcess:
 
     `config` is TOML text. Where it does not say otherwise, a takeover is waited for briefly: many proxies share a Kafka
     here, and are killed. Without a `port` it takes free ones for itself and the first brokers; `restart` keeps them.
-    `log` has all that it wrote to stderr.
+    `module` – run instead of the proxy's own, with more of an `environment`. `log` has all that it wrote to stderr.
     """
 
     def __init__(
-        self, upstream: str, directory: Path, *, config: str = "", port: int = 0, arguments: tuple[str, ...] = ()
+        self,
+        upstream: str,
+        directory: Path,
+        *,
+        config: str = "",
+        port: int = 0,
+        arguments: tuple[str, ...] = (),
+        module: str = "fencepost_proxy",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.upstream = upstream
         self.directory = directory
@@ -66,6 +75,8 @@ class ProxyProcess:
         # Chosen here: no outgoing connection may take one while the proxy is down for a restart.
         self.port = port or free_ports_in_a_row(_PORTS)
         self.arguments = arguments
+        self.module = module
+        self.environment = dict(environment or {})
         self.bootstrap = ""
         self._log_path = directory / f"proxy-{time.monotonic_ns()}.log"
         self._process: subprocess.Popen[str] | None = None
@@ -79,7 +90,7 @@ class ProxyProcess:
                 [
                     sys.executable,
                     "-m",
-                    "fencepost_proxy",
+                    self.module,
                     "proxy",
                     *("--upstream", self.upstream, "--listen", f"127.0.0.1:{self.port}", "--config", str(file)),
                     *self.arguments,
@@ -87,6 +98,7 @@ class ProxyProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 stdin=subprocess.DEVNULL,
+                env={**os.environ, **self.environment},
                 text=True,
             )
         lines: queue.Queue[str] = queue.Queue()

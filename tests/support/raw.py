@@ -21,6 +21,8 @@ from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBat
 from kafka.protocol.admin import (
     AlterConfigsRequest,
     AlterConfigsResponse,
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
     CreateTopicsRequest,
     CreateTopicsResponse,
     DeleteRecordsRequest,
@@ -64,6 +66,7 @@ _RESPONSES: Mapping[Any, Any] = {
     AddPartitionsToTxnRequest: AddPartitionsToTxnResponse,
     AlterConfigsRequest: AlterConfigsResponse,
     ApiVersionsRequest: ApiVersionsResponse,
+    CreatePartitionsRequest: CreatePartitionsResponse,
     CreateTopicsRequest: CreateTopicsResponse,
     DeleteRecordsRequest: DeleteRecordsResponse,
     DeleteTopicsRequest: DeleteTopicsResponse,

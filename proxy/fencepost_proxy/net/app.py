@@ -182,7 +182,13 @@ class Proxy:
             on_change=self._state_changed,
         )
         self._expansions = Expansions(
-            self._control, self._state, config.limits, doors=self, metrics=self._metrics, spawn=self._spawn
+            self._control,
+            self._state,
+            config.limits,
+            doors=self,
+            metrics=self._metrics,
+            spawn=self._spawn,
+            owner=self._worker is None or self._worker.owner,
         )
         self._reads = GateReads(self._control, self._state, config.limits.frame_bytes_max)
         self._groups.attach(self._state)
@@ -787,7 +793,7 @@ class Proxy:
             if self._state is not None and self._state.tag_runs_out:
                 self._spawn(self._renew_tag(), "tag")
             if self._expansions is not None:
-                self._expansions.look_after(self._counted_topics(), owner=self._worker is None or self._worker.owner)
+                self._expansions.look_after(self._counted_topics())
             if time.monotonic() - looked_at >= FACTS_SECONDS:
                 looked_at = time.monotonic()
                 await self._look_after_topics()

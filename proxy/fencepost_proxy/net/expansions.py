@@ -51,7 +51,10 @@ class Doors(Protocol):
 
 
 class Expansions:
-    """See the module. `spawn` starts a task that ends with the process."""
+    """See the module. `spawn` starts a task that ends with the process.
+
+    `owner` – whether this process is the one of its workers that writes down, and counts, what all of them see.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Expansions:
         doors: Doors,
         metrics: Metrics,
         spawn: Spawn,
+        owner: bool,
     ) -> None:
         self._control = control
         self._state = state
@@ -69,6 +73,7 @@ class Expansions:
         self._doors = doors
         self._metrics = metrics
         self._spawn = spawn
+        self._owner = owner
         self._changed = asyncio.Event()  # set, and replaced, when the view has changed
         self._closings: dict[UUID, ex.Closing] = {}  # by topic id
         self._procedures: dict[UUID, ex.Procedure] = {}  # by proposal
@@ -97,7 +102,7 @@ class Expansions:
                 self._closings[topic_id] = closing = ex.Closing(expansion)
                 self._doors.close_door(expansion.topic, closing.but_for)
                 self._spawn(self._close(closing), f"close {expansion.topic}")
-        self._metrics.expansions_pending.value = len(pending)
+        self._metrics.expansions_pending.value = len(pending) if self._owner else 0
         self._drive_what_is_ours()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
@@ -356,17 +361,16 @@ class Expansions:
 
     # ---- growth that nobody held appends for
 
-    def look_after(self, counted: Iterable[str], *, owner: bool) -> None:
+    def look_after(self, counted: Iterable[str]) -> None:
         """Now and then: topics that have grown around the proxy, and expansions that nobody drives any more.
 
-        `counted` – the counted topics that are known. `owner` – whether this process is the one of its workers that
-        writes down what all of them see.
+        `counted` – the counted topics that are known.
         """
         if not self._running:
             return
         self._state.may_append(time.monotonic())  # so that it is noticed soon that a process is gone
         self._drive_what_is_ours()
-        if not owner or not self._state.fresh:
+        if not self._owner or not self._state.fresh:
             return
         for topic in counted:
             info = self._control.topic(topic)

@@ -1,0 +1,28 @@
+"""A Kafka and a proxy in front of it, where topics grow in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.proxy import ProxyProcess
+
+#: By the beginning of their names: topics that grow in order; those whose producers' counts are checked as well.
+GROWING = """
+config_lease_seconds = 3.0
+
+[topics."ordered-*"]
+"ordered.partition.expansion" = "true"
+
+[topics."counted-*"]
+"ordered.partition.expansion" = "true"
+"check.partition.count" = "required"
+"""
+
+
+@pytest.fixture(scope="module")
+def growing(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("growing"), config=GROWING) as process:
+        yield process

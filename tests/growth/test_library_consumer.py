@@ -1,0 +1,357 @@
+"""The library's ordered consumers on topics that grow, through a real proxy, with each of the three clients."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from typing import Any, Protocol
+
+import confluent_kafka
+import kafka as kafka_python
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from confluent_kafka.admin import AdminClient
+from kafka.admin import NewPartitions, NewTopic
+
+import fencepost
+import fencepost.aiokafka
+import fencepost.confluent
+import fencepost.kafka_python
+from fencepost import CheckIsOff, PartitionExpansion
+from tests.support.clients import LIBRARIES
+from tests.support.proxy import ProxyProcess
+
+pytestmark = [pytest.mark.kafka]
+each_library = pytest.mark.parametrize("library", LIBRARIES)
+
+_WAIT_SECONDS = 30.0
+#: (partition, offset)
+Place = tuple[int, int]
+
+
+class Reader(Protocol):
+    """An ordered consumer of one topic behind a common face."""
+
+    def read(self, seconds: float) -> list[Place]:
+        """What comes by one call."""
+        ...
+
+    def waiting(self) -> dict[int, dict[int, tuple[int | None, int]]]:
+        """Partition → prior → (position, threshold)."""
+        ...
+
+    def commit(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _told(waiting: Iterable[fencepost.Waiting]) -> dict[int, dict[int, tuple[int | None, int]]]:
+    return {each.partition: dict(each.priors) for each in waiting}
+
+
+class KafkaPython:
+    def __init__(self, bootstrap: str, topic: str, positions: dict[int, int], **options: Any) -> None:
+        tps = {kafka_python.TopicPartition(topic, p): at for p, at in positions.items()}
+        self._consumer = fencepost.kafka_python.OrderedConsumer(
+            topic, bootstrap_servers=bootstrap, positions=tps, refresh_seconds=0.2, enable_auto_commit=False, **options
+        )
+
+    def read(self, seconds: float) -> list[Place]:
+        found = self._consumer.poll(seconds * 1000, max_records=5)
+        return [(r.partition, r.offset) for records in found.values() for r in records]
+
+    def waiting(self) -> dict[int, dict[int, tuple[int | None, int]]]:
+        return _told(self._consumer.waiting().values())
+
+    def commit(self) -> None:
+        self._consumer.commit()
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class Confluent:
+    def __init__(self, bootstrap: str, topic: str, positions: dict[int, int], **options: Any) -> None:
+        mine = options.pop("mine", None)
+        config = {name.replace("_", "."): value for name, value in options.items()}
+        self._consumer = fencepost.confluent.OrderedConsumer(
+            {"bootstrap.servers": bootstrap, "enable.auto.commit": False, **config},
+            [topic],
+            mine=mine,
+            positions={(topic, p): at for p, at in positions.items()},
+            refresh_seconds=0.2,
+        )
+
+    def read(self, seconds: float) -> list[Place]:
+        message = self._consumer.poll(seconds)
+        if message is None:
+            return []
+        assert message.error() is None, message.error()
+        partition, offset = message.partition(), message.offset()
+        assert partition is not None
+        assert offset is not None
+        return [(partition, offset)]
+
+    def waiting(self) -> dict[int, dict[int, tuple[int | None, int]]]:
+        return _told(self._consumer.waiting().values())
+
+    def commit(self) -> None:
+        self._consumer.commit(asynchronous=False)
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class Aiokafka:
+    """In a loop of its own, which runs only while it is asked something."""
+
+    def __init__(self, bootstrap: str, topic: str, positions: dict[int, int], **options: Any) -> None:
+        self._runner = asyncio.Runner()
+        tps = {fencepost.aiokafka.TopicPartition(topic, p): at for p, at in positions.items()}
+
+        async def start() -> fencepost.aiokafka.OrderedConsumer:
+            consumer = fencepost.aiokafka.OrderedConsumer(
+                topic,
+                bootstrap_servers=bootstrap,
+                positions=tps,
+                refresh_seconds=0.2,
+                enable_auto_commit=False,
+                **options,
+            )
+            try:
+                await consumer.start()
+            except BaseException:
+                await consumer.stop()
+                raise
+            return consumer
+
+        try:
+            self._consumer = self._runner.run(start())
+        except BaseException:
+            self._runner.close()
+            raise
+
+    def read(self, seconds: float) -> list[Place]:
+        found = self._runner.run(self._consumer.getmany(timeout_ms=seconds * 1000, max_records=5))
+        return [(r.partition, r.offset) for records in found.values() for r in records]
+
+    def waiting(self) -> dict[int, dict[int, tuple[int | None, int]]]:
+        return _told(self._consumer.waiting().values())
+
+    def commit(self) -> None:
+        self._runner.run(self._consumer.commit())
+
+    def close(self) -> None:
+        self._runner.run(self._consumer.stop())
+        self._runner.close()
+
+
+def reader(
+    library: str, proxy: ProxyProcess, topic: str, positions: dict[int, int] | None = None, **options: Any
+) -> Reader:
+    options.setdefault("auto_offset_reset", "earliest")
+    kinds: dict[str, Callable[..., Reader]] = {
+        "kafka-python": KafkaPython,
+        "aiokafka": Aiokafka,
+        "confluent-kafka": Confluent,
+    }
+    return kinds[library](proxy.bootstrap, topic, positions or {}, **options)
+
+
+@pytest.fixture
+def topic(growing: ProxyProcess, unique_topic: Callable[..., str]) -> str:
+    """Two partitions; grows in order."""
+    return create(growing, unique_topic("ordered"), 2)
+
+
+def create(proxy: ProxyProcess, topic: str, partitions: int) -> str:
+    with closing(kafka_python.KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin:
+        admin.create_topics([NewTopic(topic, partitions, 1)])
+    return topic
+
+
+def grow(proxy: ProxyProcess, topic: str, to_count: int) -> None:
+    with closing(kafka_python.KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin:
+        admin.create_partitions({topic: NewPartitions(to_count)})
+
+
+def write(proxy: ProxyProcess, topic: str, partition: int, count: int) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": proxy.bootstrap})
+    for _ in range(count):
+        producer.produce(topic, b"x", partition=partition)
+    assert producer.flush(_WAIT_SECONDS) == 0
+
+
+def write_in_transaction(proxy: ProxyProcess, topic: str, partition: int, count: int, *, abort: bool) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": proxy.bootstrap, "transactional.id": f"{topic}-{abort}"})
+    producer.init_transactions(_WAIT_SECONDS)
+    producer.begin_transaction()
+    for _ in range(count):
+        producer.produce(topic, b"x", partition=partition)
+    producer.flush(_WAIT_SECONDS)
+    (producer.abort_transaction if abort else producer.commit_transaction)(_WAIT_SECONDS)
+
+
+def read_all(consumer: Reader, count: int) -> list[Place]:
+    """In the order in which they came; exactly `count`."""
+    found: list[Place] = []
+    give_up = time.monotonic() + _WAIT_SECONDS
+    while len(found) < count:
+        assert time.monotonic() < give_up, f"{found} came; {consumer.waiting()} wait"
+        found += consumer.read(0.5)
+    assert len(found) == count
+    return found
+
+
+def places(partition: int, start: int, end: int) -> set[Place]:
+    return {(partition, offset) for offset in range(start, end)}
+
+
+@each_library
+def test_a_new_partition_is_read_when_its_priors_were_read_to_their_thresholds(
+    library: str, growing: ProxyProcess, topic: str
+) -> None:
+    write(growing, topic, 0, 20)
+    write(growing, topic, 1, 10)
+    with closing(reader(library, growing, topic)) as consumer:
+        first = read_all(consumer, 1) if library == "confluent-kafka" else consumer.read(_WAIT_SECONDS)
+        # When the topic grows while the consumer is still behind, and all partitions get more:
+        grow(growing, topic, 3)
+        for partition in range(3):
+            write(growing, topic, partition, 5)
+        rest = read_all(consumer, 45 - len(first))
+        assert consumer.waiting() == {}
+    seen = [*first, *rest]
+    begins = min(seen.index(place) for place in places(2, 0, 5))
+    assert places(0, 0, 20) | places(1, 0, 10) <= set(seen[:begins])
+    assert set(seen) == places(0, 0, 25) | places(1, 0, 15) | places(2, 0, 5)
+
+
+@each_library
+def test_what_a_partition_waits_for_is_told(library: str, growing: ProxyProcess, topic: str) -> None:
+    write(growing, topic, 0, 3)
+    grow(growing, topic, 3)
+    write(growing, topic, 2, 1)
+    with closing(reader(library, growing, topic, {0: 1, 1: 0})) as consumer:
+        (told,) = consumer.waiting().items()
+        assert told[0] == 2
+        assert told[1][0][1] == 3
+        assert set(read_all(consumer, 3)) == {(0, 1), (0, 2), (2, 0)}
+        assert consumer.waiting() == {}
+
+
+@each_library
+def test_several_growths_are_followed_one_after_the_other(
+    library: str, growing: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
+    topic, counts = create(growing, unique_topic("ordered"), 1), (1, 2, 3, 6)
+    for count, larger in zip(counts, (*counts[1:], None), strict=True):
+        for partition in range(count):
+            write(growing, topic, partition, 4)
+        if larger is not None:
+            grow(growing, topic, larger)
+    with closing(reader(library, growing, topic)) as consumer:
+        seen = read_all(consumer, 4 * sum(counts))
+    # Partition 1 was there in three of the four generations, so it holds 12 records, and 8 lay before the last growth.
+    for partition, prior, threshold in ((1, 0, 4), (2, 0, 8), (2, 1, 4), (3, 0, 12), (5, 1, 8), (5, 2, 4)):
+        assert places(prior, 0, threshold) <= set(seen[: seen.index((partition, 0))]), (partition, prior)
+
+
+@each_library
+@pytest.mark.parametrize("isolation", ["read_committed", "read_uncommitted"])
+def test_priors_that_end_in_markers_and_aborted_records_hold_nothing_up(
+    library: str, isolation: str, growing: ProxyProcess, topic: str
+) -> None:
+    write_in_transaction(growing, topic, 0, 2, abort=False)
+    write_in_transaction(growing, topic, 1, 2, abort=True)
+    grow(growing, topic, 3)
+    write(growing, topic, 2, 1)
+    aborted = 2 if isolation == "read_uncommitted" else 0
+    with closing(reader(library, growing, topic, isolation_level=isolation)) as consumer:
+        assert read_all(consumer, 3 + aborted)[-1] == (2, 0)
+
+
+@each_library
+def test_processes_that_share_a_topic_wait_for_each_others_commits(
+    library: str, growing: ProxyProcess, topic: str
+) -> None:
+    write_in_transaction(growing, topic, 0, 2, abort=False)
+    grow(growing, topic, 3)
+    write(growing, topic, 2, 1)
+    shared = {"group_id": f"{topic}-group"}
+    with (
+        closing(reader(library, growing, topic, mine=lambda p: p < 2, **shared)) as old,
+        closing(reader(library, growing, topic, mine=lambda p: p >= 2, **shared)) as new,
+    ):
+        assert read_all(old, 2) == [(0, 0), (0, 1)]
+        assert new.read(1.5) == []  # nothing is committed yet
+        assert new.waiting() == {2: {0: (None, 3)}}
+        give_up = time.monotonic() + _WAIT_SECONDS
+        seen: list[Place] = []
+        while not seen:
+            assert time.monotonic() < give_up, new.waiting()
+            old.read(0.2)
+            old.commit()  # behind the marker, too
+            seen = new.read(0.2)
+        assert seen == [(2, 0)]
+
+
+@each_library
+def test_a_part_of_a_topic_without_a_group_is_refused(library: str, growing: ProxyProcess, topic: str) -> None:
+    with pytest.raises(ValueError, match="give all processes one group id"):
+        reader(library, growing, topic, mine=lambda p: p == 1)
+
+
+@each_library
+def test_a_partition_that_was_read_before_does_not_wait(library: str, growing: ProxyProcess, topic: str) -> None:
+    write(growing, topic, 0, 3)
+    grow(growing, topic, 3)
+    write(growing, topic, 2, 2)
+    with closing(reader(library, growing, topic, {0: 0, 2: 1})) as consumer:
+        assert consumer.waiting() == {}
+        assert set(read_all(consumer, 4)) == {*places(0, 0, 3), (2, 1)}
+
+
+@each_library
+def test_a_consumer_of_what_is_new_skips_nothing_of_a_partition_that_comes(
+    library: str, growing: ProxyProcess, topic: str
+) -> None:
+    write(growing, topic, 0, 3)
+    with closing(reader(library, growing, topic, auto_offset_reset="latest")) as consumer:
+        assert consumer.read(1.0) == []
+        grow(growing, topic, 3)
+        write(growing, topic, 2, 2)
+        assert set(read_all(consumer, 2)) == places(2, 0, 2)
+
+
+@each_library
+def test_a_topic_that_does_not_grow_in_order_is_refused(
+    library: str, growing: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
+    topic = create(growing, unique_topic("plain"), 1)
+    with pytest.raises(CheckIsOff, match=r"add-config ordered\.partition\.expansion=true"):
+        reader(library, growing, topic)
+
+
+def test_thresholds_are_read_by_every_admin_client(growing: ProxyProcess, topic: str) -> None:
+    write(growing, topic, 1, 7)
+    grow(growing, topic, 5)
+
+    async def by_aiokafka() -> tuple[PartitionExpansion, ...]:
+        admin = AIOKafkaAdminClient(bootstrap_servers=growing.bootstrap)
+        await admin.start()
+        try:
+            return tuple(await fencepost.partition_expansions(admin, topic))
+        finally:
+            await admin.close()
+
+    with closing(kafka_python.KafkaAdminClient(bootstrap_servers=growing.bootstrap)) as admin:
+        told = fencepost.partition_expansions(admin, topic)
+    (expansion,) = told
+    assert (expansion.from_count, expansion.to_count, expansion.thresholds) == (2, 5, (0, 7))
+    assert asyncio.run(by_aiokafka()) == told
+    assert fencepost.partition_expansions(AdminClient({"bootstrap.servers": growing.bootstrap}), topic) == told
+    with pytest.raises(TypeError, match="is not an admin client"):
+        fencepost.partition_expansions(object(), topic)

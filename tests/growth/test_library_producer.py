@@ -1,0 +1,248 @@
+"""The library's ordered producers on topics that grow under them, through a real proxy, with each of three clients."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import Any, Protocol
+
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
+
+import fencepost
+import fencepost.aiokafka
+import fencepost.confluent
+import fencepost.kafka_python
+from fencepost import CheckIsOff, PartitionExpansion
+from fencepost._placing import Placement, crc32, murmur2
+from tests.growth.test_library_consumer import create, grow
+from tests.support.clients import LIBRARIES
+from tests.support.proxy import ProxyProcess
+
+pytestmark = [pytest.mark.kafka]
+each_library = pytest.mark.parametrize("library", LIBRARIES)
+
+_WAIT_SECONDS = 60.0
+PLACEMENTS: dict[str, Placement] = {"kafka-python": murmur2, "aiokafka": murmur2, "confluent-kafka": crc32}
+
+
+class Producer(Protocol):
+    def send(self, topic: str, key: str, value: str, **options: Any) -> None:
+        """Without waiting for its outcome."""
+        ...
+
+    def settle(self) -> list[Any]:
+        """Waits for all; what failed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class KafkaPython:
+    def __init__(self, bootstrap: str, **options: Any) -> None:
+        self.producer = fencepost.kafka_python.OrderedProducer(
+            bootstrap_servers=bootstrap, key_serializer=str.encode, value_serializer=str.encode, **options
+        )
+        self._futures: list[Any] = []
+
+    def send(self, topic: str, key: str, value: str, **options: Any) -> None:
+        self._futures.append(self.producer.send(topic, value, key, **options))
+
+    def settle(self) -> list[Any]:
+        self.producer.flush(_WAIT_SECONDS)
+        done, self._futures = self._futures, []
+        return [error for future in done if (error := _error(future)) is not None]
+
+    def close(self) -> None:
+        self.producer.close()
+
+
+def _error(future: Any) -> Exception | None:
+    try:
+        future.get(_WAIT_SECONDS)
+    except Exception as error:
+        return error
+    return None
+
+
+class Confluent:
+    def __init__(self, bootstrap: str, **options: Any) -> None:
+        self.producer = fencepost.confluent.OrderedProducer({"bootstrap.servers": bootstrap}, **options)
+        self._failed: list[Any] = []
+
+    def send(self, topic: str, key: str, value: str, **options: Any) -> None:
+        def delivered(error: Any, _: Any) -> None:
+            if error is not None:
+                self._failed.append(error)
+
+        self.producer.produce(topic, value, key, on_delivery=delivered, **options)
+        self.producer.poll(0)
+
+    def settle(self) -> list[Any]:
+        assert self.producer.flush(_WAIT_SECONDS) == 0
+        failed, self._failed = self._failed, []
+        return failed
+
+    def close(self) -> None:
+        self.producer.close()
+
+
+class Aiokafka:
+    """In a loop of its own, in a thread, as an application's would run."""
+
+    def __init__(self, bootstrap: str, **options: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._futures: list[Any] = []
+
+        async def start() -> fencepost.aiokafka.OrderedProducer:
+            producer = fencepost.aiokafka.OrderedProducer(
+                bootstrap_servers=bootstrap, key_serializer=str.encode, value_serializer=str.encode, **options
+            )
+            await producer.start()
+            return producer
+
+        self.producer = self._run(start())
+
+    def _run(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_WAIT_SECONDS)
+
+    def send(self, topic: str, key: str, value: str, **options: Any) -> None:
+        self._futures.append(self._run(self.producer.send(topic, value, key, **options)))
+
+    def settle(self) -> list[Any]:
+        async def settle() -> list[Any]:
+            await self.producer.flush()
+            outcomes = await asyncio.gather(*self._futures, return_exceptions=True)
+            self._futures.clear()
+            return [each for each in outcomes if isinstance(each, BaseException)]
+
+        return list(self._run(settle()))
+
+    def close(self) -> None:
+        self._run(self.producer.stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def producer(library: str, proxy: ProxyProcess, **options: Any) -> Producer:
+    kinds: dict[str, Callable[..., Producer]] = {
+        "kafka-python": KafkaPython,
+        "aiokafka": Aiokafka,
+        "confluent-kafka": Confluent,
+    }
+    return kinds[library](proxy.bootstrap, **options)
+
+
+@pytest.fixture
+def topic(growing: ProxyProcess, unique_topic: Callable[..., str]) -> str:
+    """Two partitions; grows in order, and wants to be told the count of every record."""
+    return create(growing, unique_topic("counted"), 2)
+
+
+def read(proxy: ProxyProcess, topic: str, count: int) -> dict[int, list[tuple[str, int]]]:
+    """Partition → (key, value) of all its records."""
+    with closing(KafkaConsumer(bootstrap_servers=proxy.bootstrap, auto_offset_reset="earliest")) as consumer:
+        tps = [TopicPartition(topic, partition) for partition in range(count)]
+        consumer.assign(tps)
+        ends = consumer.end_offsets(tps)
+        found: dict[int, list[tuple[str, int]]] = {partition: [] for partition in range(count)}
+        while any(consumer.position(tp) < ends[tp] for tp in tps):
+            for tp, records in consumer.poll(500).items():
+                found[tp.partition] += [(r.key.decode(), int(r.value)) for r in records]
+        return found
+
+
+def in_order(
+    found: dict[int, list[tuple[str, int]]], expansions: Sequence[PartitionExpansion], place: Placement
+) -> dict[str, list[int]]:
+    """Key → its values along the topic's generations: of each, what lies on the key's partition between the thresholds
+    before and behind it. (There is nothing in the log but records: transactions are not used here.)"""
+    values: dict[str, list[int]] = defaultdict(list)
+    keys = {key for records in found.values() for key, _ in records}
+    starts = [0] * len(found)
+    for number in range(len(expansions) + 1):
+        count = expansions[number].from_count if number < len(expansions) else len(found)
+        ends = expansions[number].thresholds if number < len(expansions) else None
+        for key in keys:
+            partition = place(key.encode(), count)
+            end = len(found[partition]) if ends is None else ends[partition]
+            values[key] += [value for each, value in found[partition][starts[partition] : end] if each == key]
+        starts = [*(ends or ()), *[0] * (len(found) - len(ends or ()))]
+    return values
+
+
+@each_library
+def test_keys_stay_in_order_while_the_topic_grows_under_the_producer(
+    library: str, growing: ProxyProcess, topic: str
+) -> None:
+    keys, counts, rounds = [f"key{i}" for i in range(16)], [2, 3, 8], 120
+    with closing(producer(library, growing)) as sender:
+        grower: threading.Thread | None = None
+        for number in range(1, rounds + 1):
+            for key in keys:
+                sender.send(topic, key, str(number))
+            if number in (30, 70):
+                # Beside the producer, which goes on sending over the count that it knows.
+                grower = threading.Thread(target=grow, args=(growing, topic, counts[1 if number == 30 else 2]))
+                grower.start()
+            time.sleep(0.005)
+            if number in (60, 100):
+                assert grower is not None
+                grower.join()
+        assert sender.settle() == []
+    found = read(growing, topic, counts[-1])
+    with closing(KafkaAdminClient(bootstrap_servers=growing.bootstrap)) as admin:
+        expansions = fencepost.partition_expansions(admin, topic)
+    assert [each.to_count for each in expansions] == counts[1:]
+    values = in_order(found, expansions, PLACEMENTS[library])
+    assert values == {key: list(range(1, rounds + 1)) for key in keys}
+    assert found[7], "nothing was ever placed over the last count"
+
+
+@each_library
+def test_a_record_with_a_partition_of_its_own_stays_there(library: str, growing: ProxyProcess, topic: str) -> None:
+    with closing(producer(library, growing)) as sender:
+        sender.send(topic, "a", "1", partition=1)
+        assert sender.settle() == []
+        grow(growing, topic, 5)
+        sender.send(topic, "a", "2", partition=1)
+        sender.send(topic, "a", "3", partition=1)
+        assert sender.settle() == []
+    assert read(growing, topic, 5)[1] == [("a", 1), ("a", 2), ("a", 3)]
+
+
+@each_library
+def test_a_topic_whose_counts_nobody_checks_is_refused(
+    library: str, growing: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
+    topic = create(growing, unique_topic("plain"), 1)
+    with (
+        closing(producer(library, growing)) as sender,
+        pytest.raises(CheckIsOff, match=r"add-config check\.partition\.count=true"),
+    ):
+        sender.send(topic, "a", "1")
+
+
+@each_library
+def test_what_cannot_be_kept_in_order_is_refused(library: str, growing: ProxyProcess) -> None:
+    kinds: dict[str, Callable[..., Any]] = {
+        "kafka-python": lambda **o: fencepost.kafka_python.OrderedProducer(bootstrap_servers=growing.bootstrap, **o),
+        "aiokafka": lambda **o: fencepost.aiokafka.OrderedProducer(bootstrap_servers=growing.bootstrap, **o),
+        "confluent-kafka": lambda **o: fencepost.confluent.OrderedProducer(
+            {"bootstrap.servers": growing.bootstrap} | {name.replace("_", "."): value for name, value in o.items()}
+        ),
+    }
+    with pytest.raises(ValueError, match="acks=0"):
+        kinds[library](acks=0)
+    with pytest.raises(ValueError, match="transactions"):
+        kinds[library](transactional_id="t")
+    if library != "confluent-kafka":
+        with pytest.raises(ValueError, match="idempotent producer"):
+            kinds[library](enable_idempotence=True)

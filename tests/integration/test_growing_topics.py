@@ -1,0 +1,518 @@
+"""Counted topics grow while they are written to: real Kafka, the tools that people use, and whatever may go wrong.
+
+What must hold each time (`check_log`): what was placed under the old count lies before the thresholds, what was placed
+under the new one behind them, and nothing that was acknowledged is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import aiokafka.admin
+import confluent_kafka.admin
+import pytest
+from kafka import KafkaAdminClient
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.tools import run_tool
+from fencepost_proxy.topics.expanding import Step
+from tests.support.growing import (
+    INVALID_ASSIGNMENT,
+    INVALID_PARTITIONS,
+    OK,
+    POLICY_VIOLATION,
+    TIMED_OUT,
+    UNKNOWN_TOPIC,
+    check_log,
+    counted,
+    create_partitions,
+    expansions,
+    grow,
+    partition_count,
+    writing,
+)
+from tests.support.kafka import kafka_version, running_kafka, unique_topic
+from tests.support.ports import free_port
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, Log, until
+from tests.support.transactions import Transactional
+
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
+
+
+@pytest.fixture(scope="module")
+def growing(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    port = free_port()
+    with ProxyProcess(
+        kafka.bootstrap,
+        tmp_path_factory.mktemp("growing"),
+        config=counted(wait_seconds=4.0),
+        arguments=("--status", f"127.0.0.1:{port}"),
+    ) as proxy:
+        proxy.arguments = (*proxy.arguments, str(port))
+        yield proxy
+
+
+def status_of(proxy: ProxyProcess) -> dict[str, object]:
+    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.arguments[-1]}/status.json", timeout=30) as page:
+        found: dict[str, object] = json.load(page)
+        return found
+
+
+def metrics_of(proxy: ProxyProcess) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{proxy.arguments[-1]}/metrics", timeout=30) as page:
+        return str(page.read().decode())
+
+
+def counted_topic(address: str, partitions: int = 1, replicas: int = 1) -> str:
+    topic = unique_topic("grows")
+    with Connection(address) as connection:
+        assert connection.create_topic(topic, partitions=partitions, replicas=replicas) == (OK, None)
+    until(lambda: partition_count(address, topic) == partitions, f"{topic} to appear")
+    return topic
+
+
+def in_thread(call: Callable[[], object]) -> tuple[threading.Thread, list[object]]:
+    found: list[object] = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    return thread, found
+
+
+# --- through any tool -------------------------------------------------------------------------------------------------
+
+
+def by_kafka_topics(address: str, topic: str, count: int) -> None:
+    arguments = ["--bootstrap-server", address, "--alter", "--topic", topic, "--partitions", str(count)]
+    result = run_tool("kafka-topics", arguments, version=kafka_version())
+    assert result.exit_code == 0, result
+
+
+def by_kafka_python(address: str, topic: str, count: int) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=address)
+    try:
+        admin.create_partitions({topic: count})
+    finally:
+        admin.close()
+
+
+def by_aiokafka(address: str, topic: str, count: int) -> None:
+    async def call() -> None:
+        admin = aiokafka.admin.AIOKafkaAdminClient(bootstrap_servers=address)
+        await admin.start()
+        try:
+            answer = await admin.create_partitions({topic: aiokafka.admin.NewPartitions(count)})
+            assert [each[1] for each in answer.topic_errors] == [OK], answer
+        finally:
+            await admin.close()
+
+    asyncio.run(call())
+
+
+def by_confluent(address: str, topic: str, count: int) -> None:
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": address})
+    for future in admin.create_partitions([confluent_kafka.admin.NewPartitions(topic, count)]).values():
+        future.result(60)
+
+
+TOOLS = [by_kafka_topics, by_kafka_python, by_aiokafka, by_confluent]
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_topic_grows_under_load_through_any_tool(
+    kafka: KafkaCluster, growing: ProxyProcess, tool: Callable[[str, str, int], None]
+) -> None:
+    topic = counted_topic(growing.bootstrap)
+
+    with writing([growing.bootstrap] * 3, topic) as writers:
+        for count in (2, 3, 8):
+            for writer in writers:
+                writer.goes_on()
+            tool(growing.bootstrap, topic, count)
+            assert partition_count(growing.bootstrap, topic) == count
+            for writer in writers:
+                writer.goes_on()
+
+    grown = expansions(growing.bootstrap, topic)
+    assert [(each.from_count, each.to_count, each.unordered) for each in grown] == [
+        (1, 2, False),
+        (2, 3, False),
+        (3, 8, False),
+    ]
+    assert grown[0].thresholds > (0,)
+    check_log(Log(kafka.bootstrap), topic, grown, writers)
+    assert sum(writer.codes[INVALID_PARTITIONS] for writer in writers) > 0, "nobody was told of a new count"
+
+
+@pytest.mark.soak
+def test_a_topic_grows_on_three_brokers(kafka3: KafkaCluster, tmp_path: Path) -> None:
+    with ProxyProcess(kafka3.bootstrap, tmp_path, config=counted()) as proxy:
+        topic = counted_topic(proxy.bootstrap, replicas=3)
+        with writing([proxy.bootstrap] * 4, topic) as writers:
+            for count in (2, 3, 8, 12):
+                for writer in writers:
+                    writer.goes_on()
+                assert grow(proxy.bootstrap, topic, count) == (OK, None)
+            for writer in writers:
+                writer.goes_on()
+        check_log(Log(kafka3.bootstrap), topic, expansions(proxy.bootstrap, topic), writers)
+
+
+def test_how_long_appends_were_held_is_in_log_metrics_and_status(growing: ProxyProcess) -> None:
+    topic = counted_topic(growing.bootstrap)
+
+    assert grow(growing.bootstrap, topic, 2) == (OK, None)
+
+    [line] = [each for each in growing.log.splitlines() if "expansion ended" in each and topic in each]
+    assert "result=done" in line
+    assert "held_seconds=0." in line
+    for step in ("intent", "doors", "transactions", "create", "leaders", "ends", "store"):
+        assert f"{step}=0." in line
+    shown = {each["topic"]: each for each in status_of(growing)["expansions"]}  # type: ignore[attr-defined]
+    assert (shown[topic]["from_count"], shown[topic]["to_count"], shown[topic]["state"]) == (1, 2, "done")
+    assert shown[topic]["thresholds"] == [0]
+    metrics = metrics_of(growing)
+    assert 'fencepost_expansions_total{result="done"}' in metrics
+    assert "fencepost_expansion_held_seconds_bucket" in metrics
+    assert "fencepost_expansions_pending 0.0" in metrics
+
+
+# --- what does not grow -----------------------------------------------------------------------------------------------
+
+
+def test_validate_only_is_kafkas_answer_and_nothing_else(growing: ProxyProcess) -> None:
+    topic = counted_topic(growing.bootstrap, 2)
+
+    assert grow(growing.bootstrap, topic, 3, validate_only=True) == (OK, None)
+    code, message = grow(growing.bootstrap, topic, 2, validate_only=True)
+
+    assert (code, message) == (INVALID_PARTITIONS, "Topic already has 2 partition(s).")
+    assert partition_count(growing.bootstrap, topic) == 2
+    assert f"topic={topic} step" not in growing.log
+
+
+@pytest.mark.parametrize(
+    ("count", "assignments", "code"),
+    [(2, None, INVALID_PARTITIONS), (1, None, INVALID_PARTITIONS), (3, [[99]], INVALID_ASSIGNMENT)],
+)
+def test_what_kafka_refuses_is_told_as_kafka_tells_it(
+    kafka: KafkaCluster, growing: ProxyProcess, count: int, assignments: list[list[int]] | None, code: int
+) -> None:
+    topic = counted_topic(growing.bootstrap, 2)
+
+    told = grow(growing.bootstrap, topic, count, assignments=assignments)
+
+    assert told == grow(kafka.bootstrap, topic, count, assignments=assignments)
+    assert told[0] == code
+    assert f"topic={topic} step" not in growing.log
+    with writing([growing.bootstrap], topic) as [writer]:
+        writer.goes_on()
+
+
+def test_the_admins_assignments_are_kept(kafka: KafkaCluster, growing: ProxyProcess) -> None:
+    topic = counted_topic(growing.bootstrap)
+    [node_id] = kafka.node_ids
+
+    assert grow(growing.bootstrap, topic, 3, assignments=[[node_id], [node_id]]) == (OK, None)
+    assert partition_count(kafka.bootstrap, topic) == 3
+
+
+def test_topics_that_are_not_counted_grow_in_the_same_request(growing: ProxyProcess) -> None:
+    topic, plain = counted_topic(growing.bootstrap), unique_topic("plain")
+    with Connection(growing.bootstrap) as connection:
+        assert connection.create_topic(plain) == (OK, None)
+        told = create_partitions(connection, {plain: 4, topic: 2, "there-is-none": 5})
+
+    assert {name: code for name, (code, _) in told.items()} == {plain: OK, topic: OK, "there-is-none": UNKNOWN_TOPIC}
+    assert partition_count(growing.bootstrap, plain) == 4
+    assert expansions(growing.bootstrap, topic) == [(1, 2, (0,), False)]
+    assert expansions(growing.bootstrap, plain) == []
+
+
+def test_of_two_at_once_one_is_told_that_another_goes_on(kafka: KafkaCluster, growing: ProxyProcess) -> None:
+    topic = counted_topic(growing.bootstrap)
+
+    with Transactional(growing.bootstrap, topic) as transaction:
+        transaction.begin(topic)
+        assert transaction.append(topic, b"t:0:1").error_code == OK  # so that the first one waits
+        first, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
+        until(lambda: f"topic={topic} step=doors" in growing.log, "the first one to wait")
+        code, message = grow(growing.bootstrap, topic, 3)
+        assert code == INVALID_PARTITIONS
+        assert message == f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: it goes on by itself"
+        transaction.end(commit=True)
+        first.join(60)
+
+    assert found == [(OK, None)]
+    assert partition_count(kafka.bootstrap, topic) == 2
+
+
+def test_who_asks_with_little_patience_is_told_that_it_goes_on(growing: ProxyProcess) -> None:
+    topic = counted_topic(growing.bootstrap)
+
+    with Transactional(growing.bootstrap, topic) as transaction:
+        transaction.begin(topic)
+        assert transaction.append(topic, b"t:0:1").error_code == OK
+        code, message = grow(growing.bootstrap, topic, 2, timeout_ms=1_000)
+        assert code == TIMED_OUT
+        assert (message or "").startswith(f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: it goes on by itself")
+        transaction.end(commit=True)
+
+    until(lambda: expansions(growing.bootstrap, topic), f"{topic} to grow")
+
+
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", [1, 2])
+@pytest.mark.parametrize("commit", [True, False])
+def test_an_open_transaction_goes_on_to_its_end_while_others_wait(
+    kafka: KafkaCluster,
+    growing: ProxyProcess,
+    protocol: int,
+    commit: bool,
+) -> None:
+    topic = counted_topic(growing.bootstrap)
+
+    with (
+        Transactional(growing.bootstrap, topic, protocol=protocol) as transaction,
+        writing([growing.bootstrap], topic) as writers,
+    ):
+        writers[0].goes_on()
+        transaction.begin(topic)
+        assert transaction.append(topic, b"t:0:1").error_code == OK
+        thread, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
+        until(lambda: f"topic={topic} step=doors" in growing.log, "the expansion to wait")
+        assert transaction.append(topic, b"t:1:1").error_code == OK, "its own batches pass, or it could never end"
+        assert not found
+        transaction.end(commit=commit)
+        thread.join(60)
+        writers[0].goes_on()
+
+    assert found == [(OK, None)]
+    check_log(Log(kafka.bootstrap), topic, expansions(growing.bootstrap, topic), writers)
+
+
+def test_a_transaction_that_does_not_end_fails_it_cleanly_and_the_topic_opens_as_it_was(
+    kafka: KafkaCluster, growing: ProxyProcess
+) -> None:
+    topic = counted_topic(growing.bootstrap)
+
+    with (
+        Transactional(growing.bootstrap, topic) as transaction,
+        writing([growing.bootstrap], topic) as writers,
+    ):
+        writers[0].goes_on()
+        transaction.begin(topic)
+        assert transaction.append(topic, b"t:0:1").error_code == OK
+        code, message = grow(growing.bootstrap, topic, 2)
+        assert code == POLICY_VIOLATION
+        assert message is not None
+        assert message.startswith(f"EXPANSION_FAILED topic={topic} from=1 to=2: after 4 s")
+        writers[0].goes_on()
+        assert partition_count(kafka.bootstrap, topic) == 1
+        transaction.end(commit=True)
+        # And then it can.
+        assert grow(growing.bootstrap, topic, 2) == (OK, None)
+        writers[0].goes_on()
+
+    grown = expansions(growing.bootstrap, topic)
+    assert [(each.from_count, each.to_count) for each in grown] == [(1, 2)]
+    check_log(Log(kafka.bootstrap), topic, grown, writers)
+
+
+# --- the topic itself -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("created_anew", [False, True])
+def test_a_topic_that_is_deleted_while_it_grows(growing: ProxyProcess, created_anew: bool) -> None:
+    topic = counted_topic(growing.bootstrap)
+
+    with Transactional(growing.bootstrap, topic) as transaction:
+        transaction.begin(topic)
+        assert transaction.append(topic, b"t:0:1").error_code == OK
+        thread, found = in_thread(lambda: grow(growing.bootstrap, topic, 2))
+        until(lambda: f"topic={topic} step=doors" in growing.log, "the expansion to wait")
+        with Connection(growing.bootstrap) as connection:
+            assert connection.delete_topic(topic) == OK
+            if created_anew:
+                until(lambda: connection.create_topic(topic)[0] == OK, "its name to be free")
+        thread.join(60)
+
+    [(code, message)] = found  # type: ignore[misc]
+    assert code == UNKNOWN_TOPIC
+    assert "deleted" in message
+    if created_anew:
+        until(lambda: partition_count(growing.bootstrap, topic) == 1, "the new one")
+        with writing([growing.bootstrap], topic) as [writer]:
+            writer.goes_on()
+        assert grow(growing.bootstrap, topic, 2) == (OK, None)
+
+
+def test_growth_around_the_proxy_is_noticed_told_and_counted(kafka: KafkaCluster, growing: ProxyProcess) -> None:
+    topic = counted_topic(growing.bootstrap)
+    with writing([growing.bootstrap], topic) as [writer]:
+        writer.goes_on()
+        # Counting has begun when the state topic says so; a second is what housekeeping takes.
+        time.sleep(2.0)
+        assert grow(kafka.bootstrap, topic, 3) == (OK, None)
+        until(lambda: expansions(growing.bootstrap, topic), "the growth to be noticed")
+        writer.goes_on()
+
+    assert expansions(growing.bootstrap, topic) == [(1, 3, (), True)]
+    [line] = [each for each in growing.log.splitlines() if "UNORDERED_EXPANSION" in each and topic in each]
+    assert " ERROR " in line
+    shown = status_of(growing)
+    assert any(topic in each for each in shown["warnings"])  # type: ignore[attr-defined]
+    assert 'fencepost_expansions_total{result="unordered"}' in metrics_of(growing)
+    # From there it goes on in order.
+    assert grow(growing.bootstrap, topic, 5) == (OK, None)
+    assert [each.unordered for each in expansions(growing.bootstrap, topic)] == [True, False]
+
+
+# --- several proxies --------------------------------------------------------------------------------------------------
+
+
+def test_the_doors_of_two_proxies_are_closed_together(kafka: KafkaCluster, tmp_path: Path) -> None:
+    with (
+        ProxyProcess(kafka.bootstrap, tmp_path, config=counted()) as one,
+        ProxyProcess(kafka.bootstrap, tmp_path, config=counted()) as other,
+    ):
+        topic = counted_topic(one.bootstrap)
+        with writing([one.bootstrap, other.bootstrap, other.bootstrap], topic) as writers:
+            for proxy, count in ((one, 2), (other, 3), (one, 8)):
+                for writer in writers:
+                    writer.goes_on()
+                assert grow(proxy.bootstrap, topic, count) == (OK, None)
+                for writer in writers:
+                    writer.goes_on()
+        grown = expansions(other.bootstrap, topic)
+        assert [each.to_count for each in grown] == [2, 3, 8]
+        check_log(Log(kafka.bootstrap), topic, grown, writers)
+
+
+def test_a_proxy_that_stands_still_is_waited_for_and_then_it_is_given_up(kafka: KafkaCluster, tmp_path: Path) -> None:
+    with (
+        ProxyProcess(kafka.bootstrap, tmp_path, config=counted(wait_seconds=5.0)) as one,
+        ProxyProcess(kafka.bootstrap, tmp_path, config=counted(wait_seconds=5.0)) as other,
+    ):
+        topic = counted_topic(one.bootstrap)
+        with writing([one.bootstrap], topic) as writers:
+            writers[0].goes_on()
+            other.pause()
+            code, message = grow(one.bootstrap, topic, 2)
+            assert code == POLICY_VIOLATION
+            assert "have not closed the topic" in (message or "")
+            writers[0].goes_on()
+            other.resume()
+            until(lambda: grow(one.bootstrap, topic, 2)[0] == OK, "it to answer again")
+            writers[0].goes_on()
+        check_log(Log(kafka.bootstrap), topic, expansions(one.bootstrap, topic), writers)
+
+
+# --- killed anywhere --------------------------------------------------------------------------------------------------
+
+#: Every step that asks for something, and the moment at which a process says that its door is closed.
+STOPS = [
+    *(step.value for step in Step if step not in (Step.DOORS, Step.LOOK, Step.GIVE_UP)),
+    "closed",
+]
+
+
+@pytest.mark.parametrize("survivor", [False, True], ids=["alone", "another-goes-on"])
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("step", STOPS)
+def test_killed_at_any_step_the_expansion_ends_and_keeps_order(
+    kafka: KafkaCluster,
+    tmp_path: Path,
+    step: str,
+    when: str,
+    survivor: bool,
+) -> None:
+    """Given a proxy that dies by SIGKILL at that step, when it is started again, or another one goes on, then the
+    expansion ends: the topic has grown, or is as it was and can grow."""
+    dying = ProxyProcess(
+        kafka.bootstrap,
+        tmp_path,
+        config=counted(),
+        module="tests.support.dying_proxy",
+        environment={"STOP_AT": f"{step}:{when}:die"},
+    )
+    other = ProxyProcess(kafka.bootstrap, tmp_path, config=counted()) if survivor else None
+    try:
+        topic = counted_topic(dying.bootstrap)
+        goes_on = dying if other is None else other
+        with writing([dying.bootstrap, goes_on.bootstrap], topic) as writers:
+            for writer in writers:
+                writer.goes_on()
+            thread, found = in_thread(lambda: _told_or_nothing(dying.bootstrap, topic, 3))
+            until(lambda: not dying.running, "it to die")
+            thread.join(60)
+            assert found == [None]
+            dying.module, dying.environment = "fencepost_proxy", {}
+            if other is None:
+                dying.restart()
+            address = goes_on.bootstrap
+            begun = (step, when) not in {("validate", "before"), ("validate", "after"), ("intent", "before")}
+            if begun:
+                until(lambda: len(expansions(address, topic)) == 1, "the expansion to end")
+            else:
+                assert grow(address, topic, 3) == (OK, None)
+            if other is not None:
+                dying.restart()
+            for writer in writers:
+                writer.goes_on()
+            until(lambda: grow(address, topic, 4)[0] == OK, "it to grow once more")
+            for writer in writers:
+                writer.goes_on()
+        grown = expansions(address, topic)
+        assert [(each.from_count, each.to_count, each.unordered) for each in grown] == [(1, 3, False), (3, 4, False)]
+        check_log(Log(kafka.bootstrap), topic, grown, writers)
+    finally:
+        dying.close()
+        if other is not None:
+            other.close()
+
+
+def _told_or_nothing(address: str, topic: str, count: int) -> tuple[int, str | None] | None:
+    try:
+        return grow(address, topic, count)
+    except Exception:
+        return None
+
+
+@pytest.mark.parametrize("step", ["closed", "create", "leaders", "ends", "store"])
+def test_the_broker_is_killed_at_a_step(tmp_path: Path, step: str) -> None:
+    """Given a proxy that stands at that step, when its broker is killed and comes back, then the expansion ends."""
+    go = tmp_path / "go"
+    with (
+        running_kafka(1) as kafka,
+        ProxyProcess(
+            kafka.bootstrap,
+            tmp_path,
+            config=counted(wait_seconds=60.0),
+            module="tests.support.dying_proxy",
+            environment={"STOP_AT": f"{step}:before:{go}"},
+        ) as proxy,
+    ):
+        topic = counted_topic(proxy.bootstrap)
+        with writing([proxy.bootstrap], topic) as writers:
+            writers[0].goes_on()
+            thread, _ = in_thread(lambda: _told_or_nothing(proxy.bootstrap, topic, 3))
+            until(lambda: Path(f"{go}.reached").exists(), "it to be there")
+            [node_id] = kafka.node_ids
+            kafka.kill(node_id)
+            go.touch()
+            kafka.restart(node_id)
+            until(lambda: expansions(proxy.bootstrap, topic), "the expansion to end", within_seconds=90)
+            writers[0].goes_on()
+            thread.join(60)
+        grown = expansions(proxy.bootstrap, topic)
+        assert [(each.from_count, each.to_count, each.unordered) for each in grown] == [(1, 3, False)]
+        check_log(Log(kafka.bootstrap), topic, grown, writers)

@@ -1,0 +1,239 @@
+"""Consumer groups of real clients: what there is to choose from, and their members as processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fencepost_proxy.dev.process import guarded
+from fencepost_proxy.dev.tools import compile_java, java_command
+from tests.order_proof.seen import Seen, parse
+from tests.support.kafka import kafka_version
+
+_JAVA_SOURCE = Path(__file__).parents[1] / "java" / "OrderMember.java"
+_REPOSITORY = Path(__file__).parents[2]
+_ASSIGNORS = "org.apache.kafka.clients.consumer."
+#: As short as brokers allow by default, so that a killed member is noticed soon.
+_SESSION_MS = 6_000
+_HEARTBEAT_MS = 500
+_METADATA_MS = 1_000
+_LEAVE_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A client with a group protocol. `settings` beside those that every client needs, by the client's names."""
+
+    client: str
+    protocol: str
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        return f"{self.client} {self.protocol}"
+
+
+_CLASSIC_DOTTED = {"session.timeout.ms": _SESSION_MS, "heartbeat.interval.ms": _HEARTBEAT_MS}
+_CLASSIC_PYTHON = {"session_timeout_ms": _SESSION_MS, "heartbeat_interval_ms": _HEARTBEAT_MS}
+
+KINDS = (
+    Kind("java", "eager", {**_CLASSIC_DOTTED, "partition.assignment.strategy": f"{_ASSIGNORS}RangeAssignor"}),
+    Kind(
+        "java",
+        "cooperative",
+        {**_CLASSIC_DOTTED, "partition.assignment.strategy": f"{_ASSIGNORS}CooperativeStickyAssignor"},
+    ),
+    Kind("java", "consumer", {"group.protocol": "consumer"}),
+    Kind("librdkafka", "eager", {**_CLASSIC_DOTTED, "partition.assignment.strategy": "range"}),
+    Kind("librdkafka", "cooperative", {**_CLASSIC_DOTTED, "partition.assignment.strategy": "cooperative-sticky"}),
+    Kind("librdkafka", "consumer", {"group.protocol": "consumer"}),
+    Kind("kafka-python", "eager", _CLASSIC_PYTHON),
+    Kind("kafka-python", "cooperative", {**_CLASSIC_PYTHON, "assignor": "cooperative"}),
+    Kind("aiokafka", "eager", _CLASSIC_PYTHON),
+)
+#: So that members of the new protocol come and go as fast as the others.
+BROKER_PROPERTIES = {
+    "group.consumer.min.session.timeout.ms": str(_SESSION_MS),
+    "group.consumer.session.timeout.ms": str(_SESSION_MS),
+    "group.consumer.min.heartbeat.interval.ms": str(_HEARTBEAT_MS),
+    "group.consumer.heartbeat.interval.ms": str(_HEARTBEAT_MS),
+}
+
+
+def _command(group: Group, commit_seconds: float) -> list[str]:
+    dotted = {
+        "bootstrap.servers": group.bootstrap,
+        "group.id": group.id,
+        "enable.auto.commit": "false",
+        "auto.offset.reset": group.reset,
+    }
+    kind = group.kind
+    if kind.client == "java":
+        settings = {**dotted, "max.poll.records": 10, "metadata.max.age.ms": _METADATA_MS, **kind.settings}
+        classes = compile_java([_JAVA_SOURCE], version=kafka_version())
+        words = [group.topic, str(commit_seconds), *(f"{name}={value}" for name, value in settings.items())]
+        return java_command("OrderMember", words, classes=classes, version=kafka_version())
+    if kind.client == "librdkafka":
+        settings = {**dotted, "topic.metadata.refresh.interval.ms": _METADATA_MS, **kind.settings}
+    else:
+        settings = {
+            **{name.replace(".", "_"): value for name, value in dotted.items() if name != "enable.auto.commit"},
+            "enable_auto_commit": False,
+            "metadata_max_age_ms": _METADATA_MS,
+            **kind.settings,
+        }
+    words = [kind.client, group.topic, str(commit_seconds), json.dumps(settings)]
+    return [sys.executable, "-m", "tests.order_proof.python_member", *words]
+
+
+class Member:
+    """Start it in a thread that lives as long as it does."""
+
+    def __init__(self, group: Group, name: str, commit_seconds: float) -> None:
+        self.name = name
+        self.assigned: frozenset[int] | None = None
+        self._group = group
+        command = _command(group, commit_seconds)
+        with (group.directory / f"{group.id}-{name}.log").open("ab") as errors:
+            self._process = subprocess.Popen(
+                guarded(command),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                cwd=_REPOSITORY,
+                start_new_session=True,
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def pace(self, seconds: float, below: int) -> None:
+        """How long it takes for a record of a partition below `below`."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.write(f"pace {seconds} {below}\n")
+            stdin.flush()
+        except OSError:
+            if self.running:
+                raise
+
+    def kill(self) -> None:
+        self._process.send_signal(signal.SIGKILL)
+        self._end()
+
+    def stop_reading_orders(self) -> None:
+        """It leaves its group."""
+        stdin = self._process.stdin
+        assert stdin is not None
+        try:
+            stdin.close()
+        except OSError:
+            if self.running:
+                raise
+
+    def leave(self) -> None:
+        self.stop_reading_orders()
+        try:
+            self._process.wait(_LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.send_signal(signal.SIGKILL)
+        self._end()
+
+    def _end(self) -> None:
+        self._process.wait(_LEAVE_SECONDS)
+        self._reader.join(_LEAVE_SECONDS)
+        self.assigned = None
+
+    def _read(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        with stdout:
+            for line in stdout:
+                if not line.endswith("\n"):
+                    return  # killed while it wrote
+                record = parse(line)
+                if record is not None:
+                    self._group.saw(record)
+                elif line.startswith("A "):
+                    partitions = line.split(" ")[2].strip()
+                    self.assigned = frozenset(map(int, partitions.split(","))) if partitions else frozenset()
+
+
+class Group:
+    """The members of one group, those that are gone included, and what they have seen."""
+
+    def __init__(self, kind: Kind, bootstrap: str, topic: str, directory: Path, reset: str) -> None:
+        self.kind, self.bootstrap, self.topic, self.directory, self.reset = kind, bootstrap, topic, directory, reset
+        self.id = f"{topic}-{kind.client}-{kind.protocol}"
+        self.members: list[Member] = []
+        self.seen: list[Seen] = []
+        self._lock = threading.Lock()
+        self._found: dict[str, set[int]] = defaultdict(set)
+        self._partitions: set[int] = set()
+        self._started = 0
+
+    def join(self, commit_seconds: float) -> Member:
+        self._started += 1
+        member = Member(self, f"{self._started}", commit_seconds)
+        self.members.append(member)
+        return member
+
+    @property
+    def running(self) -> list[Member]:
+        return [member for member in self.members if member.running]
+
+    def saw(self, record: Seen) -> None:
+        with self._lock:
+            self.seen.append(record)
+            self._found[record.key].add(record.counter)
+            self._partitions.add(record.partition)
+
+    def has_seen(self, partitions: range) -> bool:
+        """A record of each of them."""
+        with self._lock:
+            return self._partitions.issuperset(partitions)
+
+    def has_seen_any(self, partitions: range) -> bool:
+        with self._lock:
+            return not self._partitions.isdisjoint(partitions)
+
+    def has_all(self, written: Mapping[str, int]) -> bool:
+        with self._lock:
+            return all(len(self._found[key]) >= count for key, count in written.items())
+
+    def holds_partitions(self, count: int) -> bool:
+        """All are assigned, as the members have said so far."""
+        held: set[int] = set()
+        for member in self.members:
+            held |= member.assigned or frozenset()
+        return held.issuperset(range(count))
+
+    def end(self) -> None:
+        for member in self.running:
+            member.stop_reading_orders()
+        deadline = time.monotonic() + _LEAVE_SECONDS
+        for member in self.running:
+            while member.running and time.monotonic() < deadline:
+                time.sleep(0.05)
+            if member.running:
+                member.kill()
+
+
+def kinds_named(pattern: str) -> tuple[Kind, ...]:
+    """By the beginning of their names, separated by commas; all where it is empty."""
+    wanted = [each for each in pattern.split(",") if each]
+    return tuple(kind for kind in KINDS if not wanted or any(kind.name.startswith(each) for each in wanted))

@@ -1,0 +1,202 @@
+"""A member of a consumer group, as a process: `python -m tests.order_proof.python_member LIBRARY TOPIC COMMIT K=V …`.
+
+Speaks as `tests/java/OrderMember.java` does: prints "S nanos partition offset key counter" behind each record that it
+has handled and "A nanos p,p,…" when it is assigned partitions; obeys "pace SECONDS BELOW" on standard input, and leaves
+the group when that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+POLL_SECONDS = 0.1
+POLL_RECORDS = 10
+
+
+class Orders:
+    """What standard input says."""
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._seconds, self._below = 0.0, 0
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def pause(self, partition: int) -> float:
+        return self._seconds if partition < self._below else 0.0
+
+    def _read(self) -> None:
+        for line in sys.stdin:
+            _, seconds, below = line.split()
+            self._seconds, self._below = float(seconds), int(below)
+        self.ended = True
+
+
+class Commits:
+    """When it is time for one."""
+
+    def __init__(self, every_seconds: float) -> None:
+        self._every, self._last = every_seconds, time.monotonic()
+        self.dirty = False
+
+    def due(self) -> bool:
+        if not self.dirty or time.monotonic() - self._last < self._every:
+            return False
+        self._last, self.dirty = time.monotonic(), False
+        return True
+
+
+def say(text: str) -> None:
+    # In one piece: killed at any moment, it leaves no half of a line behind.
+    os.write(1, f"{text}\n".encode())
+
+
+def handled(partition: int, offset: int, key: bytes, value: bytes) -> None:
+    say(f"S {time.monotonic_ns()} {partition} {offset} {key.decode()} {value.decode()}")
+
+
+def assigned(partitions: Iterable[int]) -> None:
+    say(f"A {time.monotonic_ns()} {','.join(map(str, sorted(partitions)))}")
+
+
+def kafka_python(topic: str, orders: Orders, commits: Commits, settings: dict[str, Any]) -> None:
+    import kafka  # noqa: PLC0415 - a member has one library
+
+    if settings.pop("assignor", None) == "cooperative":
+        from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor  # noqa: PLC0415
+
+        settings["partition_assignment_strategy"] = [CooperativeStickyAssignor]
+    consumer = kafka.KafkaConsumer(**settings, max_poll_records=POLL_RECORDS)
+
+    def commit() -> None:
+        try:
+            consumer.commit()
+        except kafka.errors.KafkaError as error:
+            print(f"commit: {error!r}", file=sys.stderr)
+
+    class Listener(kafka.ConsumerRebalanceListener):  # type: ignore[misc]
+        def on_partitions_revoked(self, revoked: Any) -> None:
+            if revoked:
+                # Not commit(): that would wait for the thread which calls this.
+                consumer.commit_async()
+
+        def on_partitions_assigned(self, added: Any) -> None:
+            assigned(tp.partition for tp in consumer.assignment())
+
+    consumer.subscribe([topic], listener=Listener())
+    while not orders.ended:
+        for records in consumer.poll(int(POLL_SECONDS * 1000)).values():
+            for record in records:
+                time.sleep(orders.pause(record.partition))
+                handled(record.partition, record.offset, record.key, record.value)
+                commits.dirty = True
+        if commits.due():
+            commit()
+    commit()
+    consumer.close()
+
+
+def confluent(topic: str, orders: Orders, commits: Commits, settings: dict[str, Any]) -> None:
+    import confluent_kafka  # noqa: PLC0415
+
+    consumer = confluent_kafka.Consumer(settings)
+
+    def commit(*_: object) -> None:
+        try:
+            consumer.commit(asynchronous=False)
+        except confluent_kafka.KafkaException as error:
+            if error.args[0].code() != confluent_kafka.KafkaError._NO_OFFSET:
+                print(f"commit: {error!r}", file=sys.stderr)
+
+    holds: set[int] = set()
+
+    def added(_: object, partitions: Any) -> None:
+        holds.update(tp.partition for tp in partitions)
+        assigned(holds)
+
+    def revoked(_: object, partitions: Any) -> None:
+        holds.difference_update(tp.partition for tp in partitions)
+        commit()
+
+    consumer.subscribe([topic], on_assign=added, on_revoke=revoked)
+    while not orders.ended:
+        message = consumer.poll(POLL_SECONDS)
+        if message is not None:
+            if message.error() is not None:
+                print(f"poll: {message.error()}", file=sys.stderr)
+                continue
+            partition, offset, key = message.partition(), message.offset(), message.key()
+            time.sleep(orders.pause(partition))
+            handled(partition, offset, key, message.value())
+            commits.dirty = True
+        if commits.due():
+            commit()
+    commit()
+    consumer.close()
+
+
+def aiokafka(topic: str, orders: Orders, commits: Commits, settings: dict[str, Any]) -> None:
+    import aiokafka  # noqa: PLC0415
+    from aiokafka.coordinator.assignors.range import RangePartitionAssignor  # noqa: PLC0415
+    from aiokafka.errors import KafkaError  # noqa: PLC0415
+
+    async def run() -> None:
+        consumer = aiokafka.AIOKafkaConsumer(
+            **settings, max_poll_records=POLL_RECORDS, partition_assignment_strategy=[RangePartitionAssignor]
+        )
+
+        async def commit() -> None:
+            try:
+                await consumer.commit()
+            except KafkaError as error:
+                print(f"commit: {error!r}", file=sys.stderr)
+
+        class Listener(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]
+            async def on_partitions_revoked(self, revoked: Any) -> None:
+                if revoked:
+                    await commit()
+
+            async def on_partitions_assigned(self, added: Any) -> None:
+                assigned(tp.partition for tp in consumer.assignment())
+
+        consumer.subscribe([topic], listener=Listener())
+        await consumer.start()
+        while not orders.ended:
+            batches = await consumer.getmany(timeout_ms=int(POLL_SECONDS * 1000), max_records=POLL_RECORDS)
+            for records in batches.values():
+                for record in records:
+                    await asyncio.sleep(orders.pause(record.partition))
+                    handled(record.partition, record.offset, record.key, record.value)
+                    commits.dirty = True
+            if commits.due():
+                await commit()
+        await commit()
+        await consumer.stop()
+
+    asyncio.run(run())
+
+
+LIBRARIES: dict[str, Callable[[str, Orders, Commits, dict[str, Any]], None]] = {
+    "kafka-python": kafka_python,
+    "aiokafka": aiokafka,
+    "librdkafka": confluent,
+}
+
+
+def main() -> None:
+    library, topic, commit_seconds, settings = sys.argv[1:]
+    with contextlib.suppress(KeyboardInterrupt):
+        LIBRARIES[library](topic, Orders(), Commits(float(commit_seconds)), json.loads(settings))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

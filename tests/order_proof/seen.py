@@ -1,0 +1,96 @@
+"""What a group has seen of each key, held against the order in which it was written.
+
+Members print a line behind each record that they have handled, with the system's monotonic clock, which all processes
+of a machine share. So the records of a group have one order in time, whichever member handled them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+NANOS = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Seen:
+    """A record, handled. `counter` counts the records of its key from 1 on."""
+
+    nanos: int
+    partition: int
+    offset: int
+    key: str
+    counter: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """`began` and `ended`: when the request to add partitions was sent, and when it was answered."""
+
+    from_count: int
+    to_count: int
+    began_nanos: int
+    ended_nanos: int
+
+
+@dataclass(slots=True)
+class Verdict:
+    """`early` – seen before the one that was written before it. `late` – seen again on a partition of the topic's
+    earlier days, after its key had been seen on a later one. `again` – seen again, as at-least-once has it. `missing` –
+    never seen. `longest_hold_seconds` – from the growth to the first record of a new partition.
+    """
+
+    keys: int = 0
+    records: int = 0
+    early: list[Seen] = field(default_factory=list)
+    late: list[Seen] = field(default_factory=list)
+    again: int = 0
+    missing: int = 0
+    longest_hold_seconds: float = 0.0
+
+    @property
+    def out_of_order(self) -> int:
+        return len(self.early) + len(self.late)
+
+    @property
+    def holds(self) -> bool:
+        return not (self.early or self.late or self.missing)
+
+
+def parse(line: str) -> Seen | None:
+    """A line of a member; None for one that tells of something else."""
+    match line.split():
+        case ["S", nanos, partition, offset, key, counter]:
+            return Seen(int(nanos), int(partition), int(offset), key, int(counter))
+    return None
+
+
+def judge(seen: Iterable[Seen], written: Mapping[str, int], growths: Iterable[Grown] = ()) -> Verdict:
+    """`written` – per key how many were acknowledged; `seen` by one group, in any order."""
+    growths = list(growths)
+    verdict = Verdict(keys=len(written))
+    reached: dict[str, int] = defaultdict(int)
+    found: dict[str, set[int]] = defaultdict(set)
+    age: dict[str, int] = defaultdict(int)
+    first: dict[int, int] = {}
+    for record in sorted(seen):
+        verdict.records += 1
+        first.setdefault(record.partition, record.nanos)
+        born = next((i for i, g in enumerate(growths, 1) if g.from_count <= record.partition < g.to_count), 0)
+        if record.counter in found[record.key]:
+            verdict.again += 1
+        if record.counter > reached[record.key] + 1:
+            verdict.early.append(record)
+        elif born < age[record.key] and record.counter < reached[record.key]:
+            verdict.late.append(record)
+        age[record.key] = max(age[record.key], born)
+        found[record.key].add(record.counter)
+        reached[record.key] = max(reached[record.key], record.counter)
+    verdict.missing = sum(count - len(found[key] & set(range(1, count + 1))) for key, count in written.items())
+    for grown in growths:
+        for partition in range(grown.from_count, grown.to_count):
+            if partition in first:
+                held = (first[partition] - grown.ended_nanos) / NANOS
+                verdict.longest_hold_seconds = max(verdict.longest_hold_seconds, held)
+    return verdict

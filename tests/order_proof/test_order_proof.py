@@ -1,0 +1,58 @@
+"""The order claim: while a topic grows, every client's group sees each key in order, and sees all of it.
+
+Short here; `make order-proof` has every client and group protocol, more growths, and prints the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.order_proof import run as proof
+from tests.order_proof.members import KINDS, Kind, kinds_named
+
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover]
+
+#: One of each client and of each protocol, without a JVM for each member.
+_FEW = "kafka-python eager,aiokafka,librdkafka cooperative,librdkafka consumer"
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[proof.Stage]:
+    with proof.stage(tmp_path_factory.mktemp("order")) as ready:
+        yield ready
+
+
+def test_without_ordered_expansion_groups_see_keys_out_of_order(stage: proof.Stage) -> None:
+    """So the next test can fail."""
+    result = proof.run(stage, kinds_named(_FEW), proof.OFF, ordered=False)
+    for kind, verdict in result.verdicts.items():
+        assert verdict.early, f"{kind.name} saw all in order by chance"
+        assert not verdict.missing
+
+
+def test_with_ordered_expansion_groups_see_every_key_in_order(stage: proof.Stage, say: Callable[[str], None]) -> None:
+    result = proof.run(stage, kinds_named(_FEW), proof.SHORT, ordered=True)
+    say("\n    ".join(proof.table(result.verdicts, {})))
+    for kind, verdict in result.verdicts.items():
+        assert verdict.holds, f"{kind.name}: {verdict.missing} missing, {verdict.early[:5]}, {verdict.late[:5]}"
+    assert result.refused, "no record was refused for its partition count: the writer never was behind"
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("client", sorted({kind.client for kind in KINDS}))
+def test_every_client_and_protocol(stage: proof.Stage, client: str, say: Callable[[str], None]) -> None:
+    kinds = kinds_named(client)
+    on = proof.run(stage, kinds, proof.LONG, ordered=True).verdicts
+    off = proof.run(stage, kinds, proof.OFF, ordered=False).verdicts
+    say("\n    ".join(proof.table(on, off)))
+    assert all(verdict.holds for verdict in on.values()), on
+    assert all(verdict.early for verdict in off.values()), off
+
+
+def test_kinds_are_chosen_by_the_beginning_of_their_names() -> None:
+    assert kinds_named("") == KINDS
+    chosen: tuple[Kind, ...] = kinds_named("java consumer,aiokafka")
+    assert [kind.name for kind in chosen] == ["java consumer", "aiokafka eager"]

@@ -1,0 +1,49 @@
+"""The order proof's judge, on made-up sights: a judge that cannot find anything proves nothing."""
+
+from __future__ import annotations
+
+from tests.order_proof.seen import NANOS, Grown, Seen, judge, parse
+
+ONE_TO_TWO = Grown(1, 2, 10 * NANOS, 11 * NANOS)
+
+
+def sights(*told: tuple[int, int]) -> list[Seen]:
+    """(partition, counter) of the key `k`, one a second."""
+    return [Seen(i * NANOS, partition, i, "k", counter) for i, (partition, counter) in enumerate(told, 10)]
+
+
+def test_a_key_that_moves_to_a_new_partition_in_order_is_in_order() -> None:
+    verdict = judge(sights((0, 1), (0, 2), (1, 3), (1, 4)), {"k": 4}, [ONE_TO_TWO])
+    assert verdict.holds
+    assert verdict.records == 4
+    assert verdict.longest_hold_seconds == 1.0
+
+
+def test_a_record_before_its_predecessor_is_out_of_order() -> None:
+    verdict = judge(sights((0, 1), (1, 3), (0, 2), (1, 4)), {"k": 4}, [ONE_TO_TWO])
+    assert [each.counter for each in verdict.early] == [3]
+    assert [each.counter for each in verdict.late] == [2]
+    assert not verdict.missing
+
+
+def test_records_seen_again_are_not_out_of_order_unless_their_key_has_moved_on() -> None:
+    same = judge(sights((0, 1), (0, 2), (0, 1), (0, 2), (1, 3)), {"k": 3}, [ONE_TO_TWO])
+    assert same.holds
+    assert same.again == 2
+    back = judge(sights((0, 1), (0, 2), (1, 3), (0, 2)), {"k": 3}, [ONE_TO_TWO])
+    assert [each.counter for each in back.late] == [2]
+
+
+def test_time_decides_not_the_order_of_reports() -> None:
+    assert judge(reversed(sights((0, 1), (0, 2), (1, 3))), {"k": 3}, [ONE_TO_TWO]).holds
+
+
+def test_what_was_never_seen_is_missing() -> None:
+    verdict = judge(sights((0, 1), (0, 2)), {"k": 3, "never": 2}, [ONE_TO_TWO])
+    assert verdict.missing == 3
+    assert not verdict.holds
+
+
+def test_a_line_of_a_member() -> None:
+    assert parse("S 5 1 7 k 3\n") == Seen(5, 1, 7, "k", 3)
+    assert parse("A 5 0,1") is None

@@ -1,0 +1,60 @@
+"""`fencepost proxy` that dies, or stands still, at one step of an expansion: `python -m tests.support.dying_proxy`.
+
+`$STOP_AT` is `STEP:WHEN:HOW`. STEP: one of `Step` (what it asks for is carried out), or `closed` (what says that this
+process lets nothing through). WHEN: `before` or `after` that is done. HOW: `die`, by SIGKILL; or a path: then
+`PATH.reached` appears, and it goes on once there is a file PATH.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+from fencepost_proxy.cli.main import main
+from fencepost_proxy.net.expansions import Expansions
+from fencepost_proxy.topics import expanding as ex
+from fencepost_proxy.topics.expansions import EXPANSION_CLOSED, Expansion
+
+STEP, WHEN, HOW = os.environ["STOP_AT"].split(":", 2)
+_LOOK_SECONDS = 0.02
+
+
+async def _stop(step: str, when: str) -> None:
+    if (step, when) != (STEP, WHEN):
+        return
+    if HOW == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    Path(f"{HOW}.reached").touch()  # noqa: ASYNC240
+    while not Path(HOW).exists():  # noqa: ASYNC110, ASYNC240
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+answer, append = Expansions._answer, Expansions._append
+
+
+async def stopping_answer(self: Expansions, expansion: Expansion, wanted: ex.Effect) -> ex.Answer:
+    step = self._procedures[expansion.proposal].step.value
+    await _stop(step, "before")
+    answered = await answer(self, expansion, wanted)
+    await _stop(step, "after")
+    return answered
+
+
+async def stopping_append(self: Expansions, wanted: ex.Append) -> ex.Answer:
+    closed = wanted.records[0].key.startswith(f"{EXPANSION_CLOSED}/".encode()) and wanted.records[0].value is not None
+    if closed:
+        await _stop("closed", "before")
+    answered = await append(self, wanted)
+    if closed:
+        await _stop("closed", "after")
+    return answered
+
+
+Expansions._answer = stopping_answer  # type: ignore[method-assign]
+Expansions._append = stopping_append  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,197 @@
+"""Topics that grow while they are written to: writers that say their count, and what the log must show afterwards."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from kafka.protocol.admin import CreatePartitionsRequest
+
+from tests.support.raw import Closed, Connection, Log, Record, batch, until
+
+OK, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED = 0, 3, 6, 7, 29
+INVALID_PARTITIONS, INVALID_ASSIGNMENT, POLICY_VIOLATION = 37, 39, 44
+_RETRIED = frozenset({UNKNOWN_TOPIC, 5, NOT_LEADER, TIMED_OUT, 19, 20})
+
+#: Counted from birth, by the beginning of their names; and takeovers that a test can wait for.
+COUNTED_BY_NAME = """
+config_lease_seconds = 3.0
+
+[limits]
+takeover_seconds = 0.5
+expansion_wait_seconds = {wait_seconds}
+
+[topics."grows-*"]
+"ordered.partition.expansion" = "true"
+"check.partition.count" = "true"
+"""
+
+
+def counted(wait_seconds: float = 30.0) -> str:
+    return COUNTED_BY_NAME.format(wait_seconds=wait_seconds)
+
+
+def create_partitions(
+    connection: Connection,
+    wanted: dict[str, int],
+    *,
+    assignments: Sequence[Sequence[int]] | None = None,
+    validate_only: bool = False,
+    timeout_ms: int = 30_000,
+) -> dict[str, tuple[int, str | None]]:
+    """(error code, message) by topic."""
+    topic = CreatePartitionsRequest.CreatePartitionsTopic
+    places = (
+        None
+        if assignments is None
+        else [topic.CreatePartitionsAssignment(broker_ids=list(brokers)) for brokers in assignments]
+    )
+    request = CreatePartitionsRequest(
+        topics=[topic(name=name, count=count, assignments=places) for name, count in wanted.items()],
+        timeout_ms=timeout_ms,
+        validate_only=validate_only,
+    )
+    answer = connection.ask(request, 3)
+    return {each.name: (each.error_code, each.error_message) for each in answer.results}
+
+
+def grow(address: str, topic: str, count: int, **settings: Any) -> tuple[int, str | None]:
+    with Connection(address, timeout_seconds=120) as connection:
+        return create_partitions(connection, {topic: count}, **settings)[topic]
+
+
+class Grown(NamedTuple):
+    """One expansion, as the topic's config tells it."""
+
+    from_count: int
+    to_count: int
+    thresholds: tuple[int, ...]
+    unordered: bool
+
+
+def expansions(address: str, topic: str) -> list[Grown]:
+    with Connection(address) as connection:
+        shown = connection.describe_topic(topic, keys=["ordered.partition.expansions"])
+    return [
+        Grown(each["from"], each["to"], tuple(each["thresholds"]), each["unordered"])
+        for each in json.loads(shown["ordered.partition.expansions"])
+    ]
+
+
+def partition_count(address: str, topic: str) -> int:
+    with Connection(address) as connection:
+        return len(connection.metadata(topic).topics[0].partitions)
+
+
+class Writer(threading.Thread):
+    """Appends one record after the other until it is stopped, and says with each how many partitions it knows of.
+
+    `acknowledged` – the values that Kafka said it has. A record's value is `NAME:NUMBER:COUNT`, and an unacknowledged
+    one is sent again, under the count of then.
+    """
+
+    def __init__(self, name: str, address: str, topic: str, *, says_count: bool = True) -> None:
+        super().__init__(name=name, daemon=True)
+        self.address = address
+        self.topic = topic
+        self.says_count = says_count
+        self.acknowledged: list[int] = []
+        self.codes: Counter[int] = Counter()
+        self.failure: BaseException | None = None
+        self._done = threading.Event()
+
+    def run(self) -> None:
+        try:
+            number = 0
+            while not self._done.is_set():
+                try:
+                    number = self._write_from(number)
+                except (OSError, Closed):
+                    self._done.wait(0.05)
+        except BaseException as error:
+            self.failure = error
+
+    def _write_from(self, number: int) -> int:
+        """Until something goes wrong: gives back which record comes next."""
+        with Connection(self.address, timeout_seconds=20) as connection:
+            found = connection.metadata(self.topic).topics[0]
+        count = len(found.partitions)
+        if found.error_code or not count:
+            self._done.wait(0.05)
+            return number
+        connections: dict[int, Connection] = {}
+        try:
+            while not self._done.is_set():
+                partition = number % count
+                if partition not in connections:
+                    connections[partition] = Log(self.address).connect(self.topic, partition)
+                value = f"{self.name}:{number}:{count}".encode()
+                headers = [("partition-count", b"%d" % count)] if self.says_count else []
+                records = batch(Record(value, headers=headers))
+                answer = connections[partition].append(self.topic, records, partition=partition, timeout_ms=6_000)
+                self.codes[answer.error_code] += 1
+                if answer.error_code == INVALID_PARTITIONS or answer.error_code in _RETRIED:
+                    self._done.wait(0.02)
+                    return number
+                assert answer.error_code == OK, answer
+                self.acknowledged.append(number)
+                number += 1
+        finally:
+            for connection in connections.values():
+                connection.close()
+        return number
+
+    def stop(self) -> None:
+        self._done.set()
+        self.join(60)
+        assert not self.is_alive(), f"{self.name} does not end"
+        if self.failure is not None:
+            raise self.failure
+
+    def goes_on(self) -> None:
+        """It appends something that it had not when this was called."""
+        before = len(self.acknowledged)
+        until(lambda: len(self.acknowledged) > before + 1 or self.failure is not None, f"{self.name} to append")
+
+
+@contextmanager
+def writing(addresses: Sequence[str], topic: str) -> Iterator[list[Writer]]:
+    """One writer for each address; stopped at the end, also if the test fails."""
+    writers = [Writer(f"w{index}", address, topic) for index, address in enumerate(addresses)]
+    for writer in writers:
+        writer.start()
+    try:
+        yield writers
+    finally:
+        for writer in writers:
+            writer.stop()
+
+
+def check_log(log: Log, topic: str, grown: Sequence[Grown], writers: Sequence[Writer]) -> None:
+    """What was placed under an old count lies before its thresholds, under a new one behind; and nothing is lost."""
+    count = grown[-1].to_count if grown else 1
+    counts: dict[int, list[tuple[int, int]]] = {}
+    found: set[tuple[str, int]] = set()
+    for partition in range(count):
+        counts[partition] = []
+        for logged in log.batches(topic, partition):
+            for delta, value in enumerate(() if logged.is_control else logged.values):
+                name, number, under = (value or b"").decode().split(":")
+                found.add((name, int(number)))
+                counts[partition].append((logged.base_offset + delta, int(under)))
+    for each in grown:
+        if each.unordered:
+            continue
+        for partition, placed in counts.items():
+            for offset, under in placed:
+                behind = partition >= each.from_count or offset >= each.thresholds[partition]
+                assert (under >= each.to_count) == behind, (
+                    f"{topic}-{partition} at {offset}: placed under {under} partitions, growth was {each}"
+                )
+    for writer in writers:
+        lost = {(writer.name, number) for number in writer.acknowledged} - found
+        assert not lost, f"acknowledged, and not in the log: {sorted(lost)[:10]}"

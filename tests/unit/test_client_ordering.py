@@ -1,0 +1,144 @@
+"""Which partitions of a growing topic a consumer of the library may read yet: the decisions, without a client."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from fencepost import CheckIsOff, PartitionExpansion, Waiting
+from fencepost._ordering import TopicOrder, every, refuse_alone, was_read
+from fencepost.expansions import expansions_of, parse_expansions
+
+TO_THREE = PartitionExpansion(2, 3, (57, 80), 1)
+TO_FOUR = PartitionExpansion(3, 4, (60, 90, 5), 2)
+
+
+def order(count: int, *expansions: PartitionExpansion) -> TopicOrder:
+    made = TopicOrder("t", every)
+    made.learn(count, expansions)
+    return made
+
+
+def test_partitions_that_were_there_from_the_start_wait_for_nothing() -> None:
+    assert [order(3, TO_THREE).waiting(p, {}) for p in (0, 1)] == [None, None]
+    assert order(3).waiting(2, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("positions", "behind"),
+    [
+        ({}, {0: (None, 57), 1: (None, 80)}),
+        ({0: 57, 1: None}, {1: (None, 80)}),
+        ({0: 57, 1: 79}, {1: (79, 80)}),
+        ({0: 57, 1: 80}, None),
+        ({0: 1000, 1: 1000}, None),
+    ],
+)
+def test_a_new_partition_waits_for_the_positions_in_its_priors(
+    positions: dict[int, int | None], behind: dict[int, tuple[int | None, int]] | None
+) -> None:
+    assert order(3, TO_THREE).waiting(2, positions) == (Waiting(2, behind) if behind else None)
+
+
+def test_an_empty_prior_is_not_waited_for() -> None:
+    assert order(2, PartitionExpansion(1, 2, (0,), 1)).waiting(1, {}) is None
+
+
+def test_each_partition_waits_for_the_growth_that_brought_it() -> None:
+    grown = order(4, TO_THREE, TO_FOUR)
+    assert grown.waiting(3, {0: 60, 1: 90, 2: 4}) == Waiting(3, {2: (4, 5)})
+    assert grown.waiting(2, {0: 60, 1: 90, 2: 4}) is None
+
+
+def test_a_partition_whose_growth_is_under_way_waits() -> None:
+    pending = PartitionExpansion(3, 4, None)
+    assert pending.pending
+    assert order(4, TO_THREE, pending).waiting(3, {0: 999, 1: 999, 2: 999}) == Waiting(3, {})
+
+
+def test_a_partition_that_nobody_has_described_yet_waits_and_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    grown = order(3, TO_THREE)
+    grown.learn(4, (TO_THREE,))
+    waits = grown.waiting(3, {})
+    assert waits == Waiting(3, {})
+    with caplog.at_level(logging.WARNING, "fencepost"):
+        grown.unexplained([waits], 100.0)
+        assert not caplog.messages
+        grown.unexplained([waits], 131.0)
+    assert "t-3 is not read" in caplog.text
+
+
+def test_unordered_growth_holds_nothing_up() -> None:
+    assert order(3, PartitionExpansion(2, 3, None, 1, unordered=True)).waiting(2, {}) is None
+
+
+def test_a_described_growth_is_known_before_metadata_shows_its_partitions() -> None:
+    assert order(2, TO_THREE).unopened == [0, 1, 2]
+
+
+def test_an_opened_partition_stays_open() -> None:
+    grown = order(3, TO_THREE)
+    grown.opened.add(2)
+    assert grown.waiting(2, {0: 0, 1: 0}) is None
+
+
+def test_a_threshold_that_was_lost_with_the_log_below_it_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    grown = order(3, TO_THREE)
+    with caplog.at_level(logging.WARNING, "fencepost"):
+        grown.ended_at(0, 50)
+        grown.ended_at(1, 200)
+        grown.ended_at(0, 70)  # later records there do not bring it back
+    assert len(caplog.messages) == 1
+    assert grown.waiting(2, {0: 50, 1: 79}) == Waiting(2, {1: (79, 80)})
+    assert grown.waiting(2, {0: 50, 1: 80}) is None
+
+
+def test_only_own_partitions_are_opened_and_sharing_needs_a_group() -> None:
+    mine = TopicOrder("t", lambda partition: partition % 2 == 0)
+    mine.learn(3, (TO_THREE,))
+    assert mine.unopened == [0, 2]
+    assert mine.shares
+    with pytest.raises(ValueError, match="one group id"):
+        refuse_alone("t", mine.shares, None)
+    refuse_alone("t", mine.shares, "group")
+    refuse_alone("t", order(3).shares, None)
+
+
+def test_what_was_read_before() -> None:
+    assert was_read(5, 0)
+    assert not was_read(0, 0)
+    assert not was_read(None, 0)
+    assert not was_read(5, 5)  # its records were deleted unread
+
+
+def test_expansions_as_the_proxy_tells_them() -> None:
+    told = [
+        {"from": 2, "to": 3, "thresholds": [57, 80], "at_ms": 1, "unordered": False},
+        {"from": 3, "to": 5, "thresholds": [], "at_ms": 2, "unordered": True},
+        {"from": 5, "to": 6, "thresholds": None, "at_ms": None, "unordered": False, "pending": True},
+    ]
+    first, second, third = parse_expansions(json.dumps(told))
+    assert first == TO_THREE
+    assert (second.unordered, second.thresholds, second.pending) == (True, None, False)
+    assert third.pending
+
+
+@pytest.mark.parametrize("text", ["[", "[{}]", '[{"from":"a"}]', "3"])
+def test_what_cannot_be_read_is_an_error(text: str) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - of any kind
+        parse_expansions(text)
+
+
+@pytest.mark.parametrize(
+    ("configs", "found"),
+    [
+        ({}, "cannot be seen"),
+        ({"retention.ms": "1"}, "not a Fencepost proxy"),
+        ({"ordered.partition.expansion": "false"}, "ordered.partition.expansion=false"),
+    ],
+)
+def test_a_topic_that_does_not_grow_in_order(configs: dict[str, str | None], found: str) -> None:
+    with pytest.raises(CheckIsOff, match=found):
+        expansions_of("t", configs)
