@@ -707,8 +707,8 @@ class Session:
                     self._turn_granted(ticket, now)
                 case TurnEnded(ticket, result, reason):
                     self._turn_ended(ticket, result, reason, now)
-                case Stored(token, error):
-                    self._stores.pop(token)(error)
+                case Stored(token, failure):
+                    self._stores.pop(token)(failure)
                 case ClientLost():
                     self._client_lost(now)
                 case UpstreamLost(reason):
@@ -1613,7 +1613,7 @@ class Session:
         sent_bytes = self._received_bytes + self._around.unread_bytes(self.connection)
         for chain in chains:
             if chain in self._failed_chains:
-                self._failed_chains[chain].behind_bytes = sent_bytes
+                self._failed_chains[chain].behind_bytes = float(sent_bytes)
         read_bytes = self._received_bytes - self._client.unread_bytes
         if self._turn is not None:
             read_bytes = self._turn.starts_at  # it still has batches to offer
