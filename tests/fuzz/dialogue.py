@@ -377,11 +377,19 @@ class Dialogue:
     name = "session"
     modules = (
         "proxy/fencepost_proxy/session/session.py",
+        "proxy/fencepost_proxy/session/connection.py",
+        "proxy/fencepost_proxy/session/handover.py",
+        "proxy/fencepost_proxy/session/control.py",
+        "proxy/fencepost_proxy/session/guarded.py",
+        "proxy/fencepost_proxy/session/short_way.py",
         "proxy/fencepost_proxy/session/turn.py",
         "proxy/fencepost_proxy/session/switch.py",
         "proxy/fencepost_proxy/session/cutter.py",
         "proxy/fencepost_proxy/session/exchange.py",
         "proxy/fencepost_proxy/partitions/gate.py",
+        "proxy/fencepost_proxy/partitions/gate_state.py",
+        "proxy/fencepost_proxy/partitions/publishing.py",
+        "proxy/fencepost_proxy/partitions/settling.py",
     )
 
     # ---- making programs

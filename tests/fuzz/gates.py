@@ -33,7 +33,12 @@ _ROUNDS_MAX = 300
 
 class Gates:
     name = "gate"
-    modules = ("proxy/fencepost_proxy/partitions/gate.py",)
+    modules = (
+        "proxy/fencepost_proxy/partitions/gate.py",
+        "proxy/fencepost_proxy/partitions/gate_state.py",
+        "proxy/fencepost_proxy/partitions/publishing.py",
+        "proxy/fencepost_proxy/partitions/settling.py",
+    )
 
     def setup(self, rng: random.Random) -> dict[str, Any]:
         return {"required": rng.random() < 0.5, "append_time": rng.random() < 0.25, "calm": rng.random() < 0.6}

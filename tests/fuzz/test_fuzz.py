@@ -11,7 +11,7 @@ import pytest
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import cutter as cutter_module
-from fencepost_proxy.session import session as session_module
+from fencepost_proxy.session import guarded as guarded_module
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.turn import Turn
 from fencepost_proxy.wire import produce
@@ -80,7 +80,7 @@ def _turns_are_not_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _lost_appends_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "Lost", lambda ticket: g.Tick())
+    monkeypatch.setattr(guarded_module, "Lost", lambda ticket: g.Tick())
 
 
 def _one_partition_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,12 @@ from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions import gate as gate_module
+from fencepost_proxy.partitions import gate_state as gate_state_module
+from fencepost_proxy.partitions import publishing as publishing_module
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.partitions.memory import Memory
-from fencepost_proxy.session import session as session_module
+from fencepost_proxy.session import guarded as guarded_module
+from fencepost_proxy.session import short_way as short_way_module
 from fencepost_proxy.session import turn as turn_module
 from fencepost_proxy.session.messages import ToGate
 from fencepost_proxy.session.session import Session
@@ -41,6 +44,8 @@ class Patch:
         self._old: list[tuple[Any, str, Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
+        if isinstance(owner, type):
+            owner = next(each for each in owner.__mro__ if name in each.__dict__)  # a session is made of parts
         self._old.append((owner, name, owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)))
         setattr(owner, name, value)
 
@@ -92,7 +97,7 @@ def mutant(breaks: str, rule: str, *scenarios: str) -> Callable[[Callable[[Patch
 def no_stamp(patch: Patch) -> None:
     orig = Gate.__init__
 
-    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_module._NAMES) -> None:
+    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_state_module.DEFAULT_NAMES) -> None:
         orig(self, partition, replace(limits, stamping=False), names)
 
     patch.set(Gate, "__init__", init)
@@ -105,7 +110,8 @@ def high_watermark_for_log_end(patch: Patch) -> None:
 
 @mutant("sequences do not wrap", "sequence = (expected − shift) mod 2³¹", "race")
 def no_wrap(patch: Patch) -> None:
-    patch.set(gate_module, "SEQUENCE_MODULUS", 1 << 40)
+    for module in (gate_module, publishing_module):
+        patch.set(module, "SEQUENCE_MODULUS", 1 << 40)
 
 
 @mutant(
@@ -248,7 +254,8 @@ def base_not_read(patch: Patch) -> None:
 
 @mutant("45 and 47 go to the client", "no bare 45 for a stamped batch", "race", "one-broker", "true-many")
 def stamp_errors_passed_on(patch: Patch) -> None:
-    patch.set(gate_module, "_ABOUT_THE_STAMP", frozenset())
+    for module in (gate_module, gate_state_module):
+        patch.set(module, "ABOUT_THE_STAMP", frozenset())
 
 
 # ------------------------------------------------------------------------------------------------------------- doubts
@@ -438,7 +445,7 @@ def acks_as_asked(patch: Patch) -> None:
         return None if made is None else replace(made, acks=self.request.acks)
 
     patch.set(Turn, "upstream_request", request)
-    encode = session_module.encode_single
+    encode = short_way_module.encode_single
 
     def encoded(*, before_acks: bytes, **rest: Any) -> Any:
         # The short way does not keep what the client asked for: here, what one with acks=1 would have got.
@@ -447,7 +454,7 @@ def acks_as_asked(patch: Patch) -> None:
         struct.pack_into(">h", frame, 12 + len(before_acks), 1)
         return [bytes(frame)]
 
-    patch.set(session_module, "encode_single", encoded)
+    patch.set(short_way_module, "encode_single", encoded)
 
 
 # ----------------------------------------------------------------------------------------------- what is let through
@@ -461,11 +468,12 @@ def crc_not_checked(patch: Patch) -> None:
 @mutant("clients may use the shared producer id", "refuse client batches under it: rule 9", "liars", "liars-true")
 def shared_id_let_through(patch: Patch) -> None:
     orig = turn_module.make_ticket
-    patch.set(
-        session_module,
-        "make_ticket",
-        lambda bid, partition, data: orig(replace(bid, shared_producer_id=-1), partition, data),
-    )
+
+    def make(bid: Any, partition: Any, data: Any) -> Any:
+        return orig(replace(bid, shared_producer_id=-1), partition, data)
+
+    for module in (guarded_module, short_way_module):
+        patch.set(module, "make_ticket", make)
 
 
 @mutant("contradictions pass", "an expectation that contradicts its place is a mismatch", "liars", "liars-true")
@@ -491,7 +499,7 @@ def answers_out_of_order(patch: Patch) -> None:
 def queue_unbounded(patch: Patch) -> None:
     orig = Gate.__init__
 
-    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_module._NAMES) -> None:
+    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_state_module.DEFAULT_NAMES) -> None:
         orig(self, partition, replace(limits, queue_max=1000), names)
 
     patch.set(Gate, "__init__", init)
@@ -501,7 +509,7 @@ def queue_unbounded(patch: Patch) -> None:
 def remembers_everything(patch: Patch) -> None:
     orig = Gate.__init__
 
-    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_module._NAMES) -> None:
+    def init(self: Gate, partition: Any, limits: g.GateLimits, names: Any = gate_state_module.DEFAULT_NAMES) -> None:
         orig(self, partition, replace(limits, remembered_batches_max=1 << 30), names)
 
     patch.set(Gate, "__init__", init)
@@ -731,7 +739,7 @@ def taken_retry(patch: Patch) -> None:
 @mutant("the short way asks no policy", "what the policy refuses is refused", "liars", "switches", "race")
 def taken_without_policy(patch: Patch) -> None:
     patch.edit(
-        Gate, "take", ("append.transactional or _POLICY.check(append, _FACTS[ticket.check]) is not None", "False")
+        Gate, "take", ("append.transactional or POLICY.check(append, _FACTS[ticket.check]) is not None", "False")
     )
 
 

@@ -8,7 +8,8 @@ from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchanges
-from fencepost_proxy.session.session import Session, Surroundings
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.surroundings import Surroundings
 from fencepost_proxy.session.switch import Switch
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames

@@ -534,7 +534,7 @@ _SESSION_DEFECTS = {
     "goes by id where a broker cannot": (
         Session,
         "_take_single",
-        " or around.produce_version_max() < _PRODUCE_BY_ID",
+        " or around.produce_version_max() < PRODUCE_BY_ID",
         "",
     ),
     "does not remember who may write": (

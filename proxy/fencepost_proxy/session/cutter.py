@@ -11,7 +11,7 @@ from enum import Enum, auto
 
 from fencepost_proxy.errors import LimitError, ProtocolError
 
-_LENGTH_BYTES = 4
+LENGTH_BYTES = 4
 _EMPTY = memoryview(b"")
 
 
@@ -90,7 +90,7 @@ class FrameCutter:
 
         Raises `fault` for an impossible length, `LimitError` for one above the limit.
         """
-        start = self._pos + _LENGTH_BYTES
+        start = self._pos + LENGTH_BYTES
         data = self._data
         if len(data) < start:
             return None
@@ -105,11 +105,11 @@ class FrameCutter:
 
     def pass_frame(self, length: int) -> None:
         self.state = CutterState.PASSING
-        self._left = length + _LENGTH_BYTES
+        self._left = length + LENGTH_BYTES
 
     def collect_frame(self, length: int) -> None:
         self.state = CutterState.COLLECTING
-        self._pos += _LENGTH_BYTES
+        self._pos += LENGTH_BYTES
         self._left = length
 
     def take(self) -> memoryview:

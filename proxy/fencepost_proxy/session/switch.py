@@ -16,7 +16,8 @@ from fencepost_proxy.partitions.events import GateLimits
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchanges
-from fencepost_proxy.session.session import Session, Surroundings
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.surroundings import Surroundings
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames
 

@@ -1,0 +1,363 @@
+"""What only the log can tell: how an append in doubt ended, and whose batch lies where one should be.
+
+Three questions are answered by a look (`Look`) at the offset where an append expected to be:
+
+- *In doubt*: its connection was lost, or its answer says nothing certain. What cannot be proved to be the client's own
+  is never called success: a batch in the log is proved by its write-id, or by our stamp with this process's *tag* in it
+  and records equal to those that this process sent there. Where nothing lies yet, and the partition still waits for
+  just that stamp, the batch is sent again: one of the two lands. The table is at `_settled_by_look`.
+- *A mismatch*: its expectation does not hold. Before it is refused: it may be a retry whose first try is there.
+- *A violation*: it was appended elsewhere than it expected. The report names who lies where it should be.
+
+Doubts are settled one by one, in order; meanwhile nobody else gets a turn. Those of the other two kinds hold no turn.
+"""
+
+from __future__ import annotations
+
+from fencepost_policies.append import Check, Refusal
+from fencepost_policies.conditional_publish import offset_mismatch
+from fencepost_proxy.errors import Error, ProtocolError
+from fencepost_proxy.partitions.events import (
+    Found,
+    Kind,
+    Look,
+    LookResult,
+    NotYet,
+    OutOfRange,
+    ReadTail,
+    Resend,
+    Tail,
+    Ticket,
+    Unreadable,
+    Violation,
+)
+from fencepost_proxy.partitions.gate_state import IN_DOUBT, Phase, chain_of
+from fencepost_proxy.partitions.memory import Landed
+from fencepost_proxy.partitions.publishing import Publishing
+from fencepost_proxy.wire.batch import digest_batch, parse_batch_header, scan_batch
+from fencepost_proxy.wire.produce import PartitionResult
+
+#: Answers to a resend that only say that it cannot be had now.
+_FOR_NOW = frozenset(
+    {
+        Error.UNKNOWN_TOPIC_OR_PARTITION,
+        Error.LEADER_NOT_AVAILABLE,
+        Error.NOT_LEADER_OR_FOLLOWER,
+        Error.NOT_ENOUGH_REPLICAS,
+    }
+)
+
+
+class Settling(Publishing):
+    """Phase SETTLING, and those appends of any phase that hold no turn since they are being looked at."""
+
+    def _looked(self, ticket: Ticket, result: LookResult, now: float) -> None:
+        if ticket in self._doubts:
+            self._settled_by_look(ticket, result, now)
+        elif ticket in self._looking:
+            if isinstance(result, (NotYet, Unreadable)):
+                self._retry_at = now + self._limits.read_retry_seconds
+                return
+            self._looking.remove(ticket)
+            if ticket.appended_at is not None:
+                self._end_violation(ticket, result)
+                return
+            expected = ticket.append.expected_base_offset
+            assert expected is not None
+            there = self._read_landed(result, expected, ticket) if isinstance(result, Found) else None
+            if isinstance(result, OutOfRange):
+                # Deleted: by now nobody can say what lay there, unless this process remembers.
+                there = self.memory.landed.get(expected)
+            self._end_mismatch(ticket, there, deleted=there is None and isinstance(result, OutOfRange))
+
+    def _read_landed(self, found: Found, offset: int, ticket: Ticket) -> Landed | None:
+        """What the log has at `offset`, None if no batch begins there (or it cannot be decoded)."""
+        try:
+            header = parse_batch_header(found.batch)
+            if header.base_offset != offset or header.is_control:
+                return None
+            limit = self._limits.decompressed_bytes_max
+            scan = scan_batch(found.batch, self._names, carrier_base=False, decompressed_bytes_max=limit)
+            digest = scan.digest
+            named = scan.write_id is not None and scan.write_id == ticket.append.write_id
+            if header.is_log_append_time or named:
+                # The broker replaced the timestamps, or the writer did when it made its named write again (Spark does,
+                # after a restart): compare the rest, and speak in the ticket's own digest.
+                theirs = digest_batch(found.batch, decompressed_bytes_max=limit, ignore_timestamps=True)
+                ours = digest_batch(ticket.records, decompressed_bytes_max=limit, ignore_timestamps=True)
+                digest = ticket.digest if theirs == ours else theirs
+        except ProtocolError:
+            return None
+        time_ms = header.max_timestamp_ms if header.is_log_append_time else -1
+        return Landed(offset, header.record_count, digest, scan.write_id, time_ms)
+
+    # ---- mismatches: whose batch lies there?
+
+    def _mismatch(self, ticket: Ticket, expected: int, end: int) -> None:
+        """The expectation does not hold. Before it is refused: might it be a retry whose first try is there?"""
+        if not 0 <= expected < end or ticket.append.contradiction is not None:
+            self._refuse(ticket, offset_mismatch(ticket.append, end, self._log_start()))
+            return
+        ticket.actual = end
+        remembered = self.memory.landed.get(expected)
+        if remembered is not None and remembered.digest != ticket.digest and not self._names_itself(ticket, remembered):
+            self._end_mismatch(ticket, None)
+            return
+        self._looking.append(ticket)
+        self._effects.append(Look(ticket, expected))
+
+    def _end_mismatch(self, ticket: Ticket, there: Landed | None, *, deleted: bool = False) -> None:
+        equal = deleted or (there is not None and there.digest == ticket.digest)
+        if there is not None and equal and self._names_itself(ticket, there):
+            self._accept(ticket, there)
+        else:
+            refusal = offset_mismatch(ticket.append, ticket.actual, self._log_start(), possibly_yours=equal)
+            self._refuse(ticket, refusal)
+
+    @staticmethod
+    def _names_itself(ticket: Ticket, there: Landed) -> bool:
+        return there.write_id is not None and there.write_id == ticket.append.write_id
+
+    # ---- violations: who lies where it should be?
+
+    def _landed_elsewhere(self, ticket: Ticket, result: PartitionResult, now: float) -> None:
+        assert ticket.at is not None
+        self._go_cold()
+        if ticket.kind is Kind.PLAIN:
+            ticket.at = result.base_offset
+            self._accept(ticket, self.memory.add(ticket, result.log_append_time_ms), result.log_start_offset)
+            return
+        self._accounted = False  # what the next look at the log would find is reported by this
+        # The report names who lies where it should be.
+        ticket.appended_at = result.base_offset
+        ticket.deadline = now + self._limits.violation_seconds
+        self._looking.append(ticket)
+        self._effects.append(Look(ticket, ticket.at))
+
+    def _end_violation(self, ticket: Ticket, result: LookResult | None) -> None:
+        assert ticket.at is not None
+        assert ticket.appended_at is not None
+        producer_id = _producer_id(result)
+        self._effects.append(Violation(self.partition, ticket.at, ticket.appended_at, producer_id=producer_id))
+        message = (
+            f"OFFSET_VIOLATION topic={self.partition.topic} partition={self.partition.partition} "
+            f"expected={ticket.at} appended_at={ticket.appended_at} "
+            f"producer_id={'unknown' if producer_id is None else producer_id}: "
+            "somebody writes to this partition around the proxy"
+        )
+        refusal = Refusal(Error.POLICY_VIOLATION, "offset_violation", message, ticket.appended_at)
+        self.memory.add_violation(ticket, refusal)
+        self._refuse(ticket, refusal)
+
+    # ---- doubts: the log decides
+
+    def _doubt(self, ticket: Ticket, until: float) -> None:
+        ticket.settle_until = until
+        self._doubts.append(ticket)
+
+    def _settle_first(self) -> None:
+        self._settle_again = False
+        ticket = self._doubts[0]
+        if ticket.kind.stamped:
+            assert ticket.at is not None
+            self._effects.append(Look(ticket, ticket.at))
+        else:
+            self._effects.append(Resend(ticket))
+
+    def _settled_by_look(self, ticket: Ticket, result: LookResult, now: float) -> None:
+        """One row per thing that can lie at the offset where the in-doubt batch should be.
+
+        | the log has there              | then                                                                  |
+        |--------------------------------|-----------------------------------------------------------------------|
+        | our stamp, our records, and    |                                                                       |
+        | … its write-id                 | success                                                               |
+        | … our tag                      | success; but as anything else if its only send was called a duplicate |
+        | … another process's tag        | as anything else: that process's client won with an equal batch       |
+        | … no tag (the broker wrote the | success if Kafka said 0 (LogAppendTime) or nothing was expected; else |
+        | batch anew)                    | 7, "may be yours"                                                     |
+        | anything else                  | it can never land: its sequence is taken. Decide anew, as a mismatch  |
+        | a batch not replicated yet     | look again until `settle_until`, then 7                               |
+        | nothing, and it ends there     | send it again, if the partition waits for this stamp; else 7          |
+        | nothing, and it ends before    | 7: its predecessor is missing. Should it come, Kafka compares it      |
+        | what cannot be read now        | look again until `settle_until`, then 7                               |
+        """
+        assert ticket.at is not None
+        match result:
+            case Found():
+                self._settled_by_what_is_there(ticket, result, now)
+            case NotYet(log_end) if log_end <= ticket.at and ticket.sent_at is None:
+                # Its last try may still be queued in Kafka. It gets the same sequence again: one of the two lands.
+                self._settled(ticket)
+                self._decide_anew(ticket)
+            case NotYet(log_end) if log_end == ticket.at and self._may_resend(ticket):
+                self._reads_to_resend = True
+                self._effects.append(ReadTail(self.partition))
+            case NotYet(log_end) if log_end <= ticket.at:
+                self._settled(ticket)
+                self._answer_unknown(ticket, "the connection to Kafka was lost before it answered", now)
+            case OutOfRange():
+                self._settled(ticket)
+                self._answer_unknown(ticket, "what was appended there is no longer readable", now, queued=False)
+            case _:
+                self._settle_later(ticket, now)
+
+    def _settled_by_what_is_there(self, ticket: Ticket, found: Found, now: float) -> None:
+        assert ticket.at is not None
+        there = self._read_landed(found, ticket.at, ticket)
+        if there is None or there.digest != ticket.digest or not self._is_stamp(found, ticket):
+            self._settled(ticket)
+            self._decide_anew(ticket)
+            return
+        named = self._names_itself(ticket, there)
+        mine = self._is_from_here(found, ticket)
+        if mine is None and ticket.kind is Kind.PLAIN:
+            mine = True
+        elif ticket.acknowledged and parse_batch_header(found.batch).is_log_append_time:
+            mine = mine is not False
+        elif self._only_send_was_a_duplicate(ticket):
+            mine = False
+        if named or mine:
+            self._landed_at(ticket, there.log_append_time_ms, self._log_start(), now)
+            self._settled(ticket, clean=ticket.acknowledged and self._tail is not None and self._tail.log_append_time)
+        elif mine is None:
+            # This very send, or an equal batch of another client that won the race through another process.
+            self._settled(ticket)
+            why = "the connection to Kafka was lost; an equal batch lies there: may be yours"
+            self._answer_unknown(ticket, why, now, queued=False)
+        else:
+            self._settled(ticket)
+            self._decide_anew(ticket)
+
+    @staticmethod
+    def _only_send_was_a_duplicate(ticket: Ticket) -> bool:
+        timed = ticket.append.max_timestamp_ms >= 0  # else the answer did not say
+        return ticket.acknowledged and timed and ticket.kind is not Kind.PLAIN and not ticket.sent_before
+
+    def _is_from_here(self, found: Found, ticket: Ticket) -> bool | None:
+        """Whether this process sent the batch that lies where the ticket should be; None if nothing says so.
+
+        Two clients of one process may each have sent an equal batch there, the first of them told "unknown": the
+        one that is told success first has it.
+        """
+        assert ticket.at is not None
+        if ticket.at in self.memory.landed:
+            return False
+        tag = parse_batch_header(found.batch).tag
+        if not tag or ticket.stamp is None or not ticket.stamp.tag:
+            return None
+        return tag == ticket.stamp.tag
+
+    @staticmethod
+    def _is_stamp(found: Found, ticket: Ticket) -> bool:
+        header = parse_batch_header(found.batch)
+        stamp = ticket.stamp
+        return stamp is not None and (stamp.producer_id, stamp.producer_epoch, stamp.base_sequence) == (
+            header.producer_id,
+            header.producer_epoch,
+            header.base_sequence,
+        )
+
+    def _decide_anew(self, ticket: Ticket) -> None:
+        self._holes.add(chain_of(ticket))
+        if ticket.sent_at is None:  # a retry that only had to be looked up first
+            ticket.at = ticket.stamp = None
+            self._queue.appendleft(ticket)
+        else:
+            self._again(ticket)
+
+    # ---- sent again
+
+    def _may_resend(self, ticket: Ticket) -> bool:
+        """Not for a client that may not write here, and not behind a hole in its chain."""
+        return ticket.may_write and chain_of(ticket) not in self._holes and self._limits.stamping
+
+    def _resend(self, ticket: Ticket, tail: Tail, now: float) -> None:
+        """Nothing lay where the in-doubt batch should be; this is the tail as of after that look.
+
+        As a cold send it is one append alone, soon after the read, and only if log end and next sequence are those
+        that it was stamped for: so it lands there, unless its first send, or another's, does.
+        """
+        assert ticket.at is not None
+        assert ticket.stamp is not None
+        stamp, state = ticket.stamp, tail.producer_state
+        if tail.log_end_offset != ticket.at:
+            self._settle_later(ticket, now)
+            return
+        next_sequence = stamp.base_sequence
+        if state is not None:
+            same_epoch = state.producer_epoch == stamp.producer_epoch
+            next_sequence = (
+                state.next_sequence if same_epoch else 0 if state.producer_epoch < stamp.producer_epoch else -1
+            )
+        fits = (
+            next_sequence == stamp.base_sequence
+            and (ticket.check is not Check.REQUIRED or tail.stamp_base[0] == stamp.producer_epoch)
+            and tail.producer_id == stamp.producer_id
+            and not self._another_transaction_is_open(ticket, tail)
+            and self._timestamps(ticket, tail, now) is None
+            and now <= tail.requested_at + self._limits.cold_send_seconds
+        )
+        if fits and self._may_resend(ticket):
+            self._tail = tail
+            self._effects.append(Resend(ticket))
+        else:
+            self._settled(ticket)
+            self._answer_unknown(ticket, "the connection to Kafka was lost before it answered", now)
+
+    def _resent(self, ticket: Ticket, result: PartitionResult | None, now: float) -> None:
+        if ticket not in self._doubts:
+            return
+        if ticket.kind.stamped:
+            self._resent_stamped(ticket, result, now)
+        elif result is not None and result.error_code == Error.NONE:
+            self._settled(ticket)
+            self._answer(ticket, result)
+        elif result is None or result.error_code in IN_DOUBT or result.error_code in _FOR_NOW:
+            self._settle_later(ticket, now)
+        else:
+            # Kafka looks at size, time stamps and rights before it looks for duplicates, and forgets all but a
+            # producer's last batch when it restarts: no error on a resend says that the first send was not appended.
+            self._settled(ticket)
+            self._answer_unknown(ticket, f"sent again, it was answered error {result.error_code}", now)
+
+    def _resent_stamped(self, ticket: Ticket, result: PartitionResult | None, now: float) -> None:
+        appended_now = result is not None and result.error_code == Error.NONE and result.log_append_time_ms == -1
+        if result is None or not appended_now:
+            self._settle_later(ticket, now)  # only the log can tell: one of the sends may lie there, or another's batch
+        elif result.base_offset == ticket.at:
+            self._landed_at(ticket, result.log_append_time_ms, result.log_start_offset, now)
+            self._settled(ticket)
+        else:
+            self._settled(ticket)
+            self._landed_elsewhere(ticket, result, now)
+
+    # ---- settled, or not yet
+
+    def _settle_later(self, ticket: Ticket, now: float) -> None:
+        if now < ticket.settle_until:
+            self._settle_again = True
+            self._retry_at = now + self._limits.read_retry_seconds
+        else:
+            self._settled(ticket)
+            self._answer_unknown(ticket, "the outcome could not be read from the log in time", now)
+
+    def _settled(self, ticket: Ticket, *, clean: bool = False) -> None:
+        self._doubts.remove(ticket)
+        self._clean = self._clean and clean
+        if self._doubts:
+            self._settle_first()
+        elif self._clean:
+            self.phase = Phase.OPEN
+        else:
+            self.phase = Phase.COLD
+            self._go_cold()
+
+
+def _producer_id(result: LookResult | None) -> int | None:
+    """Whose batch was found there."""
+    if not isinstance(result, Found):
+        return None
+    try:
+        return parse_batch_header(result.batch).producer_id
+    except ProtocolError:
+        return None

@@ -1,0 +1,194 @@
+"""What a connection has under way, and how an answer leaves it: what all parts of a session stand on.
+
+A session is written in parts, each of which says in its own file what it is about and keeps to itself what only it
+needs. They are base classes, one upon the other, since what almost every request needs must not pay for a detour:
+
+    Connection         what is under way, and how answers leave, in their order
+    Handover           what only one of several worker processes may do
+    ControlMessages    requests and answers that are changed on their way
+    GuardedProduce     appends that take their turns at gates
+    ShortWay           whole frames of the usual kind, while nothing else is going on
+    Session            the one who orders: which part gets which frame, and who waits
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
+from fencepost_proxy.session.cutter import CutterState, FrameCutter
+from fencepost_proxy.session.messages import Command, ReadClient
+from fencepost_proxy.session.slots import Answer, Chain, Failed, Slot
+from fencepost_proxy.session.surroundings import Surroundings
+from fencepost_proxy.session.turn import Turn
+from fencepost_proxy.wire.apis import PRODUCE
+
+#: What every request begins with: API key, version, correlation id. The shortest response is its correlation id.
+REQUEST_PREFIX = struct.Struct(">hhi")
+REQUEST_BYTES_MIN = REQUEST_PREFIX.size
+RESPONSE_BYTES_MIN = 4
+INT32 = struct.Struct(">i")
+#: The first version whose response can name a broker's address.
+_PRODUCE_ENDPOINTS_FROM = 10
+#: Answers made here without Kafka, per event: it is Kafka's pace that keeps one client from all the others' time.
+_MADE_HERE_MAX = 16
+
+
+class Connection:
+    """`opened_at` – since when its upstream connection is open, monotonic seconds."""
+
+    __slots__ = (
+        "_answer_by",
+        "_around",
+        "_client",
+        "_client_out",
+        "_client_paused",
+        "_closing",
+        "_collecting_bytes",
+        "_collecting_since",
+        "_commands",
+        "_failed_chains",
+        "_from_upstream",
+        "_made_here",
+        "_may_write",
+        "_now",
+        "_opened_at",
+        "_owner_wanted",
+        "_probes",
+        "_received_bytes",
+        "_to_client",
+        "_turn",
+        "_turn_slot",
+        "_turns",
+        "_upstream",
+        "_upstream_out",
+        "_upstream_paused",
+        "client_gone",
+        "client_id",
+        "connection",
+        "local_host",
+        "upstream_gone",
+    )
+
+    def __init__(self, connection: int, local_host: str, around: Surroundings, opened_at: float) -> None:
+        self.connection = connection
+        self._opened_at = opened_at
+        self.local_host = local_host
+        self.client_id: str | None = None
+        self._around = around
+        self._client = FrameCutter(REQUEST_BYTES_MIN, around.frame_bytes_max, ClientProtocolError)
+        self._upstream = FrameCutter(RESPONSE_BYTES_MIN, 2**31 - 1, UpstreamProtocolError)
+        self._to_client: list[Slot] = []  # lists: short ones, and an empty deque takes 760 bytes
+        self._from_upstream: list[Slot] = []
+        self._turn: Turn | None = None  # the one that waits at a gate; nothing behind it is read
+        self._turn_slot: Slot | None = None
+        self._turns: dict[Slot, Turn] = {}  # sent, not completely answered
+        self._answer_by: dict[Slot, float] = {}
+        self._may_write: dict[str, None] = {}  # topics this client has proved WRITE for, on this connection
+        self._failed_chains: dict[Chain, Failed] = {}
+        self._received_bytes = 0  # of the client, in all
+        self._probes: list[tuple[Slot, list[bytes | memoryview]]] = []
+        self._owner_wanted = False  # another process is to go on with this connection; nothing is read
+        self._collecting_bytes = 0
+        self._collecting_since = 0.0
+        self._made_here = 0  # answers, since the connection or the clock was heard last
+        self._now = 0.0  # of the event that is being handled
+        self._client_paused = False
+        self._upstream_paused = False
+        self.client_gone = False
+        self.upstream_gone = False
+        self._closing = False
+        self._commands: list[Command] = []
+        self._client_out: list[bytes | memoryview] = []
+        self._upstream_out: list[bytes | memoryview] = []
+
+    # ---- what others may look at
+
+    @property
+    def finished(self) -> bool:
+        return self.client_gone and self.upstream_gone
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._to_client)
+
+    @property
+    def needs_ticks(self) -> bool:
+        return bool(self._answer_by) or self.client_gone or (self._client_paused and self._turn is None)
+
+    @property
+    def mid_header(self) -> bool:
+        """The client has begun a frame and not said yet what it is."""
+        return not self._client.between_frames and self._client.state is CutterState.START
+
+    @property
+    def collecting_since(self) -> float | None:
+        """When the frame began that is being held in memory, None while there is none."""
+        return self._collecting_since if self._client.state is CutterState.COLLECTING else None
+
+    @property
+    def drained(self) -> bool:
+        """Nothing is under way: the connection can be closed without harm."""
+        return not self._to_client and not self._from_upstream and self._client.between_frames
+
+    @property
+    def passing_up_bytes(self) -> int:
+        """How many of the client's next bytes just go to the broker; see `ClientPassed`."""
+        return self._client.passing_bytes
+
+    @property
+    def passing_down_bytes(self) -> int:
+        """How many of the broker's next bytes just go to the client; see `UpstreamPassed`."""
+        return self._upstream.passing_bytes
+
+    # ---- who waits
+
+    def _client_is_blocked(self) -> bool:
+        return (
+            self._turn is not None
+            or self._owner_wanted
+            or len(self._to_client) >= self._around.in_flight_requests_max
+            or self._made_here >= _MADE_HERE_MAX
+        )
+
+    def _pause_client(self) -> None:
+        if not self._client_paused:
+            self._client_paused = True
+            self._commands.append(ReadClient(False))
+
+    # ---- answers
+
+    def _produce_slot(self, version: int, correlation_id: int) -> Slot:
+        """For a request that goes up as it is: only the addresses in its answer concern us."""
+        if version < _PRODUCE_ENDPOINTS_FROM:
+            return Slot(PRODUCE, version, correlation_id, Answer.RELAYED)
+        return Slot(PRODUCE, version, correlation_id, Answer.RELAYED_UNLESS_BROKERS)
+
+    def _end(self, slot: Slot, chunks: list[bytes | memoryview]) -> None:
+        slot.chunks = chunks
+        slot.done = True
+        self._answer_front()
+
+    def _answer_front(self) -> None:
+        while self._to_client and self._to_client[0].done:
+            slot = self._to_client.pop(0)
+            self._around.release(slot.reserved_bytes)
+            slot.reserved_bytes = 0
+            if slot.answered_at is not None:
+                self._around.answered(self._now - slot.answered_at)
+            self._client_out += slot.chunks
+            self._may_know(slot.chains)
+
+    def _may_know(self, chains: Sequence[Chain]) -> None:
+        """The answer that tells of their failure leaves now: what has not been sent by now was sent knowing it."""
+        if not chains:
+            return
+        sent_bytes = self._received_bytes + self._around.unread_bytes(self.connection)
+        for chain in chains:
+            if chain in self._failed_chains:
+                self._failed_chains[chain].behind_bytes = float(sent_bytes)
+        read_bytes = self._received_bytes - self._client.unread_bytes
+        if self._turn is not None:
+            read_bytes = self._turn.starts_at  # it still has batches to offer
+        self._failed_chains = {c: f for c, f in self._failed_chains.items() if f.behind_bytes > read_bytes}
