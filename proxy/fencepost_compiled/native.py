@@ -5,6 +5,7 @@
   `__init__` of those that it knows: a request makes a dozen of them.
 - A constant, by its name, becomes `Final`: compiled code reads it without a look into the module's dictionary.
 - `replace` is one that also takes such classes.
+- A class that says `# extended in tests` may be extended by classes that are not compiled.
 
 What mypyc would compile into something else is refused: a name has one type in a function, so an error's name may not be
 that of another error, or of anything else there.
@@ -18,6 +19,7 @@ from typing import Final
 
 _CONSTANT: Final = re.compile(r"(_?[A-Z][A-Z0-9_]*) = (?!TypeVar)")
 _HEAD: Final = "from __future__ import annotations"
+_EXTENDED: Final = "  # extended in tests"
 _DATACLASSES: Final = "from dataclasses import "
 
 
@@ -38,10 +40,14 @@ def native(text: str) -> str:
             lines[number] = f"{constant[1]}: Final = {line[constant.end() :]}"
         elif line.startswith(_DATACLASSES):
             lines[number] = _without_replace(line)
+        elif line.endswith(_EXTENDED):
+            lines[number - 1] = "@_mypyc_attr(allow_interpreted_subclasses=True)"
     if _HEAD not in lines:
         raise NativeError(f"{_HEAD!r} is not in it")
-    imports = "; from typing import Final; from fencepost_compiled.values import as_value as _as_value"
-    lines[lines.index(_HEAD)] += imports
+    head = lines.index(_HEAD)
+    lines[head] += "; from typing import TYPE_CHECKING, Final; from fencepost_compiled.values import as_value as _as_value"
+    # Not there at run time, and not needed.
+    lines[head + 1] = "if TYPE_CHECKING: from mypy_extensions import mypyc_attr as _mypyc_attr"
     return "\n".join([*lines, *values, ""])
 
 

@@ -104,7 +104,7 @@ class Buffers:
         self.pipes = Pipes()
 
 
-class Side:
+class Side:  # extended in tests
     """See the module. A subclass says what becomes of bytes, splices and the end: `_received`, `_passed`, `_lost`.
 
     `passing_bytes` – how many of the next bytes just go to the other side, to be kept true by the subclass.
