@@ -1,9 +1,9 @@
 """The compiled build of the hot rooms: used in place of their Python sources where it was made of just these sources.
 
-`make compiled`, or `FENCEPOST_COMPILE=1 pip install …`, puts extension modules into a directory of this package, one for
-each Python (`build.py`). Without them nothing is different: the sources run as they are. Both packages call `use` before
-anything of theirs is imported, since compiled modules know each other's layout and cannot be mixed with the sources of
-the same names: it is all of them or none.
+`make compiled`, or `FENCEPOST_COMPILE=1 pip install …`, puts extension modules into a directory of this package, one
+for each Python (`build.py`). Without them nothing is different: the sources run as they are. Both packages call `use`
+before anything of theirs is imported, since compiled modules know each other's layout and cannot be mixed with the
+sources of the same names: it is all of them or none.
 
 A build says of which sources it was made. Sources that have changed since are what runs, and `why` says so.
 
@@ -67,7 +67,7 @@ def use() -> None:
         loaded = [name for name in modules if name in sys.modules]
         _why = f"{loaded[0]} was imported before" if loaded else ""
     if not _why:
-        sys.meta_path.insert(0, _Finder(DIRECTORY, modules))  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Finder(DIRECTORY, modules))
         _compiled = True
     elif wanted == "1":
         raise ImportError(f"{VARIABLE}=1, but {_why}. `make compiled` makes a build of these sources")
@@ -76,6 +76,11 @@ def use() -> None:
 def compiled() -> bool:
     """Whether the compiled build is what runs."""
     return _compiled
+
+
+def what_runs() -> str:
+    """For people: beside the version."""
+    return "compiled" if _compiled else "pure Python"
 
 
 def why() -> str:

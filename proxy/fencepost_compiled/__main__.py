@@ -5,4 +5,5 @@ from __future__ import annotations
 import fencepost_compiled
 
 fencepost_compiled.use()
-print("compiled" if fencepost_compiled.compiled() else f"pure Python: {fencepost_compiled.why()}")
+why = fencepost_compiled.why()
+print(fencepost_compiled.what_runs() + (f": {why}" if why else ""))

@@ -120,7 +120,9 @@ def _compiled(work: Path, made: Path) -> None:
         command.ensure_finalized()
         command.run()
     except (BaseError, CCompilerError, OSError) as error:
-        raise BuildError(f"it does not compile: {error}. A C compiler and the headers of this Python are needed") from error
+        raise BuildError(
+            f"it does not compile: {error}. A C compiler and the headers of this Python are needed"
+        ) from error
     finally:
         os.chdir(here)
     # Side by side, under their whole names: no package's directory is needed then.

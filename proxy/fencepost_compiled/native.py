@@ -7,8 +7,8 @@
 - `replace` is one that also takes such classes.
 - A class that says `# extended in tests` may be extended by classes that are not compiled.
 
-What mypyc would compile into something else is refused: a name has one type in a function, so an error's name may not be
-that of another error, or of anything else there.
+What mypyc would compile into something else is refused: a name has one type in a function, so an error's name may not
+be that of another error, or of anything else there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def native(text: str) -> str:
     if _HEAD not in lines:
         raise NativeError(f"{_HEAD!r} is not in it")
     head = lines.index(_HEAD)
-    lines[head] += "; from typing import TYPE_CHECKING, Final; from fencepost_compiled.values import as_value as _as_value"
+    lines[head] += "; from typing import TYPE_CHECKING, Final; from fencepost_compiled.values import as_value"
     # Not there at run time, and not needed.
     lines[head + 1] = "if TYPE_CHECKING: from mypy_extensions import mypyc_attr as _mypyc_attr"
     return "\n".join([*lines, *values, ""])
@@ -114,7 +114,7 @@ def _value(node: ast.ClassDef, lines: list[str]) -> str | None:
         lines[number] = ""
     for number, line in zip(room, made, strict=False):
         lines[number] = line
-    return f"_as_value({node.name}, {tuple(names)!r})"
+    return f"as_value({node.name}, {tuple(names)!r})"
 
 
 def _equality(node: ast.ClassDef) -> bool | None:

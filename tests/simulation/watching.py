@@ -153,9 +153,9 @@ def _chain(ticket: g.Ticket) -> tuple[TopicPartition, int, int]:
 
 
 class _WatchedGate(Gate):
-    def __init__(self, partition: TopicPartition, limits: g.GateLimits, names: HeaderNames, watch: WatchedSwitch) -> None:
+    def __init__(self, partition: TopicPartition, limits: g.GateLimits, names: HeaderNames, by: WatchedSwitch) -> None:
         super().__init__(partition, limits, names)
-        self._watch = watch
+        self._by = by
 
     def take(self, ticket: g.Ticket, now: float) -> bool:
-        return self._watch.take(self, super().take, ticket, now)
+        return self._by.take(self, super().take, ticket, now)
