@@ -18,7 +18,7 @@ from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.results import DIRECT, PRODUCT
-from fencepost_compiled import VARIABLE
+from fencepost_compiled import DIRECTORY, VARIABLE, fitting
 from fencepost_proxy.dev.cluster import FREE_PORTS, HOST
 from fencepost_proxy.dev.process import GuardedProcess
 
@@ -115,6 +115,9 @@ def product() -> Peer:
 
 def compiled() -> Peer:
     """The same with its hot rooms compiled, where that build was made."""
+    _, why = fitting(DIRECTORY)
+    if why:
+        return Peer(COMPILED, missing=f"{why}; `make compiled` makes one")
     return replace(product(), name=COMPILED, environment={VARIABLE: "1"})
 
 
