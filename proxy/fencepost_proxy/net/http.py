@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields
 from html import escape
 from typing import Final
 
+from fencepost_compiled import what_runs
 from fencepost_proxy import logs
 from fencepost_proxy.net.metrics import CONTENT_TYPE, Metrics, load_exposition
 from fencepost_proxy.types import Address, NodeId
@@ -66,6 +67,7 @@ class StatusSnapshot:
     `added_seconds` – below what the time added to requests and answers lies: (half of them, 99 of 100), None before the
     first.
     `state_lease_seconds` – how long the view of the virtual configs may still be acted on, None where unknown.
+    `build` – whether the hot rooms are compiled.
     """
 
     version: str
@@ -85,6 +87,7 @@ class StatusSnapshot:
     refusals: Mapping[str, int] = field(default_factory=dict)
     brokers: tuple[BrokerStatus, ...] = ()
     guarded_topics: tuple[GuardedTopicStatus, ...] = ()
+    build: str = field(default_factory=what_runs)
 
     @property
     def ready(self) -> bool:
@@ -309,7 +312,7 @@ def _as_html(s: StatusSnapshot) -> str:
             [(t.topic, t.check, t.partitions, t.waiting) for t in s.guarded_topics],
         ),
         _table("Refusals", ("reason", "batches"), sorted(s.refusals.items())),
-        f'<footer>fencepost {escape(s.version)} · <a href="/status.json">status.json</a> · '
+        f'<footer>fencepost {escape(s.version)}, {escape(s.build)} · <a href="/status.json">status.json</a> · '
         '<a href="/metrics">metrics</a> · this page reloads every 5 s</footer></main></body></html>',
     ]
     return "\n".join(part for part in parts if part)

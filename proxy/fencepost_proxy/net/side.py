@@ -114,16 +114,17 @@ def _send_unpaced_within_this_host(sock: socket.socket) -> None:
     Its timers, each a trip to the hypervisor on a virtual machine, were two fifths of what an answer's bytes cost.
     What leaves the host is paced as its administrator chose.
     """
-    if _TCP_CONGESTION is None:
+    option = _TCP_CONGESTION
+    if option is None:
         return
     with contextlib.suppress(OSError):  # it is gone already, which its first read will tell
         if sock.getsockname()[0] != sock.getpeername()[0]:
             return
-        if sock.getsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, 16).startswith(_PACING):
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_CONGESTION, _NOT_PACING)
+        if sock.getsockopt(socket.IPPROTO_TCP, option, 16).startswith(_PACING):
+            sock.setsockopt(socket.IPPROTO_TCP, option, _NOT_PACING)
 
 
-class Side:
+class Side:  # extended in tests
     """See the module. A subclass says what becomes of bytes, splices and the end: `_received`, `_passed`, `_lost`.
 
     `passing_bytes` – how many of the next bytes just go to the other side, to be kept true by the subclass.

@@ -115,8 +115,8 @@ class Session(ShortWay):
                     self._turn_granted(ticket, now)
                 case TurnEnded(ticket, result, reason):
                     self._turn_ended(ticket, result, reason, now)
-                case Stored(token, error):
-                    self._stored(token, error)
+                case Stored(token, failure):
+                    self._stored(token, failure)
                 case ClientLost():
                     self._client_lost(now)
                 case UpstreamLost(reason):
