@@ -211,8 +211,8 @@ class CountedTurn:
                 verdicts.append(check_partition_count(append, declared, facts))
             except LimitError as error:
                 verdicts.append(_unreadable(name, data, "TOO_LARGE", f"{error}", Error.MESSAGE_TOO_LARGE))
-            except ProtocolError as error:
-                verdicts.append(_unreadable(name, data, "MALFORMED", f"{error}"))
+            except ProtocolError as malformed:
+                verdicts.append(_unreadable(name, data, "MALFORMED", f"{malformed}"))
         return verdicts
 
     def _read(self, around: Surroundings, topic: _Topic, data: PartitionData, now: float) -> Append | Refusal:
