@@ -225,7 +225,7 @@ class Switch:
         return gate
 
     def _drop_idle_doors(self) -> None:
-        """Those that a new one would be equal to. By a pattern, any name that a stranger makes up is a counted topic."""
+        """Those that a new one would equal. By a pattern, any name that a stranger makes up is a counted topic."""
         droppable = [topic for topic, door in self.doors.items() if door.idle]
         for topic in droppable[: _IDLE_DOORS_MAX // 2]:
             del self.doors[topic]
