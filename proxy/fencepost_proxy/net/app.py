@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from fencepost_compiled import what_runs
 from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.config import ProxyConfig
@@ -210,7 +211,7 @@ class Proxy:
         self._spawn(self._housekeeping(), "housekeeping")
         self._spawn(self._groups.run(), "groups")
         address = self._bootstrap = Address(config.advertised_host or host, port)
-        _log.info("serving", bootstrap=address, brokers=len(self._book.nodes))
+        _log.info("serving", bootstrap=address, brokers=len(self._book.nodes), code=what_runs())
         return address
 
     async def _start_status(self) -> None:
@@ -807,8 +808,10 @@ class Proxy:
                 await self._look_after_topics()
 
     def _counted_topics(self) -> list[str]:
-        """Those that are known: switched on by an admin, or appended to here."""
-        topics = sorted({*self._counted, *self.switch.doors})
+        """Those that are known: switched on by an admin, appended to here, or counted at some time."""
+        if self._state is None:
+            return []
+        topics = sorted({*self._counted, *self.switch.doors, *self._state.view.counted_topics})
         return [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.counted]
 
     async def _renew_tag(self) -> None:
@@ -871,8 +874,8 @@ class Proxy:
         assert self._reads is not None
         configured = self._state.view.topic_configs
         gated = {partition.topic for partition in self.switch.gates}
-        counted = {topic for topic in self.switch.doors if self.topic_id(topic) is not None}
-        topics = sorted({*configured, *gated, *counted})
+        doors = {topic for topic in self.switch.doors if self.topic_id(topic) is not None}
+        topics = sorted({*configured, *gated, *doors, *self._state.view.counted_topics})
         if not topics:
             return
         before = {topic: self.topic_id(topic) for topic in topics}
