@@ -131,6 +131,10 @@ class CountedTurn:
                 _refuse_all(refused, topic, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "door_closed", message))
                 continue
             verdicts = self._verdicts(around, topic, now)
+            if verdicts is None and around.count_confirmed_since(name, self.arrived_at):
+                message = f"UNKNOWN_TOPIC topic={name}: metadata does not show it to the proxy"
+                _refuse_all(refused, topic, Refusal(Error.UNKNOWN_TOPIC_OR_PARTITION, "unknown_topic", message))
+                continue
             if verdicts is None or (
                 any(verdict is not None and verdict.error_code == INVALID_PARTITIONS for verdict in verdicts)
                 and not around.count_confirmed_since(name, self.arrived_at)
