@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from urllib.request import Request, urlopen
 from uuid import uuid4
 
+import confluent_kafka
 import pytest
+from kafka import KafkaAdminClient, TopicPartition
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.grown import GrownTopic
 from tests.support.members import MEMBERS, WAIT_SECONDS, Member, until
+from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 
 #: Rebalances at once, and KIP-848 heartbeats that a test can wait for.
@@ -22,10 +30,6 @@ _BROKER = {
     "log.cleaner.backoff.ms": "200",
     "log.retention.check.interval.ms": "500",
 }
-_CONFIG = """
-[limits]
-withheld_without_commit_seconds = 3.0
-"""
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +98,300 @@ def test_a_new_partition_comes_once_the_prior_ones_are_read_and_committed(
         for prior in (0, 1):
             assert list(dict.fromkeys(_offsets(member, prior))) == list(range(10))
         until(lambda: member.assigned == {0, 1, 2}, f"it has {member.assigned}")
+
+
+# ---- what would wedge a group, or make it skip something
+
+
+#: Fast to start, in this process, and it commits "the last record's offset plus one" and nothing else.
+_CLIENT = "librdkafka-eager"
+
+
+def _member(proxy: ProxyProcess, topic: GrownTopic, group: str, reset: str = "earliest") -> Member:
+    return MEMBERS[_CLIENT](proxy.bootstrap, topic.name, group, reset)
+
+
+def _commit(kafka: KafkaCluster, group: str, topic: str, offsets: dict[int, int]) -> None:
+    """By hand, as an admin does for a group without members."""
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": kafka.bootstrap, "group.id": group})
+    try:
+        places = [confluent_kafka.TopicPartition(topic, partition, offset) for partition, offset in offsets.items()]
+        consumer.commit(offsets=places, asynchronous=False)
+    finally:
+        consumer.close()
+
+
+def _transaction(kafka: KafkaCluster, topic: str, partition: int, count: int, *, commit: bool) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": f"tx-{uuid4().hex}"})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    for number in range(count):
+        producer.produce(topic, f"t{number}".encode(), key=b"tx", partition=partition)
+    producer.flush(30)
+    if commit:
+        producer.commit_transaction(30)
+    else:
+        producer.abort_transaction(30)
+
+
+def _gets_the_new_partition(member: Member, count: int, proxy: ProxyProcess, partition: int = 2) -> None:
+    until(
+        lambda: len(member.read_of(partition)) >= count,
+        f"{member.read} {member.errors}\n{proxy.log}",
+    )
+    assert _offsets(member, partition) == list(range(count))
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["committed", "aborted"])
+def test_a_prior_partition_may_end_in_a_transaction(
+    commit: bool, topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
+) -> None:
+    # Given a prior partition that ends in a marker, behind records that are committed or aborted.
+    group = f"ends-{topic.name}"
+    topic.write(0, 5)
+    _transaction(groups_kafka, topic.name, 0, 3, commit=commit)
+    end = 8 if commit else 5
+    # And a group that committed "the last record plus one": it will never commit more.
+    _commit(groups_kafka, group, topic.name, {0: end, 1: 0})
+
+    topic.grow(3)
+    topic.write(2, 4)
+
+    with _member(proxy, topic, group) as member:
+        _gets_the_new_partition(member, 4, proxy)
+
+
+def test_consumable_records_before_an_aborted_tail_are_waited_for(
+    topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
+) -> None:
+    group = f"before-{topic.name}"
+    topic.write(0, 5)
+    _transaction(groups_kafka, topic.name, 0, 200, commit=False)
+    _commit(groups_kafka, group, topic.name, {0: 4})
+    topic.grow(3)
+    topic.write(2, 4)
+    with _member(proxy, topic, group) as member:
+        until(lambda: len(member.read_of(0)) == 1, f"{member.errors}")
+        until(lambda: _withheld(proxy, group), proxy.log)
+        assert not member.read_of(2)
+        _commit_until(member, lambda: len(member.read_of(2)) == 4, proxy)
+        assert [each.partition for each in member.read] == [0] + [2] * 4
+
+
+def test_what_retention_took_is_not_waited_for(
+    topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
+) -> None:
+    # Given a group in the middle of a prior partition, of which all is deleted before it is read.
+    group = f"expired-{topic.name}"
+    topic.write(0, 10)
+    _commit(groups_kafka, group, topic.name, {0: 4})
+    topic.grow(3)
+    topic.write(2, 4)
+    admin = KafkaAdminClient(bootstrap_servers=groups_kafka.bootstrap)
+    try:
+        admin.delete_records({TopicPartition(topic.name, 0): 10})
+    finally:
+        admin.close()
+    with _member(proxy, topic, group) as member:
+        _gets_the_new_partition(member, 4, proxy)
+
+
+def test_what_was_truncated_is_not_waited_for(
+    topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
+) -> None:
+    # Given a threshold that lies above the log's end, as after an unclean leader election.
+    group = f"truncated-{topic.name}"
+    topic.write(0, 5)
+    _commit(groups_kafka, group, topic.name, {0: 5})
+    topic.grow_by_hand(3, thresholds=[9, 0])
+    topic.write(2, 4)
+    with _member(proxy, topic, group) as member:
+        _gets_the_new_partition(member, 4, proxy)
+
+
+def test_what_compaction_took_is_not_waited_for_even_if_it_was_seen_before(
+    groups_kafka: KafkaCluster, proxy: ProxyProcess
+) -> None:
+    # Given a compacted topic, a group before five records, and a threshold behind them.
+    configs = {
+        "cleanup.policy": "compact",
+        "segment.ms": "100",
+        "min.cleanable.dirty.ratio": "0.01",
+        "max.compaction.lag.ms": "1",
+    }
+    topic = GrownTopic(groups_kafka.bootstrap, proxy.bootstrap, f"compact-{uuid4().hex[:8]}", 2, **configs)
+    group = f"compacted-{topic.name}"
+    topic.write(0, 10)
+    _commit(groups_kafka, group, topic.name, {0: 5})
+    topic.grow(3)
+    topic.write(2, 4)
+    with _member(proxy, topic, group) as member:
+        until(lambda: _withheld(proxy, group), proxy.log)
+        # When compaction takes them, since their key got a newer record, and the group still commits nothing.
+        topic.write(0, 1)
+        for _ in range(100):
+            topic.write(0, 1)
+            if member.read_of(2):
+                break
+            time.sleep(0.3)
+        # Then it gets the new partition.
+        _gets_the_new_partition(member, 4, proxy)
+
+
+@pytest.mark.parametrize("client", ["librdkafka-eager", "java-eager", "java-consumer-protocol"])
+def test_a_group_that_begins_at_the_end_skips_nothing_of_the_new_partition(
+    client: str, topic: GrownTopic, proxy: ProxyProcess
+) -> None:
+    # Given a group with auto.offset.reset=latest, the clients' default.
+    group = f"latest-{client}-{topic.name}"
+    with MEMBERS[client](proxy.bootstrap, topic.name, group, "latest") as member:
+        until(lambda: member.assigned == {0, 1}, f"{member.errors}")
+        while not member.read:
+            topic.write(0, 1)
+            time.sleep(0.2)
+        member.commit()
+        # When the topic grows, and the new partition is written to before the group may have it.
+        before = topic.end(0)
+        topic.write(0, 3)
+        topic.grow(3)
+        topic.write(2, 4)
+        until(lambda: any(each.offset >= before for each in member.read_of(0)), f"{member.errors}")
+        # Then it gets all of it.
+        _commit_until(member, lambda: len(member.read_of(2)) >= 4, proxy)
+        assert _offsets(member, 2) == [0, 1, 2, 3]
+
+
+def test_a_new_group_reads_the_prior_partitions_first(topic: GrownTopic, proxy: ProxyProcess) -> None:
+    topic.write(0, 5)
+    topic.write(1, 5)
+    topic.grow(3)
+    topic.write(2, 5)
+    group = f"new-{topic.name}"
+    with _member(proxy, topic, group) as member:
+        until(lambda: len(member.read) == 10, f"{member.errors}")
+        assert member.assigned == {0, 1}
+        _commit_until(member, lambda: len(member.read_of(2)) == 5, proxy)
+        assert {each.partition for each in member.read[:10]} == {0, 1}
+
+
+def test_a_group_that_was_reset_waits_again_only_where_it_begins_anew(
+    topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
+) -> None:
+    topic.write(0, 5)
+    topic.grow(3)
+    topic.write(2, 5)
+    group = f"reset-{topic.name}"
+    # Sent back on a prior partition, but in the middle of the new one: as KIP-253 has it, it goes on.
+    _commit(groups_kafka, group, topic.name, {0: 0, 1: 0, 2: 3})
+    with _member(proxy, topic, group) as member:
+        until(lambda: len(member.read_of(2)) == 2, f"{member.errors}")
+    # Sent back everywhere: it begins anew, in order.
+    _commit(groups_kafka, group, topic.name, {0: 0, 1: 0, 2: 0})
+    with _member(proxy, topic, group) as member:
+        until(lambda: len(member.read_of(0)) == 5, f"{member.errors}")
+        assert not member.read_of(2)
+        _commit_until(member, lambda: len(member.read_of(2)) == 5, proxy)
+
+
+def test_several_expansions_open_one_after_the_other(
+    topic: GrownTopic, groups_kafka: KafkaCluster, proxy: ProxyProcess
+) -> None:
+    # Given a topic that grew twice while its group was away.
+    group = f"twice-{topic.name}"
+    topic.write(0, 3)
+    _commit(groups_kafka, group, topic.name, {0: 0, 1: 0})
+    topic.grow(3)
+    topic.write(2, 3)
+    topic.grow(4)
+    topic.write(3, 3)
+    with _member(proxy, topic, group) as member:
+        until(lambda: len(member.read_of(0)) == 3, f"{member.errors}")
+        _commit_until(member, lambda: len(member.read_of(3)) == 3, proxy)
+        first = list(dict.fromkeys(each.partition for each in member.read))
+        assert first == [0, 2, 3]
+
+
+@pytest.mark.parametrize("client", ["librdkafka-eager", "librdkafka-consumer-protocol", "java-consumer-protocol"])
+def test_a_restarted_proxy_still_hands_over_what_it_withheld(
+    client: str, groups_kafka: KafkaCluster, tmp_path: Path
+) -> None:
+    with ProxyProcess(groups_kafka.bootstrap, tmp_path) as proxy:
+        topic = GrownTopic(groups_kafka.bootstrap, proxy.bootstrap, f"restart-{uuid4().hex[:8]}", 2)
+        group = f"{client}-{topic.name}"
+        topic.write(0, 5)
+        topic.grow(3)
+        topic.write(2, 5)
+        with MEMBERS[client](proxy.bootstrap, topic.name, group, "earliest") as member:
+            # Given a member that holds less than its coordinator thinks, and whose proxy dies.
+            until(lambda: len(member.read_of(0)) == 5 and _withheld(proxy, group), f"{member.errors}\n{proxy.log}")
+            proxy.kill()
+            proxy.restart()
+            # When it goes on with the same generation through a new process, and commits.
+            _commit_until(member, lambda: len(member.read_of(2)) == 5, proxy)
+            # Then it got the rest from that one, and has read nothing of it twice.
+            assert _offsets(member, 2) == list(range(5))
+
+
+@pytest.fixture
+def impatient(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
+    """Waits for a group without commits for three seconds only; has a status page."""
+    port = free_port()
+    config = f'status = "127.0.0.1:{port}"\n[limits]\nwithheld_without_commit_seconds = 3.0\n'
+    with ProxyProcess(groups_kafka.bootstrap, tmp_path, config=config) as proxy:
+        proxy.status = f"http://127.0.0.1:{port}"  # type: ignore[attr-defined]
+        yield proxy
+
+
+def test_a_group_that_commits_nothing_gets_the_new_partition_in_the_end(
+    topic: GrownTopic, impatient: ProxyProcess
+) -> None:
+    group = f"silent-{topic.name}"
+    topic.write(0, 5)
+    topic.grow(3)
+    topic.write(2, 5)
+    with _member(impatient, topic, group) as member:
+        until(lambda: _withheld(impatient, group), impatient.log)
+        assert not member.read_of(2)
+        _gets_the_new_partition(member, 5, impatient)
+    assert "although it has committed nothing" in impatient.log
+
+
+def test_a_group_that_began_at_the_end_and_commits_nothing_need_not_wait(
+    topic: GrownTopic, proxy: ProxyProcess
+) -> None:
+    # Given prior partitions with records, and a group that began behind them, and so has nothing to commit.
+    group = f"idle-{topic.name}"
+    topic.write(0, 5)
+    topic.write(1, 5)
+    topic.grow(3)
+    with _member(proxy, topic, group, "latest") as member:
+        until(lambda: _withheld(proxy, group), proxy.log)
+        until(lambda: member.assigned == {0, 1, 2}, f"{member.assigned} {member.errors}\n{proxy.log}")
+        topic.write(2, 3)
+        _gets_the_new_partition(member, 3, proxy)
+
+
+def test_an_operator_sees_who_waits_and_lets_them_go(topic: GrownTopic, impatient: ProxyProcess) -> None:
+    group = f"operator/{topic.name}"
+    url = impatient.status  # type: ignore[attr-defined]
+    topic.write(0, 7)
+    topic.grow(3)
+    topic.write(2, 5)
+    with _member(impatient, topic, group) as member:
+        until(lambda: len(member.read_of(0)) == 7, f"{member.errors}")
+        until(lambda: bool(_waiting(url, group)), impatient.log)
+        (waiting,) = _waiting(url, group)
+        assert (waiting["topic"], waiting["partition"]) == (topic.name, 2)
+        assert waiting["records_max"] == 7
+
+        path = f"/groups/{quote(group, safe='')}/release?topic={topic.name}"
+        with urlopen(Request(url + path, method="POST"), timeout=20) as answer:
+            assert b"gets the new partitions" in answer.read()
+
+        _gets_the_new_partition(member, 5, impatient)
+        until(lambda: not _waiting(url, group), impatient.log)
+
+
+def _waiting(url: str, group: str) -> list[dict[str, Any]]:
+    with urlopen(f"{url}/status.json", timeout=20) as answer:
+        return [each for each in json.load(answer)["withheld"] if each["group"] == group]

@@ -1,4 +1,4 @@
-"""Topics that have grown in order, without a proxy's procedure: what it would have stored is written by hand."""
+"""Topics that grow in order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from uuid import UUID, uuid4
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, NewPartitions, NewTopic
 
-from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion, encode_partition_count
+from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset
 from tests.support.members import until
@@ -36,18 +36,9 @@ class GrownTopic:
             through.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, change)])
         finally:
             through.close()
-        self._store(encode_partition_count(name, self.topic_id, partitions))
 
     def _partitions(self, admin: KafkaAdminClient) -> int:
         return len(admin.describe_topics([self.name])[0]["partitions"])
-
-    def _store(self, *records: StateRecord) -> None:
-        producer = KafkaProducer(bootstrap_servers=self.kafka)
-        try:
-            for each in records:
-                producer.send(STATE_TOPIC, key=each.key, value=each.value, partition=0).get(30)
-        finally:
-            producer.close()
 
     def write(self, partition: int, count: int, *, key: str = "k") -> None:
         producer = KafkaProducer(bootstrap_servers=self.kafka, linger_ms=50)
@@ -68,37 +59,45 @@ class GrownTopic:
         finally:
             consumer.close()
 
-    def grow(self, to: int, *, thresholds: Sequence[int] | None = None) -> Expansion:
-        """As the procedure does it: intent, partitions, thresholds."""
-        expansion = self.begin(to)
-        self.create(to)
-        return self.finish(expansion, thresholds)
+    def grow(self, to: int) -> None:
+        """Through the proxy: when it returns, the new partitions can be written to."""
+        admin = KafkaAdminClient(bootstrap_servers=self.proxy)
+        try:
+            admin.create_partitions({self.name: NewPartitions(to)})
+        finally:
+            admin.close()
+        self.count = to
+        self._await(to)
 
-    def begin(self, to: int) -> Expansion:
+    def grow_by_hand(self, to: int, *, thresholds: Sequence[int]) -> None:
+        """With thresholds that no procedure would find: what it would have stored is written without it."""
         now_ms = int(time.time() * 1000)
         expansion = Expansion(self.name, self.topic_id, self.count, to, uuid4(), now_ms, process=uuid4())
-        self._store(encode_expansion(expansion))
-        return expansion
-
-    def create(self, to: int) -> None:
+        ends = [LogEndOffset(each) for each in thresholds]
+        epochs = [LeaderEpoch(0)] * len(ends)
+        done = encode_done(expansion, uuid4(), thresholds=ends, epochs=epochs, at_ms=now_ms, held_ms=0)
+        self._store(encode_expansion(expansion), done)
         admin = KafkaAdminClient(bootstrap_servers=self.kafka)
         try:
             admin.create_partitions({self.name: NewPartitions(to)})
-            until(lambda: self._partitions(admin) == to, f"{self.name} did not grow")
+        finally:
+            admin.close()
+        self.count = to
+        self._await(to)
+
+    def _await(self, count: int) -> None:
+        admin = KafkaAdminClient(bootstrap_servers=self.kafka)
+        try:
+            until(lambda: self._partitions(admin) == count, f"{self.name} has not {count} partitions")
         finally:
             admin.close()
 
-    def finish(self, expansion: Expansion, thresholds: Sequence[int] | None = None) -> Expansion:
-        ends = [self.end(prior) for prior in expansion.priors] if thresholds is None else thresholds
-        self._store(
-            encode_done(
-                expansion,
-                uuid4(),
-                thresholds=[LogEndOffset(each) for each in ends],
-                epochs=[LeaderEpoch(0)] * len(ends),
-                at_ms=int(time.time() * 1000),
-                held_ms=0,
-            )
-        )
-        self.count = expansion.to_count
-        return expansion
+    def _store(self, *records: StateRecord) -> None:
+        """In one batch, so that nobody sees an expansion that does not end."""
+        producer = KafkaProducer(bootstrap_servers=self.kafka, linger_ms=500)
+        try:
+            sent = [producer.send(STATE_TOPIC, key=each.key, value=each.value, partition=0) for each in records]
+            for each in sent:
+                each.get(30)
+        finally:
+            producer.close()

@@ -108,12 +108,14 @@ class Proxy:
         self._state: StateTopic | None = None
         self._reads: GateReads | None = None
         self._book = AddressBook(config.listen.port, advertised_host=config.advertised_host, ports=config.broker_ports)
+        self._metrics = Metrics(lambda: self._state.fresh_until if self._state else Monotonic(float("-inf")))
         self._groups = GroupKeeper(
             self._control,
             limits,
             configured=[config.unlisted_topics, *(pattern.configs for pattern in config.topic_patterns)],
             policy=self.policy,
             topic_id=self.topic_id,
+            metrics=self._metrics,
         )
         exchanges = Exchanges(
             self._book, self._known, self._shared_producer_id, self._open_listeners, self._groups.desk
@@ -160,9 +162,8 @@ class Proxy:
         self._violations = 0
         self._warned: set[str] = set()  # of guarded topics that there are
         self._takeover_until = float("-inf")
-        self._metrics = Metrics(lambda: self._state.fresh_until if self._state else Monotonic(float("-inf")))
         self.traffic = self._metrics.traffic
-        self._status = StatusServer(self._snapshot, self._metrics)
+        self._status = StatusServer(self._snapshot, self._metrics, release=self._groups.release)
 
     # ---- life
 
@@ -428,6 +429,13 @@ class Proxy:
             state_topic_id=None if state_topic is None else state_topic.topic_id,
             fresh=self.fresh(time.monotonic()),
         )
+
+    def release_group(self, group: str, topic: str) -> None:
+        """Asked by an operator, at the process that has the status page."""
+        self._spawn(self._release_group(group, topic), f"release for {group}")
+
+    async def _release_group(self, group: str, topic: str) -> None:
+        _log.info(await self._groups.release(group, topic))
 
     # ---- virtual configs
 
@@ -946,6 +954,7 @@ class Proxy:
             brokers=tuple(self._broker_status()),
             guarded_topics=tuple(self._guarded_status()),
             expansions=() if self._expansions is None else self._expansions.status(),
+            withheld=tuple(self._groups.waiting()),
             warnings=() if self._expansions is None else self._expansions.warnings(),
         )
 

@@ -100,6 +100,21 @@ class _Everything(Collector):
             "How long appends to a topic were held while it grew.",
             metrics.expansion_held_seconds,
         )
+        yield GaugeMetricFamily(
+            "fencepost_withheld_partitions",
+            "New partitions that groups wait for, each group and partition once (each process that it goes through).",
+            metrics.partitions_withheld.value,
+        )
+        yield CounterMetricFamily(
+            "fencepost_withheld_partitions_handed_over",
+            "New partitions that groups got after they had waited for them.",
+            metrics.partitions_handed_over.value,
+        )
+        yield CounterMetricFamily(
+            "fencepost_withheld_partitions_waited_out",
+            "Of those: to groups that have committed nothing before; order is not promised to them.",
+            metrics.partitions_waited_out.value,
+        )
         yield _histogram(
             "fencepost_door_wait_seconds",
             "How long Produce requests were held at the doors of topics that count their partitions.",

@@ -35,6 +35,8 @@ from fencepost_proxy.groups.questions import (
 from fencepost_proxy.groups.watch import Watch
 from fencepost_proxy.groups.withholding import Progress, Search, Tail, Verdict, Wait, Why, brought_by, decide
 from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
+from fencepost_proxy.net.http import WithheldStatus
+from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.session.surroundings import PASSES, Passes, passes_but_for
 from fencepost_proxy.topics.expansions import Expansion, Growth
@@ -73,19 +75,6 @@ _PASSES_BUT_FOLLOWING: Final = passes_but_for(FOLLOWING)
 _Client = tuple[str, "str | None"]
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingGroup:
-    """For people: which group waits for which new partition. `records_max` – at most so many are left to be read."""
-
-    group: str
-    topic: str
-    partition: int
-    why: str
-    records_max: int
-    priors: tuple[str, ...]
-    seconds: float
-
-
 @dataclass(slots=True)
 class _Looked:
     """A tail, and when it was last looked at."""
@@ -117,6 +106,7 @@ class GroupKeeper:
         configured: Iterable[Mapping[str, str]],
         policy: Callable[[str], TopicPolicy | None],
         topic_id: Callable[[str], UUID | None],
+        metrics: Metrics,
         remembered_seconds: float = _REMEMBERED_SECONDS,
     ) -> None:
         self._control = control
@@ -138,8 +128,7 @@ class GroupKeeper:
         self.passes: Passes = PASSES_ALL
         self.watch = Watch()
         self.desk = Desk(self.watch, self, time.monotonic)
-        self.released = 0
-        self.waited_out = 0
+        self._metrics = metrics
 
     def attach(self, state: StateTopic) -> None:
         """From when the state topic is known."""
@@ -255,7 +244,7 @@ class GroupKeeper:
                 since = story.since.pop(partition, None)
                 story.verdicts.pop(partition, None)
                 if since is not None:
-                    self.released += 1
+                    self._metrics.partitions_handed_over.inc()
                     _log.info("a group gets a new partition", group=group, partition=partition, waited=now - since)
                 continue
             story.verdicts[partition] = verdict
@@ -268,6 +257,7 @@ class GroupKeeper:
                     reason=verdict.why.value if verdict.why else None,
                     records_max=sum(wait.records_max for wait in verdict.waits),
                 )
+        self._metrics.partitions_withheld.value = sum(len(each.since) for each in self._stories.values())
         story.free_since = None if story.since else story.free_since or now
 
     async def _remember(self, group: str) -> None:
@@ -423,7 +413,7 @@ class GroupKeeper:
         if since is None or time.monotonic() - since < self._limits.withheld_without_commit_seconds:
             return verdict
         story.waited_out.add(partition)
-        self.waited_out += 1
+        self._metrics.partitions_waited_out.inc()
         _log.warning(
             "a group gets a new partition although it has committed nothing on the prior ones: records of a key may "
             "reach it out of order (limits.withheld_without_commit_seconds)",
@@ -596,35 +586,36 @@ class GroupKeeper:
 
     # ---- for operators
 
-    async def release(self, group: str, topic: str) -> tuple[int, ...]:
-        """Opens every gate of a topic for a group, as of now; gives back to which counts the topic grew by those.
-
-        Raises UpstreamUnavailable, StateError.
-        """
+    async def release(self, group: str, topic: str) -> str:
+        """Opens a topic's new partitions, as they are now, for a group; gives back what there is to say."""
         growth, view = self._growth(topic), self._view
-        if growth is None or view is None or self._state is None:
-            return ()
+        if growth is None or view is None or self._state is None or not growth.ordered:
+            return f"{topic} has not grown in order (here, as far as is known): nothing is withheld for it"
         closed = [each for each in growth.ordered if not view.groups.released(each.topic_id, each.to_count, group)]
         now_ms = int(time.time() * 1000)
-        await self._state.append([encode_released(each.topic_id, each.to_count, group, now_ms) for each in closed])
+        try:
+            await self._state.append([encode_released(each.topic_id, each.to_count, group, now_ms) for each in closed])
+        except FencepostError as error:
+            return f"not stored, try again: {error}"
         if closed:
             _log.warning(
                 "an operator opened a topic's new partitions for a group: records of a key may reach it out of order",
                 group=group,
                 topic=topic,
             )
-        return tuple(each.to_count for each in growth.ordered)
+        counts = ", ".join(f"{each.from_count} to {each.to_count}" for each in growth.ordered)
+        return f"group {group} gets the new partitions of {topic} ({counts}) with its members' next heartbeats"
 
-    def waiting(self) -> list[WaitingGroup]:
+    def waiting(self) -> list[WithheldStatus]:
         now = time.monotonic()
         return [
-            WaitingGroup(
+            WithheldStatus(
                 group=group,
                 topic=partition.topic,
                 partition=partition.partition,
                 why="" if verdict.why is None else verdict.why.value,
                 records_max=sum(wait.records_max for wait in verdict.waits),
-                priors=tuple(map(_described, verdict.waits)),
+                waits=tuple(map(_described, verdict.waits)),
                 seconds=now - story.since.get(partition, now),
             )
             for group, story in sorted(self._stories.items())

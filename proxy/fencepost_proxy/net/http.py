@@ -1,8 +1,8 @@
 """Status over HTTP: `/` for people, `/status.json`, `/metrics` (Prometheus), `/livez` and `/readyz` (orchestrators).
 
-Off unless an address is given. It shows topic names and addresses, so give it a loopback or private one. GET and HEAD
-only, one request per connection, bounded in size, time and number: this is no place for a web framework, nor for a
-client that wants to stay.
+Off unless an address is given. It shows topic names and addresses, so give it a loopback or private one. GET and HEAD,
+and one POST by which an operator lets a group have a topic's new partitions; one request per connection, bounded in
+size, time and number: this is no place for a web framework, nor for a client that wants to stay.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from html import escape
 from typing import Final
+from urllib.parse import parse_qs, unquote
 
 from fencepost_proxy import logs
 from fencepost_proxy.net.metrics import CONTENT_TYPE, Metrics, load_exposition
@@ -28,6 +29,7 @@ _CONNECTIONS_MAX: Final = 32
 _REASONS: Final = {
     200: "OK",
     400: "Bad Request",
+    403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
@@ -37,6 +39,8 @@ _REASONS: Final = {
 }
 _THRESHOLDS_SHOWN: Final = 16
 _TEXT: Final = "text/plain; charset=utf-8"
+_GROUPS: Final = "/groups/"
+_RELEASE: Final = "/release"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,22 @@ class ExpansionStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class WithheldStatus:
+    """A group that waits for a new partition. `records_max` – at most so many are left for it to read before.
+
+    `waits` – for which prior partitions, and how far it is there; `seconds` – since when, as far as this process knows.
+    """
+
+    group: str
+    topic: str
+    partition: int
+    why: str
+    records_max: int
+    waits: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class StatusSnapshot:
     """What the proxy is doing at this moment.
 
@@ -106,10 +126,14 @@ class StatusSnapshot:
     brokers: tuple[BrokerStatus, ...] = ()
     guarded_topics: tuple[GuardedTopicStatus, ...] = ()
     expansions: tuple[ExpansionStatus, ...] = ()
+    withheld: tuple[WithheldStatus, ...] = ()
 
     @property
     def ready(self) -> bool:
         return not self.not_ready
+
+
+Release = Callable[[str, str], Awaitable[str]]
 
 
 class _Refused(Exception):
@@ -126,15 +150,20 @@ class _Page:
 
 
 class StatusServer:
-    """`snapshot` is called for each page; it must not block. `refresh` is awaited before."""
+    """`snapshot` is called for each page; it must not block. `refresh` is awaited before.
+
+    `release` – lets a group have a topic's new partitions (group, topic); gives back what came of it.
+    """
 
     def __init__(
         self,
         snapshot: Callable[[], StatusSnapshot],
         metrics: Metrics,
         refresh: Callable[[], Awaitable[None]] | None = None,
+        release: Release | None = None,
     ) -> None:
         self._refresh = refresh
+        self._release = release
         self._snapshot = snapshot
         self._metrics = metrics
         self._server: asyncio.Server | None = None
@@ -179,13 +208,13 @@ class StatusServer:
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         method = "GET"
         try:
-            method, path = await self._request(reader)
+            method, path, query, from_a_page = await self._request(reader)
             if path == "/metrics":
                 # The first time it takes as long as a start does: clients must not wait for it.
                 await asyncio.to_thread(load_exposition)
             if self._refresh is not None and path != "/livez":
                 await self._refresh()
-            page = self._page(path)
+            page = await self._posted(path, query, from_a_page) if method == "POST" else self._page(path)
         except _Refused as e:
             page = _Page(e.status, _TEXT, f"{e}\n".encode())
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -213,7 +242,8 @@ class StatusServer:
                 while await reader.read(_HEAD_BYTES_MAX):
                     pass
 
-    async def _request(self, reader: asyncio.StreamReader) -> tuple[str, str]:
+    async def _request(self, reader: asyncio.StreamReader) -> tuple[str, str, str, bool]:
+        """Method, path, query, and whether a page in somebody's browser has sent it."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
@@ -222,9 +252,20 @@ class StatusServer:
         if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
             raise _Refused(400, "this is an HTTP/1.1 server; Kafka is at another port")
         method, target, _ = parts
-        if method not in ("GET", "HEAD"):
-            raise _Refused(405, "only GET and HEAD")
-        return method, target.split("?", 1)[0]
+        path, _, query = target.partition("?")
+        if method not in ("GET", "HEAD") and not (method == "POST" and path.startswith(_GROUPS)):
+            raise _Refused(405, f"only GET and HEAD, and POST {_GROUPS}GROUP{_RELEASE}?topic=TOPIC")
+        return method, path, query, b"\r\norigin:" in head.lower()
+
+    async def _posted(self, path: str, query: str, from_a_page: bool) -> _Page:
+        """What an operator wants done. Not for pages of other sites, which a browser lets post to this address, too."""
+        group, slash, what = path.removeprefix(_GROUPS).rpartition("/")
+        topics = parse_qs(query).get("topic", [])
+        if self._release is None or slash + what != _RELEASE or not group or len(topics) != 1:
+            raise _Refused(404, f"there is POST {_GROUPS}GROUP{_RELEASE}?topic=TOPIC")
+        if from_a_page:
+            raise _Refused(403, "not from a web page")
+        return _Page(200, _TEXT, f"{await self._release(unquote(group), topics[0])}\n".encode())
 
     def _page(self, path: str) -> _Page:
         if path == "/livez":
@@ -247,7 +288,9 @@ def _as_json(snapshot: StatusSnapshot) -> bytes:
     return json.dumps({"ready": snapshot.ready, **_plain_fields(snapshot)}, indent=2).encode()
 
 
-def _plain_fields(value: StatusSnapshot | BrokerStatus | GuardedTopicStatus | ExpansionStatus) -> dict[str, object]:
+def _plain_fields(
+    value: StatusSnapshot | BrokerStatus | GuardedTopicStatus | ExpansionStatus | WithheldStatus,
+) -> dict[str, object]:
     return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
 
 
@@ -255,7 +298,7 @@ def _plain(value: object) -> object:
     match value:
         case Address():
             return str(value)
-        case BrokerStatus() | GuardedTopicStatus() | ExpansionStatus():
+        case BrokerStatus() | GuardedTopicStatus() | ExpansionStatus() | WithheldStatus():
             return _plain_fields(value)
         case tuple():
             return [_plain(each) for each in value]
@@ -333,6 +376,14 @@ def _as_html(s: StatusSnapshot) -> str:
             "Topics that grow, or have grown",
             ("topic", "partitions", "state", "since", "appends held", "thresholds"),
             [_expansion_row(each) for each in s.expansions],
+        ),
+        _table(
+            "Groups that wait for a new partition",
+            ("group", "partition", "records left, at most", "for", "why"),
+            [
+                (w.group, f"{w.topic}-{w.partition}", w.records_max, _duration(w.seconds), "; ".join(w.waits) or w.why)
+                for w in s.withheld
+            ],
         ),
         _table("Refusals", ("reason", "batches"), sorted(s.refusals.items())),
         f'<footer>fencepost {escape(s.version)} · <a href="/status.json">status.json</a> · '

@@ -141,6 +141,9 @@ class Metrics:
         self.handed_over = Count()
         self.expansion_held_seconds = Distribution(_HELD_SECONDS)
         self.expansions_pending = Count()
+        self.partitions_withheld = Count()
+        self.partitions_handed_over = Count()
+        self.partitions_waited_out = Count()
         self.state_fresh_until = state_fresh_until
         #: Where this is the sum of several worker processes: each of them.
         self.workers: Sequence[WorkerNumbers] = ()

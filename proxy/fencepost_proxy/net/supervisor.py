@@ -30,10 +30,21 @@ from fencepost_proxy import logs
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.net.channel import Channel, Packet, pair, receive_packet, send_packet
-from fencepost_proxy.net.http import BrokerStatus, GuardedTopicStatus, StatusServer, StatusSnapshot
+from fencepost_proxy.net.http import BrokerStatus, GuardedTopicStatus, StatusServer, StatusSnapshot, WithheldStatus
 from fencepost_proxy.net.listeners import bind
 from fencepost_proxy.net.metrics import Metrics, WorkerNumbers, fencepost_version
-from fencepost_proxy.net.worker import AWAY, HAND_OVER, LOAD_BYTES, OWNER, READY, REPORT, START, Report, WantedListener
+from fencepost_proxy.net.worker import (
+    AWAY,
+    HAND_OVER,
+    LOAD_BYTES,
+    OWNER,
+    READY,
+    RELEASE,
+    REPORT,
+    START,
+    Report,
+    WantedListener,
+)
 from fencepost_proxy.types import Address, NodeId
 
 _log = logs.get("net.supervisor")
@@ -89,7 +100,7 @@ class Supervisor:
         self._awaited: set[int] = set()
         self._reported = asyncio.Event()
         self._combined = _Combined(self)
-        self._status = StatusServer(self._snapshot, self._combined, self._ask_all)
+        self._status = StatusServer(self._snapshot, self._combined, self._ask_all, self._release)
 
     # ---- life
 
@@ -315,6 +326,13 @@ class Supervisor:
         whole.workers = workers
         return whole
 
+    async def _release(self, group: str, topic: str) -> str:
+        """The owner stores it, and all learn of it from there."""
+        channel = self._slots[OWNER].channel
+        if channel is None or not channel.send(Packet.of(RELEASE, (group, topic))):
+            return "not done: the owner process cannot be reached now"
+        return f"asked: the log says what came of it for group {group} and topic {topic}"
+
     def _snapshot(self) -> StatusSnapshot:
         metrics = self.metrics()
         owner = self._slots[OWNER].report
@@ -342,6 +360,7 @@ class Supervisor:
             refusals=dict(metrics.refusals),
             brokers=_brokers(snapshots),
             guarded_topics=_guarded(snapshots),
+            withheld=_withheld(snapshots),
         )
 
 
@@ -364,6 +383,12 @@ def _brokers(snapshots: list[StatusSnapshot]) -> tuple[BrokerStatus, ...]:
             connections = each.connections + (0 if before is None else before.connections)
             brokers[each.node_id] = replace(before or each, connections=connections)
     return tuple(brokers[node_id] for node_id in sorted(brokers))
+
+
+def _withheld(snapshots: list[StatusSnapshot]) -> tuple[WithheldStatus, ...]:
+    """Members of one group may go through several workers, each of which looks how far it is."""
+    found = {(each.group, each.topic, each.partition): each for snapshot in snapshots for each in snapshot.withheld}
+    return tuple(found[key] for key in sorted(found))
 
 
 def _guarded(snapshots: list[StatusSnapshot]) -> tuple[GuardedTopicStatus, ...]:

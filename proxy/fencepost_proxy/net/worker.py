@@ -32,7 +32,7 @@ LOAD_BYTES: Final = 8
 #: Of a worker that does not serve: nothing is left to it.
 AWAY: Final = sys.maxsize
 
-START, READY, HAND_OVER, REPORT = "start", "ready", "hand-over", "report"
+START, READY, HAND_OVER, REPORT, RELEASE = "start", "ready", "hand-over", "report", "release"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ class Proxy(Protocol):
 
     def take_over(self, handed: HandedLink, client: socket.socket, upstream: socket.socket) -> None: ...
     def report(self) -> tuple[StatusSnapshot, Metrics, float]: ...
+    def release_group(self, group: str, topic: str) -> None: ...
 
 
 class Worker:
@@ -148,6 +149,8 @@ class Worker:
         message = packet.message()
         if packet.kind == HAND_OVER:
             self._proxy.take_over(message, *packet.sockets())
+        elif packet.kind == RELEASE:
+            self._proxy.release_group(*message)
         elif packet.kind == REPORT:
             snapshot, metrics, fresh_until = self._proxy.report()
             usage = resource.getrusage(resource.RUSAGE_SELF)
