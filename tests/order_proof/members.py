@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -202,7 +202,7 @@ class Group:
             self._found[record.key].add(record.counter)
             self._partitions.add(record.partition)
 
-    def has_seen(self, partitions: range) -> bool:
+    def has_seen(self, partitions: Iterable[int]) -> bool:
         """A record of each of them."""
         with self._lock:
             return self._partitions.issuperset(partitions)
