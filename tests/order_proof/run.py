@@ -92,6 +92,10 @@ class Result:
     growths: list[Grown] = field(default_factory=list)
 
 
+class NeverHappened(AssertionError):
+    """Something that a run waits for."""
+
+
 class Writer:
     """One record per key and round; a round ends when all of it is acknowledged, so a key's records are in the order of
     their counters whatever was sent again."""
@@ -264,7 +268,12 @@ def run(
             else:
                 _until_each(groups, partial(Group.has_seen_any, partitions=new), plan, f"saw any of {new}")
             _pace(groups, 0, 0)
-            _until_each(groups, partial(Group.has_seen, partitions=used), plan, f"saw all of {new}", writer)
+            try:
+                _until_each(groups, partial(Group.has_seen, partitions=used), plan, f"saw all of {new}", writer)
+            except NeverHappened as error:
+                if not ordered:
+                    raise
+                say(f"  {error}")  # and the verdict will tell of what is missing
             say(f"  all of {new} seen {(time.monotonic_ns() - growths[-1].ended_nanos) / NANOS:.1f} s later")
         writer.end()
         everything = dict(writer.written)
@@ -309,15 +318,15 @@ def _until_each(
     groups: Sequence[Group], condition: Callable[[Group], bool], plan: Plan, what: str, writer: Writer | None = None
 ) -> None:
     deadline = time.monotonic() + plan.patience_seconds
-    for group in groups:
-        seconds = max(0.0, deadline - time.monotonic())
-        _until(
-            lambda group=group: condition(group) or (writer is not None and writer.error is not None),  # type: ignore[misc]
-            seconds,
-            f"{group.id} (logs in {group.directory}) never {what}:",
-        )
-    if writer is not None and writer.error is not None:
-        raise writer.error
+    left = list(groups)
+    while left:
+        left = [group for group in left if not condition(group)]
+        if writer is not None and writer.error is not None:
+            raise writer.error
+        if left and time.monotonic() >= deadline:
+            stuck = "; ".join(f"{group.id} has seen {group.standing()}" for group in left)
+            raise NeverHappened(f"never {what} within {plan.patience_seconds:g} s: {stuck} (logs: {left[0].directory})")
+        time.sleep(_POLL_SECONDS)
 
 
 def _until(condition: Callable[[], bool], seconds: float, otherwise: str | None) -> bool:
@@ -325,7 +334,8 @@ def _until(condition: Callable[[], bool], seconds: float, otherwise: str | None)
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() >= deadline:
-            assert otherwise is None, f"{otherwise} within {seconds:g} s"
+            if otherwise is not None:
+                raise NeverHappened(f"{otherwise} within {seconds:g} s")
             return False
         time.sleep(_POLL_SECONDS)
     return True
