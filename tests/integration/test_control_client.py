@@ -459,3 +459,49 @@ def test_start_says_what_it_waits_for(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         asyncio.run(run())
     assert "waiting for Kafka" in caplog.text
+
+
+# --- partitions that are added ----------------------------------------------------------------------------------------
+
+
+def test_partitions_are_validated_then_created_then_there_already(kafka: KafkaCluster) -> None:
+    async def story(client: ControlClient) -> None:
+        tp = await new_topic(client)
+        [node_id] = kafka.node_ids
+        places = [[NodeId(node_id)], [NodeId(node_id)]]
+
+        async def create(count: int, places: list[list[NodeId]] | None, *, validate_only: bool) -> int:
+            return (await client.create_partitions(tp.topic, count, places, validate_only=validate_only))[0]
+
+        assert await create(3, places, validate_only=True) == 0
+        assert (await client.refresh_metadata([tp.topic])).topics[tp.topic].partition_count == 1
+        assert await create(3, [[NodeId(99)], [NodeId(99)]], validate_only=False) == 39
+        assert await create(3, places, validate_only=False) == 0
+        code, message = await client.create_partitions(tp.topic, 3, None, validate_only=True)
+        assert (code, message) == (37, "Topic already has 3 partition(s).")
+        assert (await client.create_partitions("there-is-none", 3, None, validate_only=True))[0] == 3
+
+    with_client(kafka, story)
+
+
+def test_the_end_of_a_partition_is_replicated_once_its_high_watermark_is_there(kafka3: KafkaCluster) -> None:
+    """Given a follower that stands still, when a record is appended with acks=1, then the log ends behind the high
+    watermark until the follower has it."""
+
+    async def story(client: ControlClient) -> None:
+        tp = await new_topic(client, replicas=3)
+        assert (await client.produce(tp, batch(b"a"), timeout_ms=5_000)).error_code == 0
+        leader = (await client.log_end(tp)).node_id
+        followers = [node for node in kafka3.node_ids if node != leader]
+        with paused(kafka3, *followers):
+            assert (await client.produce(tp, batch(b"b"), timeout_ms=5_000, acks=1)).error_code == 0
+            end = await client.partition_end(tp)
+            assert (end.log_end.offset, end.high_watermark) == (2, 1)
+
+        async def replicated() -> bool:
+            end = await client.partition_end(tp)
+            return end.high_watermark == end.log_end.offset == 2
+
+        await until(replicated)
+
+    with_client(kafka3, story)

@@ -18,6 +18,7 @@ import aiokafka.admin
 import confluent_kafka.admin
 import pytest
 from kafka import KafkaAdminClient
+from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.tools import run_tool
@@ -28,6 +29,7 @@ from tests.support.growing import (
     OK,
     POLICY_VIOLATION,
     TIMED_OUT,
+    TOPIC_AUTHORIZATION_FAILED,
     UNKNOWN_TOPIC,
     check_log,
     counted,
@@ -376,6 +378,63 @@ def test_growth_around_the_proxy_is_noticed_told_and_counted(kafka: KafkaCluster
     assert [each.unordered for each in expansions(growing.bootstrap, topic)] == [True, False]
 
 
+# --- rights -----------------------------------------------------------------------------------------------------------
+
+AUTHORIZER = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "allow.everyone.if.no.acl.found": "true",
+}
+
+
+def forbid_alter(address: str, topic: str) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=address)
+    try:
+        pattern = ResourcePattern(ResourceType.TOPIC, topic)
+        anybody = {"principal": "User:ANONYMOUS", "host": "*", "resource_pattern": pattern}
+        admin.create_acls(
+            [
+                ACL(operation=ACLOperation.ALL, permission_type=ACLPermissionType.ALLOW, **anybody),
+                ACL(operation=ACLOperation.ALTER, permission_type=ACLPermissionType.DENY, **anybody),
+            ]
+        )
+    finally:
+        admin.close()
+    until(lambda: grow(address, topic, 9, validate_only=True)[0] == TOPIC_AUTHORIZATION_FAILED, "the ACLs to hold")
+
+
+def test_without_the_right_to_alter_the_topic_stays_as_it_is(tmp_path: Path) -> None:
+    """Kafka asks for it of the client, and of the proxy itself: here it is taken away while the proxy is about to."""
+    go = tmp_path / "go"
+    with (
+        running_kafka(1, properties=AUTHORIZER) as kafka,
+        ProxyProcess(
+            kafka.bootstrap,
+            tmp_path,
+            config=counted(),
+            module="tests.support.dying_proxy",
+            environment={"STOP_AT": f"create:before:{go}"},
+        ) as proxy,
+    ):
+        topic, other = counted_topic(proxy.bootstrap), counted_topic(proxy.bootstrap)
+        forbid_alter(kafka.bootstrap, other)
+        assert grow(proxy.bootstrap, other, 2) == (TOPIC_AUTHORIZATION_FAILED, None), "as Kafka says it"
+        assert f"topic={other} step" not in proxy.log
+
+        with writing([proxy.bootstrap], topic) as [writer]:
+            writer.goes_on()
+            thread, found = in_thread(lambda: grow(proxy.bootstrap, topic, 2))
+            until(lambda: Path(f"{go}.reached").exists(), "it to be about to create partitions")
+            forbid_alter(kafka.bootstrap, topic)
+            go.touch()
+            thread.join(60)
+            writer.goes_on()
+        [(code, message)] = found  # type: ignore[misc]
+        assert code == TOPIC_AUTHORIZATION_FAILED
+        assert "Give the proxy's own principal the right to ALTER the topic" in message
+        assert expansions(proxy.bootstrap, topic) == []
+        assert partition_count(kafka.bootstrap, topic) == 1
+
+
 # --- several proxies --------------------------------------------------------------------------------------------------
 
 
@@ -395,6 +454,26 @@ def test_the_doors_of_two_proxies_are_closed_together(kafka: KafkaCluster, tmp_p
         grown = expansions(other.bootstrap, topic)
         assert [each.to_count for each in grown] == [2, 3, 8]
         check_log(Log(kafka.bootstrap), topic, grown, writers)
+
+
+def test_the_doors_of_worker_processes_are_closed_together(kafka: KafkaCluster, tmp_path: Path) -> None:
+    port = free_port()
+    arguments = ("--workers", "2", "--status", f"127.0.0.1:{port}")
+    with ProxyProcess(kafka.bootstrap, tmp_path, config=counted(), arguments=arguments) as proxy:
+        topic = counted_topic(proxy.bootstrap)
+        with writing([proxy.bootstrap] * 4, topic) as writers:
+            for count in (2, 5):
+                for writer in writers:
+                    writer.goes_on()
+                until(lambda count=count: grow(proxy.bootstrap, topic, count)[0] == OK, "it to grow")  # type: ignore[misc]
+                for writer in writers:
+                    writer.goes_on()
+        grown = expansions(proxy.bootstrap, topic)
+        assert [each.to_count for each in grown] == [2, 5]
+        check_log(Log(kafka.bootstrap), topic, grown, writers)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status.json", timeout=30) as page:
+            shown = json.load(page)["expansions"]
+        assert [(each["topic"], each["state"]) for each in shown if each["topic"] == topic] == [(topic, "done")]
 
 
 def test_a_proxy_that_stands_still_is_waited_for_and_then_it_is_given_up(kafka: KafkaCluster, tmp_path: Path) -> None:

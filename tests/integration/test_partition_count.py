@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,13 +60,15 @@ class Growing:
             admin.close()
         self._probe(2)
 
-    def grow(self) -> None:
-        admin = KafkaAdminClient(bootstrap_servers=self._kafka.bootstrap)
+    def grow(self, *, around_the_proxy: bool = False) -> None:
+        bootstrap = self._kafka.bootstrap if around_the_proxy else self._proxy.bootstrap
+        admin = KafkaAdminClient(bootstrap_servers=bootstrap)
         try:
             admin.create_partitions({self.name: NewPartitions(3)})
         finally:
             admin.close()
-        self._probe(3)
+        if around_the_proxy:
+            self._probe(3)
 
     def _probe(self, count: int) -> None:
         """Goes in as soon as the proxy knows that there are so many."""
@@ -130,6 +133,17 @@ STALE = {
     "kafka-python": ("InvalidPartitionsError", "[Error 37] InvalidPartitionsError: {told}"),
     "aiokafka": ("InvalidPartitionsError", "[Error 37] InvalidPartitionsError"),
     "confluent-kafka": ("INVALID_PARTITIONS", "Broker: Invalid number of partitions"),
+}
+#: Of each client what a user may set: with an idempotent producer and without.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Java (default: idempotent)": ("Java", {}),
+    "Java, `enable.idempotence=false`": ("Java", {"enable.idempotence": "false"}),
+    "kafka-python (default: idempotent)": ("kafka-python", {}),
+    "kafka-python, `enable_idempotence=False`": ("kafka-python", {"enable_idempotence": False}),
+    "aiokafka (default)": ("aiokafka", {}),
+    "aiokafka, `enable_idempotence=True`": ("aiokafka", {"enable_idempotence": True}),
+    "confluent-kafka (default)": ("confluent-kafka", {}),
+    "confluent-kafka, `enable.idempotence=true`": ("confluent-kafka", {"enable.idempotence": True}),
 }
 #: By its default, an idempotent producer of kafka-python is dead after any error that is final.
 CONFIGS: dict[str, dict[str, Any]] = {"kafka-python": {"enable_idempotence": False}}
@@ -217,22 +231,63 @@ def test_who_says_nothing_and_shows_nothing_is_judged_by_what_he_was_told(
     assert values["first"] in (old, new)
 
 
-def test_an_idempotent_producer_of_kafka_python_does_not_survive_it(
-    growing: Callable[[str], Growing], proxy: ProxyProcess
+_JAVA = "`InvalidPartitionsException: {told}`"
+_KAFKA_PYTHON = "`InvalidPartitionsError: [Error 37] InvalidPartitionsError: {told}`"
+_AIOKAFKA = "`InvalidPartitionsError: [Error 37] InvalidPartitionsError`"
+_CONFLUENT = "`INVALID_PARTITIONS: Broker: Invalid number of partitions`"
+#: The table of `docs/client.md`: what the user sees, what becomes of the record sent again, and of another key that
+#: belongs on the partition that refused it.
+TABLE = {
+    "Java (default: idempotent)": (_JAVA, "yes", "yes"),
+    "Java, `enable.idempotence=false`": (_JAVA, "yes", "yes"),
+    "kafka-python (default: idempotent)": (_KAFKA_PYTHON, "**no**", "**no**"),
+    "kafka-python, `enable_idempotence=False`": (_KAFKA_PYTHON, "yes", "yes"),
+    "aiokafka (default)": (_AIOKAFKA, "yes", "yes"),
+    "aiokafka, `enable_idempotence=True`": (_AIOKAFKA, "yes", "`OutOfOrderSequenceNumber`"),
+    "confluent-kafka (default)": (_CONFLUENT, "yes", "yes"),
+    "confluent-kafka, `enable.idempotence=true`": (_CONFLUENT, "yes", "yes"),
+}
+#: As the documentation writes it.
+TOLD = "INVALID_PARTITION_COUNT topic=t partition=0 expected=2 actual=3"
+
+
+def test_the_documentation_has_this_table() -> None:
+    pages = (Path(__file__).parents[2] / "docs" / "client.md").read_text()
+    for variant, (seen, again, another) in TABLE.items():
+        assert f"| {variant} | {seen.format(told=TOLD)} | {again} | {another} |" in pages
+    assert TABLE.keys() == VARIANTS.keys()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_what_becomes_of_the_producer_afterwards(
+    variant: str, growing: Callable[[str], Growing], proxy: ProxyProcess
 ) -> None:
+    client, configs = VARIANTS[variant]
     topic = growing("counted")
-    key = moving_key(Partitioner.MURMUR2)
-    with keyed("kafka-python", proxy.bootstrap) as producer:
+    with keyed(client, proxy.bootstrap, **configs) as producer:
+        key, stays = _keys_of_the_first(producer.placed_by)
         producer.send(topic.name, key, "before", says=True)
         topic.grow()
-        first = producer.send(topic.name, key, "after", says=True)
-        assert first.error == "InvalidPartitionsError"
 
-        time.sleep(1)
-        assert producer.send(topic.name, key, "after", says=True) == first, "it repeats its first error for ever"
-    with keyed("kafka-python", proxy.bootstrap) as another:
-        new = partition_for(Partitioner.MURMUR2, key.encode(), 3)
-        assert another.send(topic.name, key, "after", says=True).partition == new
+        refused = producer.send(topic.name, key, "after", says=True)
+        seen = f"`{refused.error}: {refused.shown}`".replace(f"topic={topic.name}", "topic=t")
+        again = producer.send(topic.name, key, "after", says=True)
+        give_up = time.monotonic() + (WAIT_SECONDS if TABLE[variant][1] == "yes" else 3.0)
+        while again.error is not None and time.monotonic() < give_up:
+            time.sleep(0.05)
+            again = producer.send(topic.name, key, "after", says=True)
+        another = [producer.send(topic.name, stays, f"another {n}", says=True) for n in range(3)]
+
+    told = "yes" if again.error is None else "**no**" if again == refused else f"`{again.error}`"
+    others = {"yes" if each.error is None else "**no**" if each == refused else f"`{each.error}`" for each in another}
+    assert ((seen, told), others) == ((TABLE[variant][0].format(told=TOLD), TABLE[variant][1]), {TABLE[variant][2]})
+
+
+def _keys_of_the_first(placed_by: Partitioner) -> tuple[str, str]:
+    """Both belong on partition 0 of two; of three, the one elsewhere, the other still there."""
+    of_two = [key for key in (f"key-{n}" for n in range(1000)) if partition_for(placed_by, key.encode(), 2) == 0]
+    moves = next(key for key in of_two if partition_for(placed_by, key.encode(), 3) != 0)
+    return moves, next(key for key in of_two if partition_for(placed_by, key.encode(), 3) == 0)
 
 
 @pytest.mark.parametrize("client", CLIENTS)

@@ -26,6 +26,7 @@ from fencepost_proxy.config import Limits
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.net import state_topic
 from fencepost_proxy.net.control import ControlClient, Leader, OutcomeUnknown
+from fencepost_proxy.net.places import own_place
 from fencepost_proxy.net.state_topic import TOPIC_CONFIGS, StateTopic
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import (
@@ -464,5 +465,49 @@ def test_a_tag_that_runs_out_is_renewed(kafka: KafkaCluster, name: str) -> None:
             assert one.state.alone(time.monotonic())  # not beside its former self
             await one.state.append([encode_process(uuid4(), 0) for _ in range(254)])
             assert one.state.tag == 0  # the next one would have it
+
+    asyncio.run(story())
+
+
+def test_what_a_silent_process_has_sent_may_be_queued_for_a_while(
+    kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given another process that says nothing any more, then it is alive for so long, and its appends for longer."""
+    monkeypatch.setattr(state_topic, "_SILENT_SECONDS_MAX", 75.0)
+    ghost = uuid4()
+
+    async def story() -> None:
+        async with process(kafka, name) as one:
+            await one.state.start()
+            await one.state.enter()
+            await one.state.append([encode_alive(ghost, int(time.time() * 1000))])
+            now = time.monotonic()
+            assert one.state.alive(now) == one.state.may_append(now) == {ghost}
+            assert one.state.alive(now + 91) == frozenset()
+            assert one.state.may_append(now + 91) == {ghost}
+            assert one.state.may_append(now + 75 + LIMITS.takeover_seconds + 1) == frozenset()
+            # It ended well after all: with nothing under way.
+            await one.state.append([encode_alive_tombstone(ghost)])
+            assert one.state.may_append(now) == frozenset()
+
+    asyncio.run(story())
+
+
+def test_a_process_of_this_machine_that_was_killed_is_gone_at_once(kafka: KafkaCluster, name: str) -> None:
+    ghost = uuid4()
+    place = own_place()
+    assert place is not None
+    of_another = f"{place}0"  # the same number, begun at another time
+
+    async def story() -> None:
+        async with process(kafka, name) as one:
+            await one.state.start()
+            await one.state.enter()
+            now_ms = int(time.time() * 1000)
+            await one.state.append([encode_process(ghost, now_ms, of_another), encode_alive(ghost, now_ms)])
+            now = time.monotonic()
+            assert one.state.alive(now) == frozenset()
+            assert one.state.may_append(now) == {ghost}  # what it had sent
+            assert one.state.may_append(now + LIMITS.takeover_seconds + 1) == frozenset()
 
     asyncio.run(story())

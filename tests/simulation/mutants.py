@@ -32,6 +32,7 @@ from fencepost_proxy.session.messages import ToGate
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.switch import Switch
 from fencepost_proxy.session.turn import Turn
+from fencepost_proxy.topics.door import Door
 from fencepost_proxy.topics.state import StateView
 from tests.simulation import world as world_module
 from tests.simulation.scenarios import SCENARIOS, run
@@ -838,6 +839,46 @@ def short_answers_overtake(patch: Patch) -> None:
         (first, "if False:"),
         ("del to_client[0], from_upstream[0]", "to_client.remove(from_upstream.pop(0))"),
     )
+
+
+# ------------------------------------------------------------------------------------------ the doors of counted topics
+
+_GROWING = ("growing", "growing-required")
+
+
+@mutant("an empty door is one that is closed", "an expansion waits for what is inside", *_GROWING)
+def door_forgets_who_is_inside(patch: Patch) -> None:
+    patch.edit(Door, "empty", ("not self._inside and ", ""))
+
+
+@mutant("a closed door lets everybody in", "nothing is appended while a topic grows", *_GROWING)
+def door_never_closes(patch: Patch) -> None:
+    patch.edit(Door, "admits", ("if self.closed_at is None:", "if True:"))
+
+
+@mutant("an append whose connection broke is out", "a broker may have it queued", *_GROWING)
+def door_without_doubts(patch: Patch) -> None:
+    patch.edit(Door, "leave", ("if in_doubt:", "if False:"))
+
+
+@mutant("a new process has nothing under way", "its predecessor's requests may be queued", *_GROWING)
+def door_of_a_new_process_is_clear(patch: Patch) -> None:
+    patch.edit(Door, "__init__", ("self._clear_at = clear_at", 'self._clear_at = float("-inf")'))
+
+
+@mutant("the short way goes past the doors", "every append to a counted topic goes through its door", *_GROWING)
+def short_way_past_the_door(patch: Patch) -> None:
+    patch.edit(Session, "_take_single", ("policy is None or policy.counted", "policy is None"))
+
+
+@mutant("what is refused at a door breaks no chain", "what follows a refused batch follows a hole", *_GROWING)
+def door_breaks_no_chain(patch: Patch) -> None:
+    patch.set(Session, "_chains_fail_at_door", lambda self, slot, turn: None)
+
+
+@mutant("a request is out as soon as it is sent", "it is inside until Kafka has answered", *_GROWING)
+def door_left_when_sent(patch: Patch) -> None:
+    patch.edit(Session, "_send_turn", ("turn.sent = True", "turn.sent = True; self._leave_door(turn, unsent=True)"))
 
 
 # ------------------------------------------------------------------------------------------------------- the rules

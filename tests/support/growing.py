@@ -13,7 +13,7 @@ from kafka.protocol.admin import CreatePartitionsRequest
 
 from tests.support.raw import Closed, Connection, Log, Record, batch, until
 
-OK, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT, NOT_AUTHORIZED = 0, 3, 6, 7, 29
+OK, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT, TOPIC_AUTHORIZATION_FAILED = 0, 3, 6, 7, 29
 INVALID_PARTITIONS, INVALID_ASSIGNMENT, POLICY_VIOLATION = 37, 39, 44
 _RETRIED = frozenset({UNKNOWN_TOPIC, 5, NOT_LEADER, TIMED_OUT, 19, 20})
 

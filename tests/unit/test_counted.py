@@ -16,12 +16,14 @@ from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.exchange import Exchange, Finished
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.short_way import ShortWay
+from fencepost_proxy.session.switch import ForConnection, Switch
 from fencepost_proxy.topics.door import Door
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.primitives import join_tags
 from fencepost_proxy.wire.produce import (
     PartitionData,
+    PartitionResult,
     ProduceRequest,
     TopicData,
     encode_produce_request,
@@ -809,3 +811,106 @@ def test_header_names_are_as_configured() -> None:
     talk.client(ask(("counted", 2, batch(b"v", headers=[[("n", b"3")]]))))
 
     assert talk.refusals() == ["invalid_partition_count"]
+
+
+# ------------------------------------------------------------------------------------------------------ in the switch
+
+
+class InSwitch(Process):
+    """The doors are the switch's."""
+
+    switch: Switch
+
+    def door(self, topic: str) -> Door:
+        return self.switch.door(topic)
+
+
+def _switch() -> tuple[Switch, InSwitch]:
+    around = InSwitch()
+    around.switch = Switch(around, Unchanged(), g.GateLimits(), HeaderNames())  # type: ignore[arg-type]
+    around.switch.open(1, "proxy.local", 0.0)._may_write = dict.fromkeys(_POLICIES)
+    return around.switch, around
+
+
+def _sent(actions: list[Any]) -> int:
+    return sum(isinstance(each, ForConnection) and isinstance(each.command, m.ToUpstream) for each in actions)
+
+
+def test_whoever_waits_is_told_at_once_that_the_door_is_open() -> None:
+    switch, around = _switch()
+    switch.close_door("counted", 100.0)
+    frame = memoryview(ask(("counted", 2, saying(6)), timeout_ms=30_000))
+    assert _sent(switch.session_event(1, m.ClientBytes(frame), 100.0)) == 0
+    assert switch.needs_ticks
+
+    assert _sent(switch.open_door("counted", 6, 101.0)) == 1
+
+    assert switch.door("counted").in_flight == 1
+    assert around.waited == [1.0]
+
+
+def test_transactions_that_wait_at_a_closed_door_are_told_that_they_may_pass() -> None:
+    switch, _ = _switch()
+    switch.close_door("counted", 100.0)
+    mine = batch(b"v", producer=(77, 0, 0), transactional=True)
+    switch.session_event(1, m.ClientBytes(memoryview(ask(("counted", 2, mine), timeout_ms=30_000))), 100.0)
+
+    assert _sent(switch.close_door("counted", 101.0, but_for=[78])) == 0
+    assert _sent(switch.close_door("counted", 102.0, but_for=[77])) == 1
+
+
+def test_a_process_is_quiet_while_no_append_of_any_kind_is_under_way() -> None:
+    switch, _ = _switch()
+    assert switch.quiet
+
+    # Streamed, and not answered yet
+    switch.session_event(1, m.ClientBytes(memoryview(ask(("plain", 0, batch(b"v"))))), 100.0)
+    assert not switch.quiet
+    switch.session_event(1, m.UpstreamBytes(memoryview(produced(("plain", 0, 0, 1)))), 100.0)
+    assert switch.quiet
+
+    # Half sent
+    frame = ask(("plain", 0, batch(bytes(100))), correlation=2, acks=0)
+    switch.session_event(1, m.ClientBytes(memoryview(frame[:-5])), 100.0)
+    assert not switch.quiet
+    switch.session_event(1, m.ClientBytes(memoryview(frame[-5:])), 100.0)
+    assert switch.quiet
+
+    # At a gate
+    switch.session_event(1, m.ClientBytes(memoryview(ask(("guarded", 0, batch(b"v")), correlation=3))), 100.0)
+    assert not switch.quiet
+
+
+def test_appends_that_nobody_will_hear_of_are_noted() -> None:
+    talk = Doors()
+    talk.client(ask(("plain", 0, batch(b"v")), acks=0))
+    assert talk.around.unanswered_at == [100.0]
+
+    talk.client(ask(("plain", 0, batch(b"v"))))
+    talk.tell(m.UpstreamLost("it broke"))
+    assert talk.around.unanswered_at == [100.0, 100.0]
+
+
+def test_what_a_gate_was_told_is_lost_leaves_in_doubt_though_kafka_answers_late() -> None:
+    talk = Doors()
+    talk.client(ask(("both", 0, batch(b"v", headers=[[("expected-offset", b"41"), ("partition-count", b"6")]]))))
+    ticket = talk.offered()
+    talk.grant(ticket)
+    talk.commands.clear()
+
+    # Given a gate that settles it, since the leader has stood still for so long
+    talk.now += 2.8
+    talk.tell(m.Tick())
+    talk.tell(m.TurnEnded(ticket, produced_result(), None))
+    assert talk.door("both").in_flight == 1, "Kafka still has the request"
+
+    # When Kafka answers after all
+    talk.kafka(produced(("both", 0, 0, 41), version=9))
+
+    # Then what the gate has sent by itself meanwhile may be queued
+    assert talk.door("both").in_flight == 0
+    assert talk.door("both").empty_at == talk.now + 30
+
+
+def produced_result() -> PartitionResult:
+    return PartitionResult(0, 0, 41)

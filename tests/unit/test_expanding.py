@@ -628,3 +628,151 @@ def test_a_door_is_told_to_be_closed_only_once_what_was_inside_opened_no_transac
     assert closing.ask(growth, me, empty=True, now=3.0) == ex.LookAtTransactions(range(2))
     assert closing.handle(ex.TransactionsOpen({}), 3.0) is None
     assert isinstance(closing.ask(growth, me, empty=True, now=4.0), ex.Append)
+
+
+# --- single steps -----------------------------------------------------------------------------------------------------
+
+ME, ANOTHER = UUID(int=2), UUID(int=3)
+PENDING = Expansion("orders", TOPIC_ID, 2, 3, UUID(int=1), 0, process=ME)
+
+
+def begun(*, driver: UUID = ME, closed: Iterable[UUID] = (ME,)) -> ex.World:
+    return ex.World(
+        ex.Growth(2, (), PENDING, frozenset(closed), driver), frozenset({ME}), tuple({ME} - set(closed)), fresh=True
+    )
+
+
+def machine(*, now: float = 0.0, taken_over: bool = True) -> ex.Procedure:
+    names = iter(UUID(int=0x2000 + number) for number in range(100))
+    return ex.Procedure(
+        PENDING,
+        now,
+        wait_seconds=WAIT_SECONDS,
+        doubt_seconds=DOUBT_SECONDS,
+        new_id=lambda: next(names),
+        clock_ms=lambda: 1_000,
+        taken_over=taken_over,
+    )
+
+
+def at_ends() -> ex.Procedure:
+    procedure = machine()
+    assert procedure.ask(begun(), 0.0) == ex.Describe()
+    procedure.handle(ex.Described(TOPIC_ID, 3), 0.0)
+    assert procedure.ask(begun(), 0.0) == ex.Describe()
+    procedure.handle(ex.Described(TOPIC_ID, 3), 0.0)
+    assert procedure.ask(begun(), 0.0) == ex.ReadEnds(range(2))
+    return procedure
+
+
+def end(log_end: int, high_watermark: int, epoch: int = 3) -> ex.PartitionEnd:
+    return ex.PartitionEnd(LeaderEpoch(epoch), LogEndOffset(log_end), Offset(high_watermark))
+
+
+def test_an_end_that_is_not_replicated_is_no_threshold() -> None:
+    """Given a tail that no follower has, when its leader goes and the tail with it, then the new end counts."""
+    procedure = at_ends()
+
+    procedure.handle(ex.Ends((end(10, 10), end(20, 15))), 0.0)
+    assert isinstance(procedure.ask(begun(), 0.0), ex.Wait)
+    assert procedure.ask(begun(), 1.0) == ex.ReadEnds(range(2))
+    procedure.handle(ex.Ends((end(10, 10), end(15, 15, epoch=4))), 1.0)
+
+    stored = procedure.ask(begun(), 1.0)
+    assert isinstance(stored, ex.Append)
+    assert stored.records[0].value is not None
+    assert b'"thresholds":[10,15]' in stored.records[0].value
+    assert b'"epochs":[3,4]' in stored.records[0].value
+
+
+def test_what_the_last_driver_has_asked_for_may_still_happen_so_giving_up_waits() -> None:
+    procedure = machine()
+    procedure.ask(begun(closed=()), 0.0)
+    procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
+    late = WAIT_SECONDS + 0.1
+    assert isinstance(procedure.ask(begun(closed=()), 0.0), ex.Wait)
+    procedure.wait_seconds = 1.0
+
+    wanted = procedure.ask(begun(closed=()), 1.1)
+
+    assert wanted == ex.Wait(DOUBT_SECONDS, "what another process has asked Kafka for may still happen")
+    assert procedure.ask(begun(closed=()), late) == ex.CreatePartitions(3, None, validate_only=True)
+
+
+def test_create_without_an_answer_may_still_happen_so_giving_up_waits() -> None:
+    procedure = machine(taken_over=False)
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.Created(), 0.0)
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.Appended(), 0.0)
+    assert procedure.ask(begun(), 0.0) == ex.LookAtTransactions(range(2))
+    procedure.handle(ex.TransactionsOpen({}), 0.0)
+    assert procedure.ask(begun(), 0.0) == ex.CreatePartitions(3, None, validate_only=False)
+    asked_at = WAIT_SECONDS - 1.0
+    procedure.handle(ex.Unanswered("the connection broke"), asked_at)
+    assert procedure.ask(begun(), asked_at + 1.0) == ex.Describe()
+    procedure.handle(ex.Described(TOPIC_ID, 2), asked_at + 2.0)
+    assert procedure.ask(begun(), asked_at + 2.0) == ex.LookAtTransactions(range(2))
+    procedure.handle(ex.TransactionsOpen({0: [TRANSACTIONAL]}), asked_at + 2.0)
+
+    wanted = procedure.ask(begun(), asked_at + 2.0)
+
+    assert wanted == ex.Wait(asked_at + DOUBT_SECONDS, "what another process has asked Kafka for may still happen")
+
+
+def test_who_sees_another_driver_stops() -> None:
+    procedure = at_ends()
+
+    ended = procedure.ask(begun(driver=ANOTHER), 0.0)
+
+    assert isinstance(ended, ex.Ended)
+    assert (ended.result, ended.code) == (ex.Result.SUPERSEDED, Error.REQUEST_TIMED_OUT)
+
+
+def test_a_broker_that_was_just_started_may_not_know_the_topic_yet() -> None:
+    procedure = machine()
+    for now in (0.0, 1.0, 2.0):
+        assert procedure.ask(begun(), now) == ex.Describe()
+        procedure.handle(ex.Described(None), now)
+
+    assert procedure.ask(begun(), 3.0) == ex.Describe()
+    procedure.handle(ex.Described(TOPIC_ID, 3), 3.0)
+
+    assert procedure.step is ex.Step.DOORS
+    # But when it stays away, it is gone.
+    procedure = machine()
+    for now in (0.0, 1.0, 2.0, 3.0):
+        procedure.ask(begun(), now)
+        procedure.handle(ex.Described(None), now)
+    assert procedure.step is ex.Step.STORE
+
+
+def test_nothing_is_created_on_a_view_that_is_too_old() -> None:
+    procedure = machine()
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.TransactionsOpen({}), 0.0)
+    outdated = ex.World(begun().growth, frozenset({ME}), (), fresh=False)
+
+    assert isinstance(procedure.ask(outdated, 0.0), ex.Wait)
+    assert procedure.ask(begun(), 0.1) == ex.CreatePartitions(3, None, validate_only=False)
+
+
+def test_kafka_has_it_already_says_the_controller_and_metadata_is_behind() -> None:
+    procedure = machine()
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.TransactionsOpen({}), 0.0)
+    assert procedure.ask(begun(), 0.0) == ex.CreatePartitions(3, None, validate_only=False)
+    procedure.handle(ex.Refused(Error.INVALID_PARTITIONS, "Topic already has 3 partition(s)."), 0.0)
+
+    assert procedure.ask(begun(), 1.0) == ex.Describe()
+    procedure.handle(ex.Described(TOPIC_ID, 2), 1.0)
+    assert procedure.step is ex.Step.LOOK
+    assert procedure.ask(begun(), 2.0) == ex.Describe()
+    procedure.handle(ex.Described(TOPIC_ID, 3), 2.0)
+    procedure.ask(begun(), 2.0)
+
+    assert procedure.step is ex.Step.LEADERS

@@ -807,8 +807,10 @@ class Proxy:
                 await self._look_after_topics()
 
     def _counted_topics(self) -> list[str]:
-        """Those that are known: switched on by an admin, or appended to here."""
-        topics = sorted({*self._counted, *self.switch.doors})
+        """Those that are known: switched on by an admin, appended to here, or counted at some time."""
+        if self._state is None:
+            return []
+        topics = sorted({*self._counted, *self.switch.doors, *self._state.view.counted_topics})
         return [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.counted]
 
     async def _renew_tag(self) -> None:
@@ -871,7 +873,7 @@ class Proxy:
         assert self._reads is not None
         configured = self._state.view.topic_configs
         gated = {partition.topic for partition in self.switch.gates}
-        topics = sorted({*configured, *gated, *self.switch.doors})
+        topics = sorted({*configured, *gated, *self.switch.doors, *self._state.view.counted_topics})
         if not topics:
             return
         before = {topic: self.topic_id(topic) for topic in topics}

@@ -316,6 +316,10 @@ class Growths:
         """The last expansion of each topic that has ever grown, whether or not the topic still exists."""
         return tuple(each.ended[-1] for each in self._topics.values() if each.ended)
 
+    def names(self) -> frozenset[str]:
+        """Topics whose partitions were ever counted, whether or not they still exist."""
+        return frozenset(each.name for each in self._topics.values() if each.name is not None)
+
     def forget(self, topic_id: UUID) -> list[StateRecord]:
         """The tombstones of all that is stored of an incarnation that is gone."""
         topic = self._topics.get(topic_id)

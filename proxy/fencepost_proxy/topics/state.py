@@ -295,6 +295,11 @@ class StateView:
         """The last expansion of each topic that has ever grown, whether or not the topic still exists."""
         return self._growths.grown()
 
+    @property
+    def counted_topics(self) -> frozenset[str]:
+        """Those whose partitions were ever counted, whether or not they still exist."""
+        return self._growths.names()
+
     def tidy_expansion(self, expansion: Expansion) -> list[StateRecord]:
         """What to append to the state topic once it has ended."""
         return self._growths.tidy(expansion)

@@ -1,0 +1,203 @@
+"""Partition counts on bare connections, with what no client library sends: real Kafka, real proxy, several workers."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from kafka import KafkaAdminClient
+from kafka.admin import NewPartitions, NewTopic
+from kafka.protocol.metadata import MetadataRequest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.wire.primitives import join_tags
+from fencepost_proxy.wire.produce import encode_produce_request, parse_produce_request
+from tests.support.proxy import LEASE_SECONDS, ProxyProcess
+from tests.support.raw import Closed, Connection, Log, Record, batch, produce_request, until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
+
+CONFIG = f"""
+config_lease_seconds = {LEASE_SECONDS}
+
+[limits]
+decompressed_bytes_max = 1000000
+
+[topics."counted-*"]
+"check.partition.count" = "true"
+"partitioner" = "murmur2"
+
+[topics."both-*"]
+"check.partition.count" = "true"
+"check.expected.offsets" = "true"
+"""
+NOT_LEADER, INVALID_PARTITIONS, INVALID_RECORD, MISMATCH = 6, 37, 87, 44
+TAG = 253
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one process", "two workers"])
+def proxy(
+    request: pytest.FixtureRequest, kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProxyProcess]:
+    config = f"workers = {request.param}\n{CONFIG}"
+    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=config) as process:
+        yield process
+
+
+@pytest.fixture
+def topic(kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]) -> str:
+    """Of three partitions."""
+    return _created(kafka, unique_topic("counted"))
+
+
+def _created(kafka: KafkaCluster, name: str) -> str:
+    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    try:
+        admin.create_topics([NewTopic(name, 3, 1)])
+    finally:
+        admin.close()
+    return name
+
+
+def leader(proxy: ProxyProcess, topic: str) -> Connection:
+    """To the listener of the broker that leads it, once appends are taken there."""
+
+    def found() -> str | None:
+        with Connection(proxy.bootstrap) as client:
+            answer = client.metadata(topic)
+            led = [each.leader_id for each in answer.topics[0].partitions]
+            if answer.topics[0].error_code or len(led) < 3 or -1 in led:
+                return None
+            return next(f"{each.host}:{each.port}" for each in answer.brokers if each.node_id == led[0])
+
+    address = until(found, f"a leader of {topic}")
+
+    def appends() -> Connection | None:
+        connection = Connection(address, timeout_seconds=20.0)
+        if connection.append(topic, said(3)).error_code == 0:
+            return connection
+        connection.close()
+        return None
+
+    connection: Connection = until(appends, f"an append to {topic}")
+    return connection
+
+
+def said(count: object, *more: tuple[str, bytes], **settings: Any) -> bytes:
+    return batch(Record(b"v", headers=[("partition-count", str(count).encode()), *more]), **settings)
+
+
+def tagged(
+    connection: Connection, topic: str, contents: bytes, *, version: int = 9, records: bytes | None = None
+) -> None:
+    _, frame = connection.frame(produce_request({topic: {0: records or batch(b"v")}}), version)
+    request = parse_produce_request(memoryview(frame)[4:])
+    changed = replace(request, topics=(replace(request.topics[0], tags=join_tags([(TAG, contents)])),))
+    connection.socket.sendall(b"".join(encode_produce_request(changed)))
+
+
+@pytest.mark.parametrize("version", [9, 12])
+def test_the_tagged_field_of_a_client_author_counts(topic: str, proxy: ProxyProcess, version: int) -> None:
+    for contents, code in ((struct.pack(">i", 3), 0), (struct.pack(">i", 2), 37), (b"\0\3", 87), (b"\xff" * 4, 87)):
+        with leader(proxy, topic) as client:
+            tagged(client, topic, contents, version=version)
+            ((_, answers),) = [client.receive_produce(version)]
+            assert answers[topic, 0].error_code == code, contents
+            if code == INVALID_PARTITIONS:
+                assert client.is_closed()
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2, 3, 4])
+def test_counts_and_keys_in_compressed_batches(topic: str, proxy: ProxyProcess, codec: int) -> None:
+    with leader(proxy, topic) as client:
+        assert client.append(topic, said(3, codec=codec)).error_code == 0
+        answer = client.append(topic, said(2, codec=codec))
+        assert answer.message == f"INVALID_PARTITION_COUNT topic={topic} partition=0 expected=2 actual=3"
+        assert client.is_closed()
+
+
+def test_a_batch_that_unpacks_to_too_much_is_refused_and_the_connection_lives(topic: str, proxy: ProxyProcess) -> None:
+    with leader(proxy, topic) as client:
+        bomb = batch(Record(bytes(5_000_000)), codec=1)
+        assert client.append(topic, bomb).error_code == 10
+        assert client.append(topic, said(3)).error_code == 0
+
+
+def test_a_client_that_goes_on_sending_behind_it_reads_its_answers_in_order_and_then_the_end(
+    topic: str, proxy: ProxyProcess, kafka: KafkaCluster
+) -> None:
+    # Given a pipeline: answers that Kafka still owes, a stale count in the middle, and megabytes behind it
+    before = Log(kafka.bootstrap).end(topic)
+    with leader(proxy, topic) as client:
+        landed = Log(kafka.bootstrap).end(topic)
+        sent = [client.send_produce({topic: {0: said(3)}}), client.send(MetadataRequest(topics=[]), 1)]
+        sent += [client.send_produce({topic: {0: said(2)}})]
+        for _ in range(3):
+            client.send_produce({topic: {0: batch(Record(bytes(700_000), headers=[("partition-count", b"3")]))}})
+
+        # Then all is answered up to there, and nothing behind it is appended
+        first, good = client.receive_produce()
+        second, _ = client.receive(MetadataRequest, 1)
+        third, stale = client.receive_produce()
+        assert [first, second, third] == sent
+        assert (good[topic, 0].error_code, stale[topic, 0].error_code) == (0, INVALID_PARTITIONS)
+        with pytest.raises(Closed, match="closed by"):
+            client.receive_frame()
+    assert before is not None
+    assert Log(kafka.bootstrap).end(topic) == (landed or 0) + 1
+
+
+def test_without_an_answer_the_end_of_the_connection_tells_it(
+    topic: str, proxy: ProxyProcess, kafka: KafkaCluster
+) -> None:
+    with leader(proxy, topic) as client:
+        end = Log(kafka.bootstrap).end(topic)
+        client.send_produce({topic: {0: said(3)}}, acks=0)
+        until(lambda: Log(kafka.bootstrap).end(topic) == (end or 0) + 1, "the append without an answer")
+        client.send_produce({topic: {0: said(2)}}, acks=0)
+        assert client.is_closed()
+    assert Log(kafka.bootstrap).end(topic) == (end or 0) + 1
+
+
+def test_both_checks_on_one_topic(kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]) -> None:
+    topic = _created(kafka, unique_topic("both"))
+    with leader(proxy, topic) as client:
+        end = Log(kafka.bootstrap).end(topic) or 0
+        assert client.append(topic, said(3, ("expected-offset", b"%d" % end))).base_offset == end
+        mismatch = client.append(topic, said(3, ("expected-offset", b"%d" % end)))
+        assert (mismatch.error_code, mismatch.base_offset) == (MISMATCH, end + 1)
+        stale = client.append(topic, said(2, ("expected-offset", b"%d" % (end + 1))))
+        assert stale.error_code == INVALID_PARTITIONS
+        assert client.is_closed()
+
+
+def test_growth_around_the_proxy_is_found_by_whoever_knows_of_it(
+    kafka: KafkaCluster, topic: str, proxy: ProxyProcess
+) -> None:
+    with leader(proxy, topic) as client:
+        admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+        try:
+            admin.create_partitions({topic: NewPartitions(4)})
+        finally:
+            admin.close()
+        # A broker may be asked before it has heard of it itself.
+        answers: list[int] = []
+        give_up = time.monotonic() + 30
+        while not answers or answers[-1]:
+            assert time.monotonic() < give_up
+            with leader_of_four(proxy, topic) as another:
+                answers.append(another.append(topic, said(4)).error_code)
+        assert set(answers) <= {0, INVALID_PARTITIONS, NOT_LEADER}
+        # Another process than the one that was told has to read metadata again.
+        until(lambda: client.append(topic, said(3)).error_code == INVALID_PARTITIONS, "every process knows")
+
+
+def leader_of_four(proxy: ProxyProcess, topic: str) -> Connection:
+    with Connection(proxy.bootstrap) as client:
+        answer = client.metadata(topic)
+        led = answer.topics[0].partitions[0].leader_id
+        return Connection(next(f"{b.host}:{b.port}" for b in answer.brokers if b.node_id == led), timeout_seconds=20.0)
