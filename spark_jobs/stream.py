@@ -207,7 +207,7 @@ def growth(spark: SparkSession, args: argparse.Namespace) -> Growth | None:
         # In this sequence: a growth is described before its partitions are there, so all that are seen are explained.
         count = admin.describeTopics([args.source]).allTopicNames().get().get(args.source).partitions().size()
         value = _configs(spark, admin, args.source)
-        if value(ORDERED_CONFIG) != "true" or value(EXPANSIONS_CONFIG) is None:
+        if value(ORDERED_CONFIG) not in ("true", "any") or value(EXPANSIONS_CONFIG) is None:
             return None
         return Growth(count, json.loads(value(EXPANSIONS_CONFIG)))
     finally:
