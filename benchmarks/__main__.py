@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from benchmarks import chart, machine, routes
-from benchmarks.results import PRODUCT, Report, Row, published, with_goals
+from benchmarks.results import Report, Row, is_product, published, with_goals
 from benchmarks.routes import PeersError, StartError
 from benchmarks.stage import FULL, QUICK, Plan, Run, Stage, say
 from benchmarks.workloads import WORKLOADS, settings_of
@@ -118,7 +118,7 @@ def _peers(options: argparse.Namespace) -> list[routes.Peer]:
     text = options.peers.read_text("utf-8") if options.peers.exists() else ""
     found = [routes.haproxy(), *routes.read_peers(text)]
     found += [routes.absent(name) for name in routes.KNOWN_PEERS if name not in [peer.name for peer in found]]
-    found = [peer for peer in found if _matches(peer.name, options.routes.split(","))]
+    found = [peer for peer in (routes.compiled(), *found) if _matches(peer.name, options.routes.split(","))]
     found += [routes.given_route(text, rewrites=True) for text in options.route]
     found += [routes.given_route(text, rewrites=False) for text in options.tcp_route]
     return [routes.product(), *found]
@@ -152,7 +152,7 @@ def _measure(plan: Plan, chosen: list[str], peers: list[routes.Peer], options: a
         others = [
             route.name
             for route in run.routes
-            if route is not run.direct and route.name not in (PRODUCT, routes.HAPROXY)
+            if route is not run.direct and route.name != routes.HAPROXY and not is_product(route.name)
         ]
         missing = dict(run.missing)
     if plan.quick:

@@ -88,6 +88,8 @@ def facts() -> dict[str, str]:
         "CPU": model,
         "memory": memory,
         "kernel": platform.release(),
+        # BBR paces loopback too, by timers: that alone can double a relay's CPU.
+        "TCP congestion control": (_PROC / "sys/net/ipv4/tcp_congestion_control").read_text().strip(),
         "load when it began": f"{os.getloadavg()[0]:.2f}",
     }
 

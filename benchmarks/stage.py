@@ -16,7 +16,7 @@ from types import TracebackType
 from benchmarks import machine
 from benchmarks.java import Jvm
 from benchmarks.raw import Connection, RefusedError
-from benchmarks.results import DIRECT, PRODUCT
+from benchmarks.results import DIRECT, PRODUCT, is_product
 from benchmarks.routes import Peer, Route, StartError, free_ports
 from fencepost_proxy.dev.cluster import HOST, KafkaCluster
 from fencepost_proxy.dev.jars import DEFAULT_VERSION
@@ -92,6 +92,24 @@ class Run:
     @property
     def product(self) -> Route:
         return self._named(PRODUCT)
+
+    @property
+    def products(self) -> list[Route]:
+        """The product, and its compiled build where there is one."""
+        return [route for route in self.routes if is_product(route.name)]
+
+    @contextlib.contextmanager
+    def alone(self, product: Route) -> Iterator[None]:
+        """Without the others of `products`: chains go ahead only while one process serves the cluster."""
+        others = [route for route in self.products if route is not product]
+        for route in others:
+            route.stop()
+        try:
+            yield
+        finally:
+            for route in others:
+                route.start()
+                await_kafka_behind(route)
 
     def _named(self, name: str) -> Route:
         return next(route for route in self.routes if route.name == name)

@@ -79,14 +79,14 @@ def _rows(table: str, lanes: Sequence[Lane], found: dict[str, Found], base: str,
     return rows
 
 
-def lanes_of(run: Run, plain: str, checked: str | None) -> list[Lane]:
-    """Every route once, the product with its checks off and on."""
+def lanes_of(run: Run, plain: str, checked: Sequence[str]) -> list[Lane]:
+    """Every route once; the product, compiled too, with its checks off and on, there each on a topic of its own."""
     lanes = []
+    topics = iter(checked)
     for route in run.routes:
-        if route is run.product:
+        if route in run.products:
             lanes.append(Lane(f"{route.name}, {CHECKS_OFF}", route, plain))
-            if checked is not None:
-                lanes.append(Lane(f"{route.name}, {CHECKS_ON}", route, checked))
+            lanes.append(Lane(f"{route.name}, {CHECKS_ON}", route, next(topics)))
         else:
             lanes.append(Lane(route.name, route, plain))
     return lanes
@@ -113,8 +113,8 @@ def _produce(
 
 def produce(run: Run) -> list[Row]:
     """1 KB records, not idempotent; on the product to a topic without and one with checks."""
-    topics = [run.topic("plain", PARTITIONS), run.topic("checked", PARTITIONS)]
-    lanes = lanes_of(run, *topics)
+    topics = [run.topic("plain", PARTITIONS), *(run.topic("checked", PARTITIONS) for _ in run.products)]
+    lanes = lanes_of(run, topics[0], topics[1:])
     for route in run.routes:
         machine.forget_peak(route.pids())
     found = _rounds(
@@ -135,8 +135,8 @@ def produce(run: Run) -> list[Row]:
 
 def produce_small(run: Run) -> list[Row]:
     """Records of 100 bytes: on a topic with checks each record's headers are looked at."""
-    topics = [run.topic("plain", PARTITIONS), run.topic("checked", PARTITIONS)]
-    lanes = [lane for lane in lanes_of(run, *topics) if lane.route in (run.direct, run.product)]
+    topics = [run.topic("plain", PARTITIONS), *(run.topic("checked", PARTITIONS) for _ in run.products)]
+    lanes = [lane for lane in lanes_of(run, topics[0], topics[1:]) if lane.route in (run.direct, *run.products)]
     records = run.plan.produce_records * 4
     found = _rounds(
         run,
@@ -146,8 +146,9 @@ def produce_small(run: Run) -> list[Row]:
     )
     run.drop(*topics)
     rows = _rows("produce 100 B", lanes, found, "direct", measure="MiB/s")
-    off, on = (f"{run.product.name}, {which}" for which in (CHECKS_OFF, CHECKS_ON))
-    rows.append(Row("produce 100 B", on, "of checks off", ratios(found[on].rates, found[off].rates)))
+    for product in run.products:
+        off, on = (f"{product.name}, {which}" for which in (CHECKS_OFF, CHECKS_ON))
+        rows.append(Row("produce 100 B", on, "of checks off", ratios(found[on].rates, found[off].rates)))
     return rows
 
 
@@ -295,12 +296,12 @@ _CARRIERS = (
 def one_in_flight(run: Run) -> list[Row]:
     """All routes, and all kinds of conditional appends, by turns of a few requests."""
     plan = run.plan
-    plain, checked = run.topic("plain"), run.topic("checked")
-    unconditional = f"{run.product.name}, {CHECKS_OFF}"
+    plain, checked = run.topic("plain"), [run.topic("checked") for _ in run.products]
     with contextlib.ExitStack() as opened:
         lanes = [_Single(lane.name, lane.route, lane.topic, None) for lane in lanes_of(run, plain, checked)]
         conditional = [
-            _Single(f"{run.product.name}, {what}", run.product, run.topic(prefix), carrier)
+            _Single(f"{product.name}, {what}", product, run.topic(prefix), carrier)
+            for product in run.products
             for prefix, carrier, what in _CARRIERS
         ]
         everything = [*lanes, *conditional]
@@ -334,10 +335,11 @@ def one_in_flight(run: Run) -> list[Row]:
         rows.append(Row("one in flight", name, P99, tuple(p99[name])))
         if lane.route.is_ours:
             rows.append(Row("one in flight", name, "proxy CPU µs/request", tuple(cpu[name])))
-    for lane in (*(each for each in lanes if each.route is run.product), *conditional):
+    for lane in (*(each for each in lanes if each.route in run.products), *conditional):
         name = lane.name
         rows.append(Row("conditional", name, "requests/s", tuple(rates[name])))
         if lane in conditional:
+            unconditional = f"{lane.route.name}, {CHECKS_OFF}"
             rows.append(Row("conditional", name, OF_UNCONDITIONAL, ratios(rates[name], rates[unconditional])))
         rows.append(Row("conditional", name, "p50 µs", tuple(p50[name])))
         rows.append(Row("conditional", name, P99, tuple(p99[name])))
@@ -383,16 +385,27 @@ class _Chain:
 
 
 def pipelined(run: Run) -> list[Row]:
+    """All routes, and all kinds of conditional appends; the compiled product behind them, by itself."""
+    rows = []
+    for product in run.products:
+        with run.alone(product):
+            rows += _pipelined(run, product, [each for each in run.routes if product is run.product or each is product])
+    return rows
+
+
+def _pipelined(run: Run, product: Route, routes: Sequence[Route]) -> list[Row]:
     plan = run.plan
-    unconditional = f"{run.product.name}, {CHECKS_OFF}"
+    unconditional = f"{product.name}, {CHECKS_OFF}"
     rates: dict[str, list[float]] = {}
     cpu: dict[str, list[float]] = {}
     with contextlib.ExitStack() as opened:
         lanes = [
-            _Chain(each.name, each.route, run.topic(each.topic), None) for each in lanes_of(run, "plain", "checked")
+            _Chain(each.name, each.route, run.topic(each.topic), None)
+            for each in lanes_of(run, "plain", ["checked"] * len(run.products))
+            if each.route in routes and (each.route is product or each.route not in run.products)
         ]
         conditional = [
-            _Chain(f"{run.product.name}, {what}", run.product, run.topic(prefix), carrier)
+            _Chain(f"{product.name}, {what}", product, run.topic(prefix), carrier)
             for prefix, carrier, what in _CARRIERS
         ]
         lanes += conditional
@@ -401,7 +414,7 @@ def pipelined(run: Run) -> list[Row]:
             rates[lane.name] = []
             cpu[lane.name] = []
         for number in range(plan.rounds + 1):
-            say(f"pipelined: {f'round {number} of {plan.rounds}' if number else 'warm-up'}")
+            say(f"pipelined, {product.name}: {f'round {number} of {plan.rounds}' if number else 'warm-up'}")
             with _no_collections():
                 for turn in range(plan.slices):
                     for lane in rotated(lanes, turn + number):
@@ -424,7 +437,14 @@ def pipelined(run: Run) -> list[Row]:
 
 def pipelined_java(run: Run) -> list[Row]:
     """Kafka's own idempotent producer; where conditional, each record tells its offset."""
-    product = run.product
+    rows = []
+    for product in run.products:
+        with run.alone(product):
+            rows += _pipelined_java(run, product)
+    return rows
+
+
+def _pipelined_java(run: Run, product: Route) -> list[Row]:
     lanes = [
         Lane(f"{product.name}, {CHECKS_OFF}", product, run.topic("plain")),
         Lane(f"{product.name}, true, header", product, run.topic("checked")),
@@ -445,7 +465,7 @@ def pipelined_java(run: Run) -> list[Row]:
         size = int(count) * RECORD_BYTES
         return size / _MIB / (float(milliseconds) / 1000), cpu[0] / (size / _GB)
 
-    found = _rounds(run, "pipelined, Java", lanes, measure)
+    found = _rounds(run, f"pipelined, Java, {product.name}", lanes, measure)
     rows = []
     for lane in lanes:
         name = lane.name

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+import fencepost_compiled
 from fencepost_proxy.dev import cluster as clusters
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support import kafka as support
@@ -31,6 +32,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if fencepost_compiled.compiled():
+        for item in items:
+            if item.get_closest_marker("pure") is not None:
+                item.add_marker(pytest.mark.skip(reason="compiled code cannot be changed"))
     if hasattr(config, "workerinput"):
         items.sort(key=workers.longest_first)
 

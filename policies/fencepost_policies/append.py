@@ -7,7 +7,7 @@ for, so it can be read, tested and argued about without a socket in sight.
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from fencepost_policies.values import value
 
@@ -107,7 +107,7 @@ class Refusal:
 class Policy(Protocol):
     """Says yes (None) or no to an append. Pure: no clock, no I/O, no memory."""
 
-    needs: frozenset[Fact]
+    needs: ClassVar[frozenset[Fact]]
 
     def check(self, append: Append, facts: Facts) -> Refusal | None: ...
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from fencepost_policies.append import (
     INVALID_TIMESTAMP,
     POLICY_VIOLATION,
@@ -42,7 +44,7 @@ def offset_mismatch(
 class ConditionalPublish:
     """`check.expected.offsets`: `true` checks an expectation where there is one, `required` wants one."""
 
-    needs = frozenset({Fact.CHECK_EXPECTED_OFFSETS, Fact.LOG_END_OFFSET, Fact.OLDEST_TIMESTAMP_MS})
+    needs: ClassVar = frozenset({Fact.CHECK_EXPECTED_OFFSETS, Fact.LOG_END_OFFSET, Fact.OLDEST_TIMESTAMP_MS})
 
     def check(self, append: Append, facts: Facts) -> Refusal | None:
         if facts.check_expected_offsets is Check.OFF:

@@ -1,0 +1,3 @@
+import fencepost_compiled
+
+fencepost_compiled.use()

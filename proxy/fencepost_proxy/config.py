@@ -108,8 +108,8 @@ class Limits:
         "how long a group that has committed nothing on a prior partition is kept from a new one (topic config "
         "ordered.partition.expansion); then it gets it, and a warning is logged",
     )
-    group_lookups_per_second: float = _limit(
-        50.0, "groups that wait for new partitions: how many of them are looked at in a second, all together"
+    group_look_seconds: float = _limit(
+        1.0, "how often it is looked up how far a group is that waits for a new partition; rarer where many wait"
     )
     drain_seconds: float = _limit(10.0, "how long a closing connection may take to pass on what is under way")
 

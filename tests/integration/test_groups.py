@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,15 +13,18 @@ from urllib.request import Request, urlopen
 from uuid import uuid4
 
 import confluent_kafka
+import confluent_kafka.admin
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.tools import compile_java, java_command
 from tests.support.grown import GrownTopic
 from tests.support.members import MEMBERS, WAIT_SECONDS, Member, until
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 
+_JAVA = Path(__file__).parent.parent / "java"
 #: Rebalances at once, and KIP-848 heartbeats that a test can wait for.
 _BROKER = {
     "group.initial.rebalance.delay.ms": "0",
@@ -395,3 +399,76 @@ def test_an_operator_sees_who_waits_and_lets_them_go(topic: GrownTopic, impatien
 def _waiting(url: str, group: str) -> list[dict[str, Any]]:
     with urlopen(f"{url}/status.json", timeout=20) as answer:
         return [each for each in json.load(answer)["withheld"] if each["group"] == group]
+
+
+# ---- members that come and go
+
+
+@pytest.mark.parametrize("client", ["librdkafka-consumer-protocol", "java-consumer-protocol"])
+def test_a_withheld_partition_that_moves_to_another_member_wedges_nobody(
+    client: str, topic: GrownTopic, proxy: ProxyProcess
+) -> None:
+    # Given a member of the new protocol from which all of the new partitions are withheld.
+    group = f"moves-{client}-{topic.name}"
+    topic.write(0, 3)
+    topic.grow(4)
+    topic.write(2, 3)
+    topic.write(3, 3)
+    start = MEMBERS[client]
+    with start(proxy.bootstrap, topic.name, group, "earliest") as one:
+        until(lambda: one.assigned == {0, 1} and len(one.read) == 3, f"{one.errors}\n{proxy.log}")
+        # When a second one joins: the coordinator takes partitions from the first, withheld ones perhaps, and gives
+        # them to the second one as soon as the first has given them up.
+        with start(proxy.bootstrap, topic.name, group, "earliest") as two:
+            until(lambda: _both_settled(proxy, topic, group), "the coordinator waits for a member")
+            until(lambda: one.assigned | two.assigned == {0, 1}, f"{one.assigned} {two.assigned}")
+            # Then both get what is theirs, once the priors are read.
+            give_up = time.monotonic() + WAIT_SECONDS
+            while one.assigned | two.assigned != {0, 1, 2, 3}:
+                assert time.monotonic() < give_up, (
+                    f"{one.assigned} {two.assigned}\n{one.errors} {two.errors}\n{proxy.log}"
+                )
+                one.commit()
+                two.commit()
+                time.sleep(0.1)
+            until(lambda: len(one.assigned) == len(two.assigned) == 2, f"{one.assigned} {two.assigned}")
+            for partition in (2, 3):
+                until(lambda p=partition: {*_offsets(one, p), *_offsets(two, p)} == {0, 1, 2}, f"{one.read} {two.read}")
+
+
+def _both_settled(proxy: ProxyProcess, topic: GrownTopic, group: str) -> bool:
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": topic.kafka})
+    described = admin.describe_consumer_groups([group])[group].result()
+    held = [len(each.assignment.topic_partitions) for each in described.members]
+    return held == [2, 2] and described.state.name == "STABLE"
+
+
+# ---- Streams
+
+
+def test_a_streams_application_goes_on_and_is_warned_about(
+    groups_kafka: KafkaCluster, proxy: ProxyProcess, tmp_path: Path
+) -> None:
+    # Given Kafka Streams on an ordered topic. (Streams pins the count of its own topics: more input partitions than it
+    # began with are an error of its own where it groups by key, so this one only maps.)
+    topic = GrownTopic(groups_kafka.bootstrap, proxy.bootstrap, f"streams-{uuid4().hex[:8]}", 2)
+    topic.write(0, 3)
+    group = f"app-{topic.name}"
+    classes = compile_java([_JAVA / "MapStream.java"])
+    command = java_command(
+        "MapStream", [proxy.bootstrap, group, topic.name, f"{topic.name}-out", str(tmp_path)], classes=classes
+    )
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            seen = [process.stdout.readline().split() for _ in range(3)]
+            assert [each[0] for each in seen] == ["mapped"] * 3
+            # When the topic grows, then the application reads the new partition, at once.
+            topic.grow(4)
+            topic.write(2, 3)
+            seen = [process.stdout.readline().split() for _ in range(3)]
+            assert [each[:2] for each in seen] == [["mapped", "2"]] * 3
+            until(lambda: "assigns tasks" in proxy.log and group in proxy.log, proxy.log)
+            assert not _withheld(proxy, group)
+        finally:
+            process.kill()

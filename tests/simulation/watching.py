@@ -59,19 +59,10 @@ class WatchedSwitch(Switch):
                     pass
         super()._route(session, command)
 
-    def _gate(self, partition: TopicPartition) -> Gate:
-        is_new = partition not in self.gates
-        gate = super()._gate(partition)
-        if is_new:
-            take = gate.take
+    def _new_gate(self, partition: TopicPartition) -> Gate:
+        return _WatchedGate(partition, self._limits, self._names, self)
 
-            def watched(ticket: g.Ticket, now: float) -> bool:
-                return self._take(gate, take, ticket, now)
-
-            gate.take = watched  # type: ignore[method-assign]
-        return gate
-
-    def _take(self, gate: Gate, take: Callable[[g.Ticket, float], bool], ticket: g.Ticket, now: float) -> bool:
+    def take(self, gate: Gate, take: Callable[[g.Ticket, float], bool], ticket: g.Ticket, now: float) -> bool:
         """The short way: offer, turn and sending in one."""
         is_cold = not gate._in_flight and now >= gate._warm_until
         held = {_chain(t) for t in gate._queue if gate._waits_for_what_may_be_queued(t, now)}
@@ -159,3 +150,12 @@ class WatchedSwitch(Switch):
 
 def _chain(ticket: g.Ticket) -> tuple[TopicPartition, int, int]:
     return ticket.partition, ticket.connection, ticket.append.producer_id
+
+
+class _WatchedGate(Gate):
+    def __init__(self, partition: TopicPartition, limits: g.GateLimits, names: HeaderNames, by: WatchedSwitch) -> None:
+        super().__init__(partition, limits, names)
+        self._by = by
+
+    def take(self, ticket: g.Ticket, now: float) -> bool:
+        return self._by.take(self, super().take, ticket, now)

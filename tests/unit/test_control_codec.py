@@ -214,7 +214,7 @@ def test_a_message_cut_off_at_any_byte_is_the_peers_fault() -> None:
         pytest.param(3, 1, struct.pack(">ih", 1, 2) + b"\xc3\x28", "UTF-8", id="not UTF-8"),
         pytest.param(3, 1, struct.pack(">i", 0) + b"!", "1 bytes more", id="bytes left over"),
         pytest.param(3, 14, b"", "not a message", id="unknown version"),
-        pytest.param(68, 0, b"", "not a message", id="no schema"),
+        pytest.param(88, 0, b"", "not a message", id="no schema"),
         pytest.param(999, 0, b"", "api key 999", id="unknown API"),
     ],
 )

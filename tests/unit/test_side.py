@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import sys
+from collections.abc import Iterator
 
 import pytest
 
@@ -104,3 +107,66 @@ def test_a_client_that_never_sees_the_end_is_cut_off() -> None:
         return side.lost
 
     assert asyncio.run(cut()) == [None]
+
+
+# --- pacing: of use on a path that can be full, a timer for nothing within a host -------------------------------------
+
+
+@contextlib.contextmanager
+def _sockets(near_host: str, far_host: str) -> Iterator[tuple[socket.socket, socket.socket]]:
+    with (
+        socket.create_server((far_host, 0)) as server,
+        socket.create_connection(server.getsockname(), source_address=(near_host, 0)) as near,
+        server.accept()[0] as far,
+    ):
+        yield near, far
+
+
+def _congestion_control(sock: socket.socket) -> bytes:
+    return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0")
+
+
+def _is_there(name: bytes) -> bool:
+    with socket.socket() as sock, contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name)
+        return True
+    return False
+
+
+async def _made(sock: socket.socket) -> None:
+    _Writer(sock, Buffers(), asyncio.get_running_loop())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="congestion control can be chosen on Linux only")
+class TestPacing:
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2"])
+    def test_what_stays_on_this_host_is_not_paced(self, host: str) -> None:
+        if not _is_there(b"bbr"):
+            pytest.skip("this host has no BBR, or does not let this account choose it")
+        with _sockets(host, host) as (near, far):
+            for sock in (near, far):
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+                asyncio.run(_made(sock))
+                assert _congestion_control(sock) == b"reno"
+
+    def test_between_two_addresses_the_administrators_choice_stays(self) -> None:
+        if not _is_there(b"bbr"):
+            pytest.skip("this host has no BBR, or does not let this account choose it")
+        with _sockets("127.0.0.1", "127.0.0.2") as (near, _):
+            near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+            asyncio.run(_made(near))
+            assert _congestion_control(near) == b"bbr"
+
+    def test_what_does_not_pace_stays_as_it_is(self) -> None:
+        if not _is_there(b"cubic"):
+            pytest.skip("this host has no CUBIC, or does not let this account choose it")
+        with _sockets("127.0.0.1", "127.0.0.1") as (near, _):
+            near.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")
+            asyncio.run(_made(near))
+            assert _congestion_control(near) == b"cubic"
+
+    def test_a_peer_that_is_gone_already_is_told_by_the_first_read(self) -> None:
+        with _sockets("127.0.0.1", "127.0.0.1") as (near, far):
+            far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+            far.close()  # by a reset: the connection has no peer any more
+            asyncio.run(_made(near))

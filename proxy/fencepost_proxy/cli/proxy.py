@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
+import fencepost_compiled
 from fencepost_proxy import logs
 from fencepost_proxy.config import LogFormat, LogLevel, ProxyConfig, RefusalScope, limit_docs, load
 from fencepost_proxy.errors import ConfigError, FencepostError
@@ -129,6 +130,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"fencepost proxy: {e}", file=sys.stderr)
         return 2
     logs.setup(config.log.level, config.log.format)
+    if fencepost_compiled.stale():
+        _log.warning("the compiled build is left aside: `make compiled` makes it anew", reason=fencepost_compiled.why())
     if config.workers > 1:
         # It moves no bytes: Python's own loop will do.
         with asyncio.Runner() as runner:

@@ -181,6 +181,7 @@ class Watch:
             return None
         if known.owned is not None and all(_has(known.owned, topic_ids.get(each.topic), each) for each in released):
             known.lacking -= released
+            known.told_ago = 0
             return None
         known.told_ago += 1
         if known.told_ago > 1 and known.told_ago % _TELL_AGAIN:

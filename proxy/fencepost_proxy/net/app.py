@@ -18,6 +18,7 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from fencepost_compiled import what_runs
 from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.config import ProxyConfig
@@ -210,7 +211,7 @@ class Proxy:
         self._spawn(self._housekeeping(), "housekeeping")
         self._spawn(self._groups.run(), "groups")
         address = self._bootstrap = Address(config.advertised_host or host, port)
-        _log.info("serving", bootstrap=address, brokers=len(self._book.nodes))
+        _log.info("serving", bootstrap=address, brokers=len(self._book.nodes), code=what_runs())
         return address
 
     async def _start_status(self) -> None:

@@ -16,6 +16,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from fencepost_compiled import what_runs
 from fencepost_proxy.net.metrics import Distribution, Metrics, fencepost_version
 from fencepost_proxy.wire.apis import APIS
 
@@ -128,7 +129,7 @@ class _Everything(Collector):
                 max(-1.0, metrics.state_fresh_until() - time.monotonic()),
             )
         yield from _of_workers(metrics)
-        build = {"version": fencepost_version(), "python": platform.python_version()}
+        build = {"version": fencepost_version(), "python": platform.python_version(), "code": what_runs()}
         yield InfoMetricFamily("fencepost_build", "What is running.", build)
 
 

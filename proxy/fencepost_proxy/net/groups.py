@@ -50,7 +50,8 @@ _limited_log = logs.RateLimitedLog(_log)
 
 #: A coordinator's answer is held for so long at most: members give up a request only after many seconds.
 _REPLY_SECONDS: Final = 2.0
-_LOOK_SECONDS: Final = 1.0
+#: Between one group and the next: fifty in a second, however many wait.
+_BETWEEN_LOOKS_SECONDS: Final = 0.02
 _ASK_SECONDS: Final = 5.0
 #: What was found in the log is looked for again where a group stands still before it: it may be gone meanwhile.
 _LOOK_AGAIN_SECONDS: Final = 10.0
@@ -483,10 +484,10 @@ class GroupKeeper:
         """For ever: whether groups that wait may have by now what they wait for."""
         while True:
             began = time.monotonic()
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(self._limits.group_look_seconds)
             for group in list(self.watch.groups):
                 if await self._look(group):
-                    await asyncio.sleep(1.0 / self._limits.group_lookups_per_second)
+                    await asyncio.sleep(_BETWEEN_LOOKS_SECONDS)
             self._forget_old(began)
 
     async def _look(self, group: str) -> bool:

@@ -17,6 +17,7 @@ from html import escape
 from typing import Final
 from urllib.parse import parse_qs, unquote
 
+from fencepost_compiled import what_runs
 from fencepost_proxy import logs
 from fencepost_proxy.net.metrics import CONTENT_TYPE, Metrics, load_exposition
 from fencepost_proxy.types import Address, NodeId
@@ -106,6 +107,7 @@ class StatusSnapshot:
     `added_seconds` – below what the time added to requests and answers lies: (half of them, 99 of 100), None before the
     first.
     `state_lease_seconds` – how long the view of the virtual configs may still be acted on, None where unknown.
+    `build` – whether the hot rooms are compiled.
     """
 
     version: str
@@ -127,6 +129,7 @@ class StatusSnapshot:
     guarded_topics: tuple[GuardedTopicStatus, ...] = ()
     expansions: tuple[ExpansionStatus, ...] = ()
     withheld: tuple[WithheldStatus, ...] = ()
+    build: str = field(default_factory=what_runs)
 
     @property
     def ready(self) -> bool:
@@ -386,7 +389,7 @@ def _as_html(s: StatusSnapshot) -> str:
             ],
         ),
         _table("Refusals", ("reason", "batches"), sorted(s.refusals.items())),
-        f'<footer>fencepost {escape(s.version)} · <a href="/status.json">status.json</a> · '
+        f'<footer>fencepost {escape(s.version)}, {escape(s.build)} · <a href="/status.json">status.json</a> · '
         '<a href="/metrics">metrics</a> · this page reloads every 5 s</footer></main></body></html>',
     ]
     return "\n".join(part for part in parts if part)

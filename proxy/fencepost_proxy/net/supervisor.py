@@ -26,6 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from fencepost_compiled import what_runs
 from fencepost_proxy import logs
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
@@ -149,7 +150,7 @@ class Supervisor:
                 return
         assert self._bootstrap is not None
         self._served = True
-        _log.info("serving", bootstrap=self._bootstrap, workers=len(self._slots))
+        _log.info("serving", bootstrap=self._bootstrap, workers=len(self._slots), code=what_runs())
         self._on_ready(self._bootstrap)
 
     async def _unless_stopping(self, what: object) -> bool:

@@ -210,7 +210,7 @@ class Connection:
         sent_bytes = self._received_bytes + self._around.unread_bytes(self.connection)
         for chain in chains:
             if chain in self._failed_chains:
-                self._failed_chains[chain].behind_bytes = sent_bytes
+                self._failed_chains[chain].behind_bytes = float(sent_bytes)
         read_bytes = self._received_bytes - self._client.unread_bytes
         if self._turn is not None:
             read_bytes = self._turn.starts_at  # it still has batches to offer

@@ -120,8 +120,8 @@ class Session(ShortWay):
                     self._turn_ended(ticket, result, reason, now)
                 case Expanded(token, outcomes):
                     self._expanded(token, outcomes)
-                case Stored(token, error):
-                    self._stored(token, error)
+                case Stored(token, failure):
+                    self._stored(token, failure)
                 case Replied(token, reply):
                     self._replied(token, reply)
                 case ClientLost():

@@ -249,7 +249,8 @@ class ShortWay(GuardedProduce):
         slot = Slot(PRODUCE, known.version, correlation_id, Answer.SINGLE)
         slot.reserved_bytes = len(frame)
         answer_by = self._answer_by[slot] = due_by(now, known.timeout_ms)
-        slot.single = Single(ticket, frame, starts_at, answer_by, known.topic, topic_id.bytes)
+        topic_id_bytes = topic_id.bytes
+        slot.single = Single(ticket, frame, starts_at, answer_by, known.topic, topic_id_bytes)
         self._to_client.append(slot)
         self._from_upstream.append(slot)
         header, rest = sent_batch(ticket)
@@ -257,7 +258,7 @@ class ShortWay(GuardedProduce):
             correlation_id=correlation_id,
             before_acks=known.before_acks,
             timeout_ms=known.timeout_ms,
-            topic_id=topic_id.bytes,
+            topic_id=topic_id_bytes,
             partition=partition,
             header=header,
             rest=rest,

@@ -51,7 +51,7 @@ class Report:
 Action = ForConnection | ForControl | Report
 
 
-class Switch:
+class Switch:  # extended in tests
     """`around` answers the sessions' questions, except `may_send`, which is the gates' to answer (see `may_send`).
 
     `owner` – False in a worker process beside the one that owns what only one may (see `session`).
@@ -218,8 +218,11 @@ class Switch:
         if gate is None:
             if len(self.gates) >= _IDLE_GATES_MAX:
                 self._drop_idle_gates()
-            gate = self.gates[partition] = Gate(partition, self._limits, self._names)
+            gate = self.gates[partition] = self._new_gate(partition)
         return gate
+
+    def _new_gate(self, partition: TopicPartition) -> Gate:
+        return Gate(partition, self._limits, self._names)
 
     def _drop_idle_gates(self) -> None:
         droppable = [name for name, gate in self.gates.items() if gate.idle and not gate.in_transaction]

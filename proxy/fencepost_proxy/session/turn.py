@@ -213,8 +213,8 @@ def make_ticket(bid: Bid, partition: TopicPartition, data: PartitionData) -> Tic
             decompressed_bytes_max=bid.decompressed_bytes_max,
             header=header,
         )
-    except LimitError as error:
-        return Refusal(Error.MESSAGE_TOO_LARGE, "too_large", f"TOO_LARGE {where}: {error}")
+    except LimitError as limit:
+        return Refusal(Error.MESSAGE_TOO_LARGE, "too_large", f"TOO_LARGE {where}: {limit}")
     except ProtocolError as error:
         return Refusal(Error.INVALID_RECORD, "malformed", f"MALFORMED {where}: {error}")
     if header.is_control:

@@ -220,9 +220,9 @@ def peek_produce(prefix: memoryview, frame_bytes: int) -> ProducePeek | None:
             acks, _ = _ACKS_TIMEOUT.unpack_from(prefix, at)
             count, at = read_array_count(prefix, at + 6, 6, bytes_total=frame_bytes)
             first, at = read_string(prefix, at) if count else ("", at)
-    except CutOff as error:
-        if error.needed > frame_bytes:
-            raise ClientProtocolError(f"malformed Produce request of {frame_bytes} bytes: {error}") from error
+    except CutOff as cut:
+        if cut.needed > frame_bytes:
+            raise ClientProtocolError(f"malformed Produce request of {frame_bytes} bytes: {cut}") from cut
         return None
     except MALFORMED as error:
         if isinstance(error, ValueError) or len(prefix) == frame_bytes:

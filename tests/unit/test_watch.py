@@ -1,0 +1,161 @@
+"""Members that hold less than they were assigned: when they are brought to ask again, or told."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from fencepost_proxy.groups.watch import Watch
+from fencepost_proxy.types import TopicPartition
+
+P0, P2, P3 = (TopicPartition("orders", each) for each in (0, 2, 3))
+ID = UUID(int=7)
+IDS = {"orders": ID}
+ALL = ((ID, (0, 2, 3)),)
+
+
+def _watch(*withheld: TopicPartition) -> Watch:
+    watch = Watch()
+    watch.withhold("g", withheld, withheld)
+    return watch
+
+
+# ---- the classic protocol
+
+
+def test_a_member_joins_again_once_what_it_lacks_is_released() -> None:
+    watch = _watch(P2)
+    watch.synced("g", "m", 5, frozenset({P2}))
+    assert not watch.must_rejoin("g", "m", 5, 0.0)
+
+    watch.update("g", frozenset())
+    assert watch.must_rejoin("g", "m", 5, 1.0)
+    assert watch.must_rejoin("g", "m", 5, 2.0)  # until it has
+
+    watch.synced("g", "m", 5, frozenset())  # a follower gets the same generation again
+    assert not watch.must_rejoin("g", "m", 5, 3.0)
+
+
+def test_only_members_that_lack_something_join_again() -> None:
+    watch = _watch(P2)
+    watch.synced("g", "lacks", 5, frozenset({P2}))
+    watch.synced("g", "has all", 5, frozenset())
+    watch.update("g", frozenset())
+    assert watch.must_rejoin("g", "lacks", 5, 0.0)
+    assert not watch.must_rejoin("g", "has all", 5, 0.0)
+
+
+def test_what_is_still_withheld_brings_nobody_to_join() -> None:
+    watch = _watch(P2, P3)
+    watch.synced("g", "two", 5, frozenset({P2}))
+    watch.synced("g", "three", 5, frozenset({P3}))
+    watch.update("g", frozenset({P3}))
+    assert watch.must_rejoin("g", "two", 5, 0.0)
+    assert not watch.must_rejoin("g", "three", 5, 0.0)
+
+
+def test_members_that_are_not_known_here_may_lack_what_the_state_topic_says() -> None:
+    # Given a process that was just started: it has the state topic, and no member.
+    watch = Watch()
+    watch.record("g", frozenset({P2}))
+    # Then it does nothing before it knows how far the group is.
+    assert not watch.must_rejoin("g", "m", 5, 0.0)
+    watch.update("g", frozenset({P2}))
+    assert not watch.must_rejoin("g", "m", 5, 0.0)
+    # And brings them to join once what they may lack is released.
+    watch.update("g", frozenset())
+    assert watch.must_rejoin("g", "m", 5, 0.0)
+    watch.synced("g", "m", 6, frozenset())
+    assert not watch.must_rejoin("g", "m", 6, 0.0)
+
+
+def test_a_member_that_joined_elsewhere_meanwhile_is_not_known_here() -> None:
+    watch = _watch(P2)
+    watch.synced("g", "m", 5, frozenset({P2}))
+    watch.update("g", frozenset())
+    assert not watch.must_rejoin("g", "m", 6, 0.0)
+
+
+def test_other_groups_are_left_alone() -> None:
+    watch = _watch(P2)
+    watch.synced("other", "m", 5, frozenset({P2}))
+    watch.update("g", frozenset())
+    assert not watch.must_rejoin("other", "m", 5, 0.0)
+
+
+# ---- KIP-848
+
+
+def _told(watch: Watch, *lacking: TopicPartition) -> None:
+    watch.consumer_told("g", "m", ALL, frozenset(lacking), ((ID, ()),))
+
+
+def test_a_member_is_told_of_what_is_released_and_only_of_that() -> None:
+    watch = _watch(P2, P3)
+    _told(watch, P2, P3)
+    assert watch.consumer_gets("g", "m", IDS) is None
+    watch.update("g", frozenset({P3}))
+    assert watch.consumer_gets("g", "m", IDS) == ((ID, (0, 2)),)
+    watch.consumer_asks("g", "m", ((ID, (0, 2)),), 0.0)
+    assert watch.consumer_gets("g", "m", IDS) is None
+    watch.update("g", frozenset())
+    assert watch.consumer_gets("g", "m", IDS) == ALL
+    watch.consumer_asks("g", "m", ALL, 0.0)
+    assert watch.consumer_gets("g", "m", IDS) is None
+
+
+def test_a_member_that_does_not_take_it_is_told_again_now_and_then() -> None:
+    watch = _watch(P2)
+    _told(watch, P2)
+    watch.update("g", frozenset())
+    told = [watch.consumer_gets("g", "m", IDS) is not None for _ in range(7)]
+    assert told == [True, False, True, False, False, True, False]
+
+
+def test_what_the_coordinator_says_is_the_later_word() -> None:
+    watch = _watch(P2)
+    _told(watch, P2)
+    watch.consumer_told("g", "m", ((ID, (0,)),), frozenset(), None)
+    watch.update("g", frozenset())
+    assert watch.consumer_gets("g", "m", IDS) is None
+
+
+def test_a_partition_that_is_taken_away_before_it_was_handed_over_is_given_up_for_the_member() -> None:
+    # Given a member that was assigned 0 and 2, got 0, and said so.
+    watch = _watch(P2)
+    watch.consumer_told("g", "m", ((ID, (0, 2)),), frozenset({P2}), ((ID, ()),))
+    assert watch.consumer_asks("g", "m", ((ID, (0,)),), 0.0) is None
+    assert watch.consumer_asks("g", "m", None, 0.0) is None
+    # When the coordinator assigns 0 alone: for the member nothing changes, and it would acknowledge nothing.
+    watch.consumer_told("g", "m", ((ID, (0,)),), frozenset(), None)
+    # Then its next request says what it has, once.
+    assert watch.consumer_asks("g", "m", None, 0.0) == ((ID, (0,)),)
+    assert watch.consumer_asks("g", "m", None, 0.0) is None
+
+
+def test_nothing_is_said_for_a_member_that_says_it_itself() -> None:
+    watch = _watch(P2)
+    watch.consumer_told("g", "m", ((ID, (0, 2)),), frozenset({P2}), ((ID, ()),))
+    assert watch.consumer_asks("g", "m", ((ID, (0,)),), 0.0) is None
+    assert watch.consumer_asks("g", "m", None, 0.0) is None
+
+
+def test_a_member_of_before_a_restart_is_asked_about_once_something_is_released() -> None:
+    watch = Watch()
+    watch.record("g", frozenset({P2}))
+    assert not watch.consumer_is_strange("g", "m")
+    watch.update("g", frozenset({P2}))
+    assert not watch.consumer_is_strange("g", "m")
+    watch.update("g", frozenset())
+    assert watch.consumer_is_strange("g", "m")
+    watch.consumer_told("g", "m", ALL, frozenset({P2}), None)
+    assert not watch.consumer_is_strange("g", "m")
+    assert watch.consumer_gets("g", "m", IDS) == ALL
+
+
+def test_a_group_of_which_nothing_is_withheld_is_not_watched() -> None:
+    watch = Watch()
+    watch.withhold("g", (), (P2,))
+    watch.synced("g", "m", 1, frozenset())
+    watch.consumer_told("g", "m", ALL, frozenset(), None)
+    assert not watch.groups
+    assert watch.consumer("g", "m") is None
