@@ -46,6 +46,16 @@ def main() -> int:
                     on.update(proof.run(stage, kinds, plan, ordered=True, say=_say).verdicts)
                 if options.only != "on":
                     off.update(proof.run(stage, kinds, proof.OFF, ordered=False, say=_say).verdicts)
+            if not options.short and options.only != "off":
+                kinds = kinds_named(options.kinds)[-options.at_once :]
+                print(
+                    "any growth, keys placed by jump hash; then 2 to 3 by murmur2, where order is not kept", flush=True
+                )
+                jumping = proof.run(stage, kinds, proof.JUMPING, ordered=True, say=_say).verdicts
+                between = proof.run(stage, kinds, proof.BETWEEN_OLD, ordered=True, say=_say).verdicts
+                holds &= all(each.holds for each in jumping.values())
+                print("\n".join(["", "jump hash, 1→2→3→8:", *proof.table(jumping, {})]))
+                print("\n".join(["", "murmur2, 2→3 (for information):", *proof.table(between, {})]))
             print(f"\nround {number}, {time.monotonic() - started:.0f} s")
             print("\n".join(proof.table(on, off)), flush=True)
             holds &= all(each.holds for each in on.values()) and all(each.early for each in off.values())
