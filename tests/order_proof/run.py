@@ -77,8 +77,8 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`lag_seconds` – how long groups are slow before and after each growth. `patience_seconds` – for all that must
-    happen in the end. `commit_seconds` – of the groups' members in turn. `place` – where keys go; `by_multiples` – whether
-    all steps are such that a hash modulo the count moves keys to new partitions only."""
+    happen in the end. `commit_seconds` – of the groups' members in turn. `place` – where keys go; `by_multiples` –
+    whether all steps are such that a hash modulo the count moves keys to new partitions only."""
 
     initial: int
     steps: tuple[Step, ...]
@@ -119,6 +119,12 @@ class Result:
     #: Records of the writer that were refused and placed again.
     refused: int
     growths: list[Grown] = field(default_factory=list)
+    #: What did not happen in time, though it may have later: partitions that were withheld for too long.
+    late: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        return not self.late and all(verdict.holds for verdict in self.verdicts.values())
 
 
 class NeverHappened(AssertionError):
@@ -276,6 +282,7 @@ def run(
         _until_each(groups, partial(Group.holds_partitions, count=plan.initial), plan, "was assigned its partitions")
         writer = Writer(stage.proxy.bootstrap, topic, plan, plan.initial, learns=ordered)
         growths: list[Grown] = []
+        late: list[str] = []
         for step in plan.steps:
             new = range(growths[-1].to_count if growths else plan.initial, step.to_count)
             used = {p for p in (plan.place(key, step.to_count) for key in writer.written) if p in new}
@@ -297,7 +304,9 @@ def run(
             except NeverHappened as error:
                 if not ordered:
                     raise
-                say(f"  {error}")  # and the verdict will tell of what is missing
+                # Go on: does it come later, is anything missing?
+                say(f"  {error}")
+                late.append(str(error))
             say(f"  all of {new} seen {(time.monotonic_ns() - growths[-1].ended_nanos) / NANOS:.1f} s later")
         writer.end()
         everything = dict(writer.written)
@@ -307,6 +316,7 @@ def run(
             sum(writer.written.values()),
             writer.refused,
             growths,
+            late,
         )
     finally:
         for group in groups:
