@@ -12,13 +12,19 @@ Where a row knows the offset that it must get, the proxy makes that exactly once
 
 and a row that is written again is recognised by its id and not appended again; one that finds another record in its
 place fails the query. See README.md beside this file for what that asks of a query, and for what it cannot do.
+
+A source topic that grows in order (`ordered.partition.expansion=true`) is read in order: Spark assigns partitions by
+hand and reads all of a micro-batch's at once, so a new partition joins the query only when the micro-batches that
+hold the rest of the earlier ones are finished.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import pyspark.sql.functions as sf
 from pyspark.errors import StreamingQueryException
@@ -30,6 +36,12 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 EXPECTED_OFFSET = "expected-offset"
 WRITE_ID = "write-id"
 CHECK_CONFIG = "check.expected.offsets"
+ORDERED_CONFIG = "ordered.partition.expansion"
+EXPANSIONS_CONFIG = "ordered.partition.expansions"
+#: How often a query that runs is looked at: has the topic grown, may another partition be read?
+LOOK_SECONDS = 2.0
+#: For how long a micro-batch is waited for before it is interrupted (and done again, with the partitions that it had).
+INTERRUPT_SECONDS = 60.0
 
 #: Of the sink, where rows carry expectations. Each record is its own batch: a batch is refused or recognised as a
 #: whole, and when a micro-batch is written again, its rows are not batched as they were the first time.
@@ -38,6 +50,13 @@ CONDITIONAL_PRODUCER = {"batch.size": "0"}
 
 class CheckIsOff(Exception):
     """Nothing would look at the expectations that were asked for."""
+
+
+class Growth(NamedTuple):
+    """A topic's partitions, and its expansions as `ordered.partition.expansions` tells them."""
+
+    count: int
+    expansions: list[dict[str, Any]]
 
 
 def _option(text: str) -> tuple[str, str]:
@@ -85,12 +104,15 @@ def arguments() -> argparse.ArgumentParser:
     return parser
 
 
-def read(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
-    """The source topic as a stream, with the columns that Spark documents and `headers`."""
+def read(spark: SparkSession, args: argparse.Namespace, partitions: list[int] | None = None) -> DataFrame:
+    """The source topic as a stream, with the columns that Spark documents and `headers`; all of it, those partitions
+    that come included, or `partitions` of it."""
     reader = (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", args.bootstrap)
-        .option("subscribe", args.source)
+        .option(
+            *(("subscribe", args.source) if partitions is None else ("assign", json.dumps({args.source: partitions})))
+        )
         .option("startingOffsets", args.starting)
         .option("includeHeaders", "true")
     )
@@ -141,21 +163,36 @@ def write(rows: DataFrame, args: argparse.Namespace) -> DataStreamWriter:
     return writer
 
 
-def require_check(spark: SparkSession, args: argparse.Namespace) -> None:
-    """Raises CheckIsOff unless the target topic's check is on, as the connector's own Kafka client sees it."""
+def _admin(spark: SparkSession, args: argparse.Namespace) -> Any:
+    """The connector's own Kafka client."""
     jvm: Any = spark.sparkContext._jvm
-    clients = jvm.org.apache.kafka.clients.admin
     settings = jvm.java.util.HashMap()
     for name, value in {"bootstrap.servers": args.bootstrap, **dict(args.option)}.items():
         settings.put(name, value)
+    return jvm.org.apache.kafka.clients.admin.Admin.create(settings)
+
+
+def _configs(spark: SparkSession, admin: Any, topic: str) -> Any:
+    """name → value of a topic's configs; None for one that it does not have."""
+    jvm: Any = spark.sparkContext._jvm
     resource = jvm.org.apache.kafka.common.config.ConfigResource
-    topic = resource(getattr(resource, "Type").TOPIC, args.target)  # noqa: B009 - Java's Type, not an attribute
-    admin = clients.Admin.create(settings)
+    named = resource(getattr(resource, "Type").TOPIC, topic)  # noqa: B009 - Java's Type, not an attribute
+    found = admin.describeConfigs([named]).all().get().get(named)
+
+    def value(name: str) -> str | None:
+        entry = found.get(name)
+        return None if entry is None else str(entry.value())
+
+    return value
+
+
+def require_check(spark: SparkSession, args: argparse.Namespace) -> None:
+    """Raises CheckIsOff unless the target topic's check is on, as the connector's own Kafka client sees it."""
+    admin = _admin(spark, args)
     try:
-        entry = admin.describeConfigs([topic]).all().get().get(topic).get(CHECK_CONFIG)
+        value = _configs(spark, admin, args.target)(CHECK_CONFIG)
     finally:
         admin.close()
-    value = None if entry is None else entry.value()
     if value not in ("true", "required"):
         raise CheckIsOff(
             f"topic {args.target!r} has {CHECK_CONFIG}={value}, so expected offsets would be ignored. Set it to "
@@ -163,12 +200,102 @@ def require_check(spark: SparkSession, args: argparse.Namespace) -> None:
         )
 
 
-def start(spark: SparkSession, args: argparse.Namespace) -> StreamingQuery:
+def growth(spark: SparkSession, args: argparse.Namespace) -> Growth | None:
+    """How the source topic has grown; None where it does not grow in order."""
+    admin = _admin(spark, args)
+    try:
+        # In this sequence: a growth is described before its partitions are there, so all that are seen are explained.
+        count = admin.describeTopics([args.source]).allTopicNames().get().get(args.source).partitions().size()
+        value = _configs(spark, admin, args.source)
+        if value(ORDERED_CONFIG) not in ("true", "any") or value(EXPANSIONS_CONFIG) is None:
+            return None
+        return Growth(count, json.loads(value(EXPANSIONS_CONFIG)))
+    finally:
+        admin.close()
+
+
+def finished(spark: SparkSession, args: argparse.Namespace) -> dict[int, int]:
+    """Partition → where the last finished micro-batch ended, as the checkpoint has it; empty for a new one."""
+    jvm: Any = spark.sparkContext._jvm
+    path = jvm.org.apache.hadoop.fs.Path
+    commits = path(f"{args.checkpoint}/commits")
+    files = commits.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())  # type: ignore[attr-defined]
+    if not files.exists(commits):
+        return {}
+    names = [status.getPath().getName() for status in files.listStatus(commits)]
+    batches = [int(name) for name in names if name.isdigit()]
+    if not batches:
+        return {}
+    opened = files.open(path(f"{args.checkpoint}/offsets/{max(batches)}"))
+    try:
+        text = str(jvm.org.apache.commons.io.IOUtils.toString(opened, "UTF-8"))
+    finally:
+        opened.close()
+    # A version, the batch's metadata, then a line per source: there is one.
+    offsets = json.loads(text.splitlines()[2])
+    return {int(partition): offset for partition, offset in offsets.get(args.source, {}).items()}
+
+
+def readable(grown: Growth, positions: dict[int, int], *, latest: bool) -> list[int]:
+    """The partitions that a query may read now, given where its last micro-batch ended.
+
+    A new one when every partition that was there before has been read up to where it ended then (KIP-253). One that the
+    checkpoint has, has been opened; a new query that starts at the latest offsets reads nothing from before any growth.
+    """
+    known = max((each["to"] for each in grown.expansions), default=grown.count)
+    if latest and not positions:
+        return list(range(min(grown.count, known)))
+
+    def may(partition: int) -> bool:
+        brought = next((each for each in grown.expansions if each["from"] <= partition < each["to"]), None)
+        if partition in positions or brought is None:
+            return partition in positions or partition < known
+        if brought.get("unordered"):
+            return True
+        thresholds = brought.get("thresholds")
+        return bool(thresholds) and all(t == 0 or positions.get(q, 0) >= t for q, t in enumerate(thresholds))
+
+    return [partition for partition in range(grown.count) if may(partition)]
+
+
+def start(spark: SparkSession, args: argparse.Namespace, partitions: list[int] | None = None) -> StreamingQuery:
     """Raises CheckIsOff."""
     if args.expected_offset:
         require_check(spark, args)
-    read(spark, args).createOrReplaceTempView("source")
+    read(spark, args, partitions).createOrReplaceTempView("source")
     return write(spark.sql(args.sql), args).start()
+
+
+def run(spark: SparkSession, args: argparse.Namespace) -> None:
+    """Until the query ends. Raises CheckIsOff, StreamingQueryException."""
+    while True:
+        grown = growth(spark, args)
+        if grown is None:
+            start(spark, args).awaitTermination()
+            return
+        partitions = readable(grown, finished(spark, args), latest=args.starting == "latest")
+        query = start(spark, args, partitions)
+        ended = False
+        while not ended and _may_read(spark, args) == partitions:
+            ended = bool(query.awaitTermination(LOOK_SECONDS))
+        if not ended:
+            _stop(query)
+        elif _may_read(spark, args) == partitions:
+            return
+
+
+def _may_read(spark: SparkSession, args: argparse.Namespace) -> list[int]:
+    grown = growth(spark, args)
+    assert grown is not None, f"topic {args.source!r} no longer grows in order: {ORDERED_CONFIG} was switched off"
+    return readable(grown, finished(spark, args), latest=args.starting == "latest")
+
+
+def _stop(query: StreamingQuery) -> None:
+    """Between two micro-batches where possible: one that is interrupted is written again."""
+    deadline = time.monotonic() + INTERRUPT_SECONDS
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    query.stop()
 
 
 def main() -> int:
@@ -178,7 +305,7 @@ def main() -> int:
         parser.error("--write-id names a write at an expected offset: give --expected-offset as well")
     spark = SparkSession.builder.appName(f"stream {args.source} to {args.target}").getOrCreate()
     try:
-        start(spark, args).awaitTermination()
+        run(spark, args)
     except (CheckIsOff, StreamingQueryException) as error:
         # A refusal is in the latter, in the proxy's words.
         print(f"stream: {error}", file=sys.stderr)

@@ -13,6 +13,7 @@ worked example: read a partition to its end, then append batches to it). See doc
 from __future__ import annotations
 
 from fencepost._ordering import Waiting
+from fencepost._placing import jump_hash
 from fencepost.errors import (
     BatchTooLarge,
     CheckIsOff,
@@ -46,5 +47,6 @@ __all__ = [
     "Record",
     "RetryPolicy",
     "Waiting",
+    "jump_hash",
     "partition_expansions",
 ]

@@ -13,6 +13,7 @@ So a key's records are appended in the order in which they were sent. No I/O her
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 import zlib
@@ -50,6 +51,19 @@ def murmur2(key: bytes, count: int) -> int:
 def crc32(key: bytes, count: int) -> int:
     """Where librdkafka puts a key unless told otherwise."""
     return zlib.crc32(key) % count
+
+
+def jump_hash(key: bytes, count: int) -> int:
+    """Jump consistent hash (Lamping and Veach, 2014): where the topic grows, by however many partitions, keys move to
+    new ones only, as `ordered.partition.expansion=any` wants it, and as few as possible. For topics all of whose
+    producers place keys so; Kafka's own hashes do that only where the count is multiplied."""
+    state = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
+    bucket, following = 0, 0
+    while following < count:
+        bucket = following
+        state = (state * 2862933555777941757 + 1) & 0xFFFFFFFFFFFFFFFF
+        following = int((bucket + 1) * (1 << 31) / ((state >> 33) + 1))
+    return bucket
 
 
 @dataclass(slots=True, eq=False)

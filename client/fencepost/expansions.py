@@ -37,7 +37,7 @@ class PartitionExpansion:
 def expansions_of(topic: str, configs: Mapping[str, str | None]) -> tuple[PartitionExpansion, ...]:
     """From a topic's configs, oldest first. Raises CheckIsOff where they do not say that it grows in order."""
     told = configs.get(EXPANSIONS_CONFIG)
-    if configs.get(ORDERED_CONFIG) == "true" and told is not None:
+    if configs.get(ORDERED_CONFIG) in ("true", "any") and told is not None:
         return parse_expansions(told)
     if not configs:
         found = "its configs cannot be seen (no such topic, or just created, or no right to DescribeConfigs on it)"

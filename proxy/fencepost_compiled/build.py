@@ -24,6 +24,7 @@ from fencepost_compiled.native import NativeError, native
 MODULES: Final = (
     "fencepost_policies.append",
     "fencepost_policies.conditional_publish",
+    "fencepost_policies.partition_count",
     "fencepost_proxy.errors",
     "fencepost_proxy.types",
     "fencepost_proxy.wire.primitives",
@@ -43,7 +44,9 @@ MODULES: Final = (
     "fencepost_proxy.session.surroundings",
     "fencepost_proxy.session.turn",
     "fencepost_proxy.session.connection",
+    "fencepost_proxy.session.counted",
     "fencepost_proxy.session.control",
+    "fencepost_proxy.session.doors",
     "fencepost_proxy.session.guarded",
     "fencepost_proxy.session.handover",
     "fencepost_proxy.session.short_way",

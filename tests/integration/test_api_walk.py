@@ -17,6 +17,7 @@ import pytest
 
 from fencepost_proxy.dev.api_table import treatment_of
 from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from fencepost_proxy.types import Address
 from fencepost_proxy.wire.apis import APIS
 from tests.support.batches import batch
@@ -49,8 +50,6 @@ VOLATILE_OF = {
     # A heartbeat that is asked again, since the coordinator was loading, may have made a member before.
     "ConsumerGroupDescribe": {"Members", "GroupEpoch", "AssignmentEpoch"},
 }
-#: What a topic has here and not in Kafka. It is shown wherever a topic's configs are.
-VIRTUAL_CONFIGS = {"check.expected.offsets", "expected.offsets.carrier"}
 LISTS_EVERYTHING = {"ListGroups": "GroupId", "ListTransactions": "TransactionalId"}
 
 

@@ -25,6 +25,7 @@ from confluent_kafka import ConsumerGroupTopicPartitions
 from kafka.errors import KafkaError
 
 from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from fencepost_proxy.types import Address
 from tests.support.kafka import kafka_version, unique_topic
 from tests.support.messages import RawConnection
@@ -554,7 +555,9 @@ def ck_admin(stage: Stage) -> Any:
 
     def shown(configs: Any) -> Any:
         # What the proxy adds is virtual topic configs, and nothing else.
-        return sorted((e.name, e.value, e.source, e.is_default) for e in configs.values() if "expected" not in e.name)
+        return sorted(
+            (e.name, e.value, e.source, e.is_default) for e in configs.values() if e.name not in VIRTUAL_CONFIGS
+        )
 
     resource = confluent_admin.ConfigResource("topic", topic)
     entry = confluent_admin.ConfigEntry(

@@ -72,8 +72,8 @@ def metrics_of(proxy: ProxyProcess) -> str:
         return str(page.read().decode())
 
 
-def counted_topic(address: str, partitions: int = 1, replicas: int = 1) -> str:
-    topic = unique_topic("grows")
+def counted_topic(address: str, partitions: int = 1, replicas: int = 1, *, prefix: str = "grows") -> str:
+    topic = unique_topic(prefix)
     with Connection(address) as connection:
         assert connection.create_topic(topic, partitions=partitions, replicas=replicas) == (OK, None)
     until(lambda: partition_count(address, topic) == partitions, f"{topic} to appear")
@@ -126,14 +126,19 @@ def by_confluent(address: str, topic: str, count: int) -> None:
 TOOLS = [by_kafka_topics, by_kafka_python, by_aiokafka, by_confluent]
 
 
+@pytest.mark.parametrize(("prefix", "counts"), [("doubles", (2, 4, 8)), ("grows", (2, 3, 8))])
 @pytest.mark.parametrize("tool", TOOLS)
 def test_a_topic_grows_under_load_through_any_tool(
-    kafka: KafkaCluster, growing: ProxyProcess, tool: Callable[[str, str, int], None]
+    kafka: KafkaCluster,
+    growing: ProxyProcess,
+    tool: Callable[[str, str, int], None],
+    prefix: str,
+    counts: tuple[int, int, int],
 ) -> None:
-    topic = counted_topic(growing.bootstrap)
+    topic = counted_topic(growing.bootstrap, prefix=prefix)
 
     with writing([growing.bootstrap] * 3, topic) as writers:
-        for count in (2, 3, 8):
+        for count in counts:
             for writer in writers:
                 writer.goes_on()
             tool(growing.bootstrap, topic, count)
@@ -142,11 +147,9 @@ def test_a_topic_grows_under_load_through_any_tool(
                 writer.goes_on()
 
     grown = expansions(growing.bootstrap, topic)
-    assert [(each.from_count, each.to_count, each.unordered) for each in grown] == [
-        (1, 2, False),
-        (2, 3, False),
-        (3, 8, False),
-    ]
+    assert [(each.from_count, each.to_count) for each in grown] == list(zip((1, *counts), counts, strict=False))
+    assert not any(each.unordered for each in grown)
+    assert [each.multiple for each in grown] == ([True] * 3 if prefix == "doubles" else [True, False, False])
     assert grown[0].thresholds > (0,)
     check_log(Log(kafka.bootstrap), topic, grown, writers)
     assert sum(writer.codes[INVALID_PARTITIONS] for writer in writers) > 0, "nobody was told of a new count"
@@ -183,6 +186,27 @@ def test_how_long_appends_were_held_is_in_log_metrics_and_status(growing: ProxyP
     assert 'fencepost_expansions_total{result="done"}' in metrics
     assert "fencepost_expansion_held_seconds_bucket" in metrics
     assert "fencepost_expansions_pending 0.0" in metrics
+
+
+def test_what_would_move_keys_between_old_partitions_is_refused_unless_any_count_will_do(growing: ProxyProcess) -> None:
+    topic, other = counted_topic(growing.bootstrap, 2, prefix="doubles"), counted_topic(growing.bootstrap, 2)
+
+    for validate_only in (True, False):
+        code, message = grow(growing.bootstrap, topic, 3, validate_only=validate_only)
+        assert code == INVALID_PARTITIONS
+        assert (message or "").startswith(f"EXPANSION_NOT_A_MULTIPLE topic={topic} from=2 to=3: ")
+        assert "Grow it to 4, 6 or 8" in (message or "")
+        assert "ordered.partition.expansion=any" in (message or "")
+        assert grow(growing.bootstrap, topic, 6, validate_only=True) == (OK, None)
+    assert f"topic={topic} step" not in growing.log
+    assert partition_count(growing.bootstrap, topic) == 2
+
+    assert grow(growing.bootstrap, other, 3) == (OK, None)
+    assert [each.multiple for each in expansions(growing.bootstrap, other)] == [False]
+    assert any(" WARNING " in line and f"topic={other} from=2 to=3" in line for line in growing.log.splitlines())
+    with Connection(growing.bootstrap) as connection:
+        assert connection.alter_topic(topic, {"ordered.partition.expansion": "any"}) == (OK, None)
+    assert grow(growing.bootstrap, topic, 3) == (OK, None)
 
 
 # --- what does not grow -----------------------------------------------------------------------------------------------
@@ -233,7 +257,7 @@ def test_topics_that_are_not_counted_grow_in_the_same_request(growing: ProxyProc
 
     assert {name: code for name, (code, _) in told.items()} == {plain: OK, topic: OK, "there-is-none": UNKNOWN_TOPIC}
     assert partition_count(growing.bootstrap, plain) == 4
-    assert expansions(growing.bootstrap, topic) == [(1, 2, (0,), False)]
+    assert expansions(growing.bootstrap, topic) == [(1, 2, (0,), False, True)]
     assert expansions(growing.bootstrap, plain) == []
 
 
@@ -367,7 +391,7 @@ def test_growth_around_the_proxy_is_noticed_told_and_counted(kafka: KafkaCluster
         until(lambda: expansions(growing.bootstrap, topic), "the growth to be noticed")
         writer.goes_on()
 
-    assert expansions(growing.bootstrap, topic) == [(1, 3, (), True)]
+    assert expansions(growing.bootstrap, topic) == [(1, 3, (), True, True)]
     [line] = [each for each in growing.log.splitlines() if "UNORDERED_EXPANSION" in each and topic in each]
     assert " ERROR " in line
     shown = status_of(growing)

@@ -290,13 +290,15 @@ def _keys_of_the_first(placed_by: Partitioner) -> tuple[str, str]:
     return moves, next(key for key in of_two if partition_for(placed_by, key.encode(), 3) == 0)
 
 
+@pytest.mark.parametrize("says", [True, False], ids=["says its count", "says nothing"])
 @pytest.mark.parametrize("client", CLIENTS)
 def test_a_producer_that_runs_while_the_topic_grows_loses_nothing(
-    client: str, growing: Callable[[str], Growing], proxy: ProxyProcess
+    client: str, says: bool, growing: Callable[[str], Growing], proxy: ProxyProcess
 ) -> None:
-    # Given a producer that says its count with each record, and sends again what is refused
-    topic = growing("counted")
+    # Given a producer that says its count with each record, or a topic that knows how it places them; and it sends
+    # again what is refused
     with keyed(client, proxy.bootstrap, **CONFIGS.get(client, {})) as producer:
+        topic = growing("counted" if says else producer.placed_by.value)
         keys = [f"key-{number}" for number in range(20)]
         refused = 0
         sent: list[tuple[str, str]] = []
@@ -312,7 +314,7 @@ def test_a_producer_that_runs_while_the_topic_grows_loses_nothing(
             elif grown.is_alive():
                 left = 2 * len(keys)
             key, value = keys[len(sent) % len(keys)], f"{len(sent)}"
-            while (seen := producer.send(topic.name, key, value, says=True)).error is not None:
+            while (seen := producer.send(topic.name, key, value, says=says)).error is not None:
                 assert seen.error == STALE[client][0], seen
                 refused += 1
                 time.sleep(0.02)

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import PolicyViolationError
-from kafka.admin import KafkaAdminClient, NewTopic
+from kafka.admin import KafkaAdminClient, NewPartitions, NewTopic
 from kafka.partitioner import murmur2
 
 from fencepost_proxy.dev.cluster import KafkaCluster
@@ -46,7 +46,14 @@ JOBS = Path(__file__).parents[2] / "spark_jobs"
 PARTITIONS = 2
 #: Topics that begin with this are guarded from birth by the proxy's configuration.
 GUARDED = "guarded"
-CONFIG = f'[topics."{GUARDED}-*"]\n"check.expected.offsets" = "required"\n'
+#: These grow in order.
+ORDERED = "ordered"
+CONFIG = f"""
+[topics."{GUARDED}-*"]
+"check.expected.offsets" = "required"
+[topics."{ORDERED}-*"]
+"ordered.partition.expansion" = "true"
+"""
 SPARK_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -99,7 +106,7 @@ def job(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-def create(kafka: KafkaCluster, *topics: str, partitions: int = PARTITIONS) -> None:
+def create(kafka: KafkaCluster | ProxyProcess, *topics: str, partitions: int = PARTITIONS) -> None:
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
     try:
         admin.create_topics([NewTopic(topic, partitions, 1) for topic in topics])
@@ -272,6 +279,86 @@ def test_a_conditional_stream_appends_once_although_its_commit_was_lost(
 
     with pytest.raises(stream.CheckIsOff, match="would be ignored"):
         mirror(unguarded)
+
+
+def test_a_stream_reads_a_growing_topic_in_order(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """Each row of the target has the source's partition in its value; the target has one partition, so its order is
+    that in which the query read."""
+    source, target = unique_topic(ORDERED), unique_topic("target")
+    create(proxy, source)
+    create(kafka, target, partitions=1)
+    stream = job("stream")
+    command = f"--bootstrap {proxy.bootstrap} --from {source} --to {target} --checkpoint {tmp_path / 'c'} --once --sql"
+    sql = "SELECT CAST(concat(partition, '/', offset) AS BINARY) AS value FROM source"
+    args = stream.arguments().parse_args([*command.split(), sql])
+
+    def fill(partitions: int) -> None:
+        for partition in range(partitions):
+            for _ in range(5):
+                append(proxy.bootstrap, source, partition, -1, b"x")
+
+    def grow(count: int) -> None:
+        with contextlib.closing(KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin:
+            admin.create_partitions({source: NewPartitions(count)})
+
+    fill(2)
+    grow(4)
+    fill(4)
+    grow(8)
+    fill(8)
+    stream.run(spark, args)
+
+    seen = [(record.value or b"").decode() for record in contents(kafka, target)[0]]
+    assert len(seen) == len(set(seen)) == 5 * (2 + 4 + 8)
+    first = {partition: seen.index(f"{partition}/0") for partition in range(8)}
+    for new, priors in {2: {0: 5, 1: 5}, 3: {0: 5, 1: 5}, 7: {0: 10, 1: 10, 2: 5, 3: 5}}.items():
+        for prior, threshold in priors.items():
+            assert seen.index(f"{prior}/{threshold - 1}") < first[new], (new, prior)
+
+    # Once more: what it read is read, and a partition that was opened stays open.
+    fill(8)
+    stream.run(spark, args)
+    assert len(contents(kafka, target)[0]) == 5 * (2 + 4 + 8 + 8)
+
+
+def test_a_stream_that_runs_takes_in_what_a_growth_brings(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    source, target = unique_topic(ORDERED), unique_topic("target")
+    create(proxy, source)
+    create(kafka, target, partitions=1)
+    stream = job("stream")
+    command = f"--bootstrap {proxy.bootstrap} --from {source} --to {target} --checkpoint {tmp_path / 'c'} --sql"
+    args = stream.arguments().parse_args([*command.split(), "SELECT value FROM source"])
+    append(proxy.bootstrap, source, 0, -1, b"before")
+
+    def follow() -> None:
+        with contextlib.suppress(AssertionError):  # how it is told to end
+            stream.run(spark, args)
+
+    runner = threading.Thread(target=follow)
+    runner.start()
+    try:
+        wait_until(lambda: len(contents(kafka, target)[0]) == 1)
+        with contextlib.closing(KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin:
+            admin.create_partitions({source: NewPartitions(4)})
+        append(proxy.bootstrap, source, 3, -1, b"after")
+        wait_until(lambda: len(contents(kafka, target)[0]) == 2)
+    finally:
+        stream.growth = lambda *_: None  # so that it starts no other
+        for query in spark.streams.active:
+            query.stop()
+        runner.join(60)
+        sys.modules.pop("stream")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
 
 
 # --- bulk_load.py -----------------------------------------------------------------------------------------------------

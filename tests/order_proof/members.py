@@ -9,14 +9,14 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fencepost_proxy.dev.process import guarded
 from fencepost_proxy.dev.tools import compile_java, java_command
-from tests.order_proof.seen import Seen, parse
+from tests.order_proof.seen import NANOS, Seen, parse
 from tests.support.kafka import kafka_version
 
 _JAVA_SOURCE = Path(__file__).parents[1] / "java" / "OrderMember.java"
@@ -170,6 +170,8 @@ class Member:
                     self._group.saw(record)
                 elif line.startswith("A "):
                     partitions = line.split(" ")[2].strip()
+                    with (self._group.directory / f"{self._group.id}.assignments").open("a") as file:
+                        file.write(f"{self.name} {line}")
                     self.assigned = frozenset(map(int, partitions.split(","))) if partitions else frozenset()
 
 
@@ -202,7 +204,7 @@ class Group:
             self._found[record.key].add(record.counter)
             self._partitions.add(record.partition)
 
-    def has_seen(self, partitions: range) -> bool:
+    def has_seen(self, partitions: Iterable[int]) -> bool:
         """A record of each of them."""
         with self._lock:
             return self._partitions.issuperset(partitions)
@@ -221,6 +223,17 @@ class Group:
         for member in self.members:
             held |= member.assigned or frozenset()
         return held.issuperset(range(count))
+
+    def standing(self) -> str:
+        """For each partition the highest offset seen, and how long ago a record of it was seen for the last time."""
+        with self._lock:
+            last = {record.partition: record for record in self.seen}
+            highest = {p: max(r.offset for r in self.seen if r.partition == p) for p in sorted(last)}
+        now = time.monotonic_ns()
+        return (
+            ", ".join(f"{p}: {at} ({(now - last[p].nanos) / NANOS:.0f} s ago)" for p, at in highest.items())
+            or "nothing"
+        )
 
     def end(self) -> None:
         for member in self.running:

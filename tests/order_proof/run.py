@@ -92,6 +92,10 @@ class Result:
     growths: list[Grown] = field(default_factory=list)
 
 
+class NeverHappened(AssertionError):
+    """Something that a run waits for."""
+
+
 class Writer:
     """One record per key and round; a round ends when all of it is acknowledged, so a key's records are in the order of
     their counters whatever was sent again."""
@@ -116,9 +120,12 @@ class Writer:
     def rounds(self) -> int:
         return min(self.written.values())
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._ended.set()
         self._thread.join(2 * _ROUND_SECONDS)
+
+    def end(self) -> None:
+        self.stop()
         if self.error is not None:
             raise self.error
 
@@ -153,9 +160,6 @@ class Writer:
             self._ask()
 
     def _send(self, key: str, failed: dict[str, Any]) -> None:
-        partition = partition_for(Partitioner.MURMUR2, key.encode(), self._count)
-        assert partition is not None
-
         def delivered(error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
             if error is not None:
                 failed[key] = error
@@ -164,13 +168,28 @@ class Writer:
             self._topic,
             b"%d" % (self.written[key] + 1),
             key,
-            partition,
+            _place(key, self._count),
             on_delivery=delivered,
             headers=[("partition-count", b"%d" % self._count)],
         )
 
     def _ask(self) -> None:
-        self._count = len(self._producer.list_topics(self._topic, 10).topics[self._topic].partitions)
+        deadline = time.monotonic() + _ROUND_SECONDS
+        while True:
+            try:
+                self._count = len(self._producer.list_topics(self._topic, 10).topics[self._topic].partitions)
+                return
+            except confluent_kafka.KafkaException:
+                # A refusal for its count closes a client's connection.
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_POLL_SECONDS)
+
+
+def _place(key: str, count: int) -> int:
+    partition = partition_for(Partitioner.MURMUR2, key.encode(), count)
+    assert partition is not None
+    return partition
 
 
 @dataclass(slots=True)
@@ -235,6 +254,8 @@ def run(
         growths: list[Grown] = []
         for step in plan.steps:
             new = range(growths[-1].to_count if growths else plan.initial, step.to_count)
+            used = {p for p in (_place(key, step.to_count) for key in writer.written) if p in new}
+            assert used, f"no key moves to {new}"
             _lag(groups, writer, plan, new.start)
             growths.append(stage.grow(topic, step.to_count))
             seconds = (growths[-1].ended_nanos - growths[-1].began_nanos) / NANOS
@@ -247,7 +268,12 @@ def run(
             else:
                 _until_each(groups, partial(Group.has_seen_any, partitions=new), plan, f"saw any of {new}")
             _pace(groups, 0, 0)
-            _until_each(groups, partial(Group.has_seen, partitions=new), plan, f"saw all of {new}")
+            try:
+                _until_each(groups, partial(Group.has_seen, partitions=used), plan, f"saw all of {new}", writer)
+            except NeverHappened as error:
+                if not ordered:
+                    raise
+                say(f"  {error}")  # and the verdict will tell of what is missing
             say(f"  all of {new} seen {(time.monotonic_ns() - growths[-1].ended_nanos) / NANOS:.1f} s later")
         writer.end()
         everything = dict(writer.written)
@@ -262,7 +288,7 @@ def run(
         for group in groups:
             group.end()
         if writer is not None:
-            writer.end()
+            writer.stop()
 
 
 def _lag(groups: Sequence[Group], writer: Writer, plan: Plan, partitions: int) -> None:
@@ -288,11 +314,19 @@ def _disturb(groups: Sequence[Group], event: str, plan: Plan) -> None:
             group.join(plan.commit_seconds[0])
 
 
-def _until_each(groups: Sequence[Group], condition: Callable[[Group], bool], plan: Plan, what: str) -> None:
+def _until_each(
+    groups: Sequence[Group], condition: Callable[[Group], bool], plan: Plan, what: str, writer: Writer | None = None
+) -> None:
     deadline = time.monotonic() + plan.patience_seconds
-    for group in groups:
-        seconds = max(0.0, deadline - time.monotonic())
-        _until(partial(condition, group), seconds, f"{group.id} (logs in {group.directory}) never {what}:")
+    left = list(groups)
+    while left:
+        left = [group for group in left if not condition(group)]
+        if writer is not None and writer.error is not None:
+            raise writer.error
+        if left and time.monotonic() >= deadline:
+            stuck = "; ".join(f"{group.id} has seen {group.standing()}" for group in left)
+            raise NeverHappened(f"never {what} within {plan.patience_seconds:g} s: {stuck} (logs: {left[0].directory})")
+        time.sleep(_POLL_SECONDS)
 
 
 def _until(condition: Callable[[], bool], seconds: float, otherwise: str | None) -> bool:
@@ -300,7 +334,8 @@ def _until(condition: Callable[[], bool], seconds: float, otherwise: str | None)
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() >= deadline:
-            assert otherwise is None, f"{otherwise} within {seconds:g} s"
+            if otherwise is not None:
+                raise NeverHappened(f"{otherwise} within {seconds:g} s")
             return False
         time.sleep(_POLL_SECONDS)
     return True

@@ -17,7 +17,7 @@ OK, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT, TOPIC_AUTHORIZATION_FAILED = 0, 3, 6, 
 INVALID_PARTITIONS, INVALID_ASSIGNMENT, POLICY_VIOLATION = 37, 39, 44
 _RETRIED = frozenset({UNKNOWN_TOPIC, 5, NOT_LEADER, TIMED_OUT, 19, 20})
 
-#: Counted from birth, by the beginning of their names; and takeovers that a test can wait for.
+#: Counted from birth, by the beginning of their names: grown to any count, to multiples only. With short takeovers.
 COUNTED_BY_NAME = """
 config_lease_seconds = 3.0
 
@@ -26,6 +26,10 @@ takeover_seconds = 0.5
 expansion_wait_seconds = {wait_seconds}
 
 [topics."grows-*"]
+"ordered.partition.expansion" = "any"
+"check.partition.count" = "true"
+
+[topics."doubles-*"]
 "ordered.partition.expansion" = "true"
 "check.partition.count" = "true"
 """
@@ -71,13 +75,14 @@ class Grown(NamedTuple):
     to_count: int
     thresholds: tuple[int, ...]
     unordered: bool
+    multiple: bool
 
 
 def expansions(address: str, topic: str) -> list[Grown]:
     with Connection(address) as connection:
         shown = connection.describe_topic(topic, keys=["ordered.partition.expansions"])
     return [
-        Grown(each["from"], each["to"], tuple(each["thresholds"]), each["unordered"])
+        Grown(each["from"], each["to"], tuple(each["thresholds"]), each["unordered"], each["multiple"])
         for each in json.loads(shown["ordered.partition.expansions"])
     ]
 

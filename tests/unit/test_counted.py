@@ -13,6 +13,7 @@ from fencepost_policies.partitioners import Partitioner, partition_for
 from fencepost_proxy.errors import ClientProtocolError
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.session import messages as m
+from fencepost_proxy.session import switch as switch_module
 from fencepost_proxy.session.exchange import Exchange, Finished
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.short_way import ShortWay
@@ -433,6 +434,7 @@ def test_metadata_that_does_not_answer_in_time_refuses_nobody_for_good() -> None
 def test_a_topic_of_which_nothing_is_known_yet_is_looked_up() -> None:
     talk = Doors()
     del talk.around.partition_counts["counted"]
+    talk.around.confirmed_at["counted"] = talk.now - 1
 
     talk.client(ask(("counted", 2, saying(6))))
     talk.next(m.TopicStale)
@@ -440,6 +442,21 @@ def test_a_topic_of_which_nothing_is_known_yet_is_looked_up() -> None:
     talk.tell(m.TopicNews())
 
     talk.sent_up()
+
+
+def test_a_topic_that_is_not_there_is_told_to_be_so_once_metadata_says_it() -> None:
+    talk = Doors()
+    del talk.around.partition_counts["counted"]
+    talk.around.confirmed_at["counted"] = talk.now - 1
+    talk.client(ask(("counted", 2, saying(6))))
+    talk.next(m.TopicStale)
+
+    talk.around.confirmed_at["counted"] = talk.now
+    talk.tell(m.TopicNews())
+
+    assert talk.refusals() == ["unknown_topic"]
+    assert talk.told()[("counted", 2)][0] == 3
+    talk.silent()
 
 
 def test_the_count_that_its_door_was_opened_with_is_true_though_metadata_lags() -> None:
@@ -857,6 +874,20 @@ def test_transactions_that_wait_at_a_closed_door_are_told_that_they_may_pass() -
 
     assert _sent(switch.close_door("counted", 101.0, but_for=[78])) == 0
     assert _sent(switch.close_door("counted", 102.0, but_for=[77])) == 1
+
+
+def test_names_that_strangers_make_up_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    switch, _ = _switch()
+    monkeypatch.setattr(switch_module, "_IDLE_DOORS_MAX", 10)
+    switch.close_door("growing", 100.0)
+    assert switch.door("busy").enter("somebody", 100.0)
+
+    for number in range(1000):
+        switch.door(f"counted-{number}")
+
+    assert len(switch.doors) <= 12
+    assert switch.door("growing").closed
+    assert switch.door("busy").in_flight == 1
 
 
 def test_a_process_is_quiet_while_no_append_of_any_kind_is_under_way() -> None:

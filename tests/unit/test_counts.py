@@ -115,6 +115,22 @@ def test_a_count_is_confirmed_by_what_was_asked_later() -> None:
     assert not world.counts.confirmed_since("orders", NOW)
 
 
+def test_a_topic_that_is_not_there_can_be_confirmed_too() -> None:
+    world = World(heard=None)
+    world.counts.confirm("orders", NOW, NOW + 1)
+    assert world.counts.confirmed_since("orders", NOW)
+    assert not world.counts.confirmed_since("orders", NOW + 0.5)
+
+    world.heard = (ORDERS, 2)
+    assert not world.counts.confirmed_since("orders", NOW), "it is another question now"
+
+
+def test_a_pending_expansion_confirms_nothing_and_breaks_nothing() -> None:
+    world = World(heard=(ORDERS, 3), growth=Growth(count=2, pending=_expansion(3)))
+    world.counts.confirm("orders", NOW, NOW)
+    assert not world.counts.confirmed_since("orders", NOW)
+
+
 def test_each_client_is_taken_at_what_it_was_told_last() -> None:
     counts = World().counts
     counts.serve(ME, [("orders", 2), ("payments", 5)])

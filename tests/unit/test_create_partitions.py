@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from fencepost_proxy.errors import Error
+from fencepost_proxy.topics.expanding import not_a_multiple
 from fencepost_proxy.topics.expansions import (
     Expansion,
     encode_done,
@@ -38,8 +39,15 @@ def known(*records: StateRecord, fresh: bool = True) -> Known:
     view = StateView("cluster-1")
     for offset, record in enumerate(records):
         assert view.apply(Offset(offset), *record) is None
-    configs = {"ordered.partition.expansion": "true"}
-    return Known(view, lambda topic: configs if "grows" in topic else {}, IDS.get, "__state", UUID(int=9), fresh=fresh)
+    values = {"grows": "any", "also-grows": "any", "doubles": "true"}
+    return Known(
+        view,
+        lambda topic: {"ordered.partition.expansion": values.get(topic, "false")},
+        IDS.get,
+        "__state",
+        UUID(int=9),
+        fresh=fresh,
+    )
 
 
 def asked(*topics: Message, validate_only: bool = False, around: Known | None = None) -> Plan:
@@ -80,7 +88,7 @@ def test_a_counted_topic_is_only_validated_by_kafka_and_then_the_proxy_lets_it_g
     assert growing.timeout_ms == 5_000
     response = answered("grows")
     assert plan.finish(response) == []
-    assert growing.wanted(response) == (ExpansionRequest("grows", 3, ((NodeId(1), NodeId(2)),)),)
+    assert growing.wanted(response) == (ExpansionRequest("grows", 3, ((NodeId(1), NodeId(2)),), ordered=True),)
     growing.tell(response, {"grows": ExpansionOutcome("grows", 44, "EXPANSION_FAILED")})
     [result] = response.results
     assert (result.error_code, result.error_message) == (44, "EXPANSION_FAILED")
@@ -128,6 +136,33 @@ def test_what_is_not_counted_or_only_to_be_validated_is_kafkas(asked_for: list[s
     assert plan.expansions is None
     assert names(plan.forward) == asked_for
     assert plan.forward.validate_only is validate_only
+
+
+@pytest.mark.parametrize("validate_only", [False, True])
+def test_what_grows_by_multiples_only_is_looked_at_here_even_if_only_to_be_validated(validate_only: bool) -> None:
+    plan = asked(topic("plain"), topic("doubles"), validate_only=validate_only)
+    growing = plan.expansions
+    assert growing is not None
+
+    assert growing.first is not None
+    assert (names(growing.first), growing.first.validate_only) == (["plain"], validate_only)
+    assert (names(plan.forward), plan.forward.validate_only) == (["doubles"], True)
+    [request] = growing.wanted(answered("doubles"))
+    assert (request.multiples_only, request.validate_only) == (True, validate_only)
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (1, 7), (2, 4), (2, 8), (3, 9)])
+def test_by_multiples_keys_move_to_new_partitions_only(before: int, after: int) -> None:
+    assert not_a_multiple("t", before, after) is None
+    assert all(key % after == key % before or key % after >= before for key in range(before * after))
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 3), (3, 8), (4, 6)])
+def test_else_keys_move_between_old_partitions(before: int, after: int) -> None:
+    text = not_a_multiple("t", before, after)
+    assert text is not None
+    assert text.startswith(f"EXPANSION_NOT_A_MULTIPLE topic=t from={before} to={after}: ")
+    assert any(key % after != key % before and key % after < before for key in range(before * after))
 
 
 # --- what is not let through ------------------------------------------------------------------------------------------
@@ -182,7 +217,9 @@ def test_thresholds_are_readable_as_a_config_that_nobody_can_set() -> None:
     shown = described("grows", around)["ordered.partition.expansions"]
 
     assert shown.read_only
-    assert json.loads(shown.value) == [{"from": 2, "to": 3, "thresholds": [57, 80], "at_ms": 2000, "unordered": False}]
+    assert json.loads(shown.value) == [
+        {"from": 2, "to": 3, "thresholds": [57, 80], "at_ms": 2000, "unordered": False, "multiple": False}
+    ]
     assert "thresholds" in shown.documentation
     config = Message(name="ordered.partition.expansions", config_operation=0, value="[]")
     resource = Message(resource_type=2, resource_name="grows", configs=[config])

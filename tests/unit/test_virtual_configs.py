@@ -47,7 +47,7 @@ def test_values_are_read_in_any_case_and_kept_in_one(name: str, written: str, va
         ("expected.offsets.carrier", "footer", "must be header or base"),
         ("check.partition.count", "6", "must be false, true or required"),
         ("partitioner", "sha1", "must be none, murmur2, crc32 or fnv1a"),
-        ("ordered.partition.expansion", "required", "must be false or true"),
+        ("ordered.partition.expansion", "required", "must be false, true or any"),
     ],
 )
 def test_a_wrong_value_is_answered_with_the_right_ones(name: str, written: str | None, allowed: str) -> None:

@@ -874,7 +874,8 @@ class Proxy:
         assert self._reads is not None
         configured = self._state.view.topic_configs
         gated = {partition.topic for partition in self.switch.gates}
-        topics = sorted({*configured, *gated, *self.switch.doors, *self._state.view.counted_topics})
+        doors = {topic for topic in self.switch.doors if self.topic_id(topic) is not None}
+        topics = sorted({*configured, *gated, *doors, *self._state.view.counted_topics})
         if not topics:
             return
         before = {topic: self.topic_id(topic) for topic in topics}

@@ -165,6 +165,9 @@ class Expansions:
             process = self._state.process
             if info is None or process is None:
                 return ExpansionOutcome(topic, Error.UNKNOWN_TOPIC_OR_PARTITION, f"topic={topic}: it is not there")
+            outcome = self._looked_at(request, info)
+            if outcome is not None:
+                return outcome
             await self._note_growth(info)
         except FencepostError as error:
             return ExpansionOutcome(topic, Error.REQUEST_TIMED_OUT, f"topic={topic}: {error}")
@@ -188,6 +191,20 @@ class Expansions:
         counts = f"from={expansion.from_count} to={expansion.to_count}"
         text = f"{ex.IN_PROGRESS} topic={topic} {counts}: it goes on by itself; it is at step {where}"
         return ExpansionOutcome(topic, Error.REQUEST_TIMED_OUT, text)
+
+    @staticmethod
+    def _looked_at(request: ExpansionRequest, info: TopicInfo) -> ExpansionOutcome | None:
+        """What can be told before anything is done; None: do it."""
+        problem = ex.not_a_multiple(info.name, info.partition_count, request.to_count)
+        if problem is not None and request.multiples_only:
+            return ExpansionOutcome(info.name, Error.INVALID_PARTITIONS, problem)
+        if request.validate_only:
+            return ExpansionOutcome(info.name, Error.NONE, None)
+        if problem is not None and request.ordered:
+            _log.warning(
+                "a topic grows to no multiple of its count: keys may move between old partitions", reason=problem
+            )
+        return None
 
     def _procedure(self, expansion: Expansion, *, taken_over: bool = False) -> ex.Procedure:
         procedure = ex.Procedure(

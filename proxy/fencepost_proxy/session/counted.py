@@ -131,6 +131,10 @@ class CountedTurn:
                 _refuse_all(refused, topic, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "door_closed", message))
                 continue
             verdicts = self._verdicts(around, topic, now)
+            if verdicts is None and around.count_confirmed_since(name, self.arrived_at):
+                message = f"UNKNOWN_TOPIC topic={name}: metadata does not show it to the proxy"
+                _refuse_all(refused, topic, Refusal(Error.UNKNOWN_TOPIC_OR_PARTITION, "unknown_topic", message))
+                continue
             if verdicts is None or (
                 any(verdict is not None and verdict.error_code == INVALID_PARTITIONS for verdict in verdicts)
                 and not around.count_confirmed_since(name, self.arrived_at)
@@ -211,8 +215,8 @@ class CountedTurn:
                 verdicts.append(check_partition_count(append, declared, facts))
             except LimitError as error:
                 verdicts.append(_unreadable(name, data, "TOO_LARGE", f"{error}", Error.MESSAGE_TOO_LARGE))
-            except ProtocolError as error:
-                verdicts.append(_unreadable(name, data, "MALFORMED", f"{error}"))
+            except ProtocolError as malformed:
+                verdicts.append(_unreadable(name, data, "MALFORMED", f"{malformed}"))
         return verdicts
 
     def _read(self, around: Surroundings, topic: _Topic, data: PartitionData, now: float) -> Append | Refusal:

@@ -27,6 +27,7 @@ _T = TypeVar("_T")
 
 #: How many idle gates are kept: each costs a few kilobytes, and dropping one costs its partition a cold start.
 _IDLE_GATES_MAX = 10_000
+_IDLE_DOORS_MAX = 10_000
 
 
 @value
@@ -123,6 +124,8 @@ class Switch:  # extended in tests
         """The topic's door, made where it was not needed before."""
         door = self.doors.get(topic)
         if door is None:
+            if len(self.doors) >= _IDLE_DOORS_MAX:
+                self._drop_idle_doors()
             door = self.doors[topic] = self._around.new_door(topic)
         return door
 
@@ -223,6 +226,12 @@ class Switch:  # extended in tests
 
     def _new_gate(self, partition: TopicPartition) -> Gate:
         return Gate(partition, self._limits, self._names)
+
+    def _drop_idle_doors(self) -> None:
+        """Those that a new one would equal. By a pattern, any name that a stranger makes up is a counted topic."""
+        droppable = [topic for topic, door in self.doors.items() if door.idle]
+        for topic in droppable[: _IDLE_DOORS_MAX // 2]:
+            del self.doors[topic]
 
     def _drop_idle_gates(self) -> None:
         droppable = [name for name, gate in self.gates.items() if gate.idle and not gate.in_transaction]

@@ -19,6 +19,8 @@ from fencepost_proxy.topics.expansions import Growth
 #: For how long a guess is held against a client: one that refreshes its metadata elsewhere must not be shut out.
 _BELIEVED_SECONDS: Final = 5.0
 _NEVER: Final = float("-inf")
+#: Names of topics come from clients: a stranger's must not fill the memory.
+_MISSING_MAX: Final = 10_000
 
 
 class Client(NamedTuple):
@@ -62,6 +64,7 @@ class Counts:
         self._settle_seconds = settle_seconds
         self._served_max = served_max
         self._topics: dict[str, _Topic] = {}
+        self._missing: dict[str, float] = {}  # when metadata was asked for them last
         self._served: OrderedDict[tuple[Client, str], _Served] = OrderedDict()
 
     # ---- of topics
@@ -97,14 +100,20 @@ class Counts:
         return known is not None and now - known.grown_at < self._settle_seconds
 
     def confirm(self, topic: str, asked_at: float, now: float) -> None:
-        """Metadata has answered what was asked then."""
-        self.count(topic, now)
-        known = self._topics.get(topic)
+        """Metadata has answered what was asked then: `count` is true, None where there is no such topic."""
+        if self.count(topic, now) is None:
+            if len(self._missing) >= _MISSING_MAX:
+                self._missing.clear()
+            self._missing[topic] = asked_at
+            return
+        known = self._topics.get(topic)  # none while an expansion is pending that is the first news of it
         if known is not None:
             known.confirmed_at = max(known.confirmed_at, asked_at)
 
     def confirmed_since(self, topic: str, at: float) -> bool:
         """Whether metadata was asked at that time or later."""
+        if self._metadata(topic) is None:
+            return self._missing.get(topic, _NEVER) >= at
         known = self._topics.get(topic)
         return known is not None and known.confirmed_at >= at
 

@@ -5,7 +5,12 @@ upstream as *validate-only*, on the client's own connection: Kafka says whether 
 asked for makes sense. Only then does the procedure begin, and its end is the client's answer.
 
 Other topics in the same request are Kafka's business. CreatePartitions has one flag for all its topics, so they go up
-in a request of their own, before. And what the client himself only wants validated goes as it is.
+in a request of their own, before. What the client himself only wants validated is Kafka's answer, too, but for what the
+proxy would refuse.
+
+*Multiples.* By hash % count a key moves from an old partition to a new one, or stays, only where the new count is a
+multiple of the old one. From 2 to 3 a key of hash 4 moves from partition 0 to 1, which is there already: nobody waits
+there until partition 0 is read. So a topic whose order is to be kept grows by multiples, unless its config says `any`.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ def plan_create_partitions(_version: int, request: Message, known: Known) -> Pla
         refusal = _refusal(topic.name, known, validate_only=request.validate_only)
         if refusal is not None:
             refused.append(refusal)
-        elif not request.validate_only and known.is_counted(topic.name):
+        elif _multiples_only(topic.name, known) or (not request.validate_only and known.is_counted(topic.name)):
             ours.append(topic)
         else:
             kafkas.append(topic)
@@ -42,8 +47,28 @@ def plan_create_partitions(_version: int, request: Message, known: Known) -> Pla
         request.topics = kafkas
         return Plan(request, finish)
     validated = Message(topics=ours, timeout_ms=request.timeout_ms, validate_only=True)
-    first = Message(topics=kafkas, timeout_ms=request.timeout_ms, validate_only=False) if kafkas else None
-    return Plan(validated, finish, expansions=_expansions(first, ours, request.timeout_ms))
+    first = None
+    if kafkas:
+        first = Message(topics=kafkas, timeout_ms=request.timeout_ms, validate_only=request.validate_only)
+    requests = [_request(topic, known, validate_only=request.validate_only) for topic in ours]
+    return Plan(validated, finish, expansions=_expansions(first, requests, request.timeout_ms))
+
+
+def _multiples_only(topic: str, known: Known) -> bool:
+    policy = known.policy(topic)
+    return policy is not None and policy.ordered and not policy.any_growth
+
+
+def _request(topic: Message, known: Known, *, validate_only: bool) -> ExpansionRequest:
+    places, policy = topic.assignments, known.policy(topic.name)
+    return ExpansionRequest(
+        topic.name,
+        topic.count,
+        None if places is None else tuple(tuple(map(NodeId, each.broker_ids)) for each in places),
+        ordered=policy is not None and policy.ordered,
+        multiples_only=_multiples_only(topic.name, known),
+        validate_only=validate_only,
+    )
 
 
 def _refusal(topic: str, known: Known, *, validate_only: bool) -> Message | None:
@@ -61,22 +86,12 @@ def _refusal(topic: str, known: Known, *, validate_only: bool) -> Message | None
     return Message(name=topic, error_code=Error.INVALID_PARTITIONS, error_message=text)
 
 
-def _expansions(first: Message | None, ours: list[Message], timeout_ms: int) -> Expansions:
+def _expansions(first: Message | None, requests: list[ExpansionRequest], timeout_ms: int) -> Expansions:
     answered_first: list[Message] = []
 
     def wanted(response: Message) -> tuple[ExpansionRequest, ...]:
         valid = {result.name for result in response.results if result.error_code == Error.NONE}
-        return tuple(
-            ExpansionRequest(
-                topic.name,
-                topic.count,
-                None
-                if topic.assignments is None
-                else tuple(tuple(map(NodeId, each.broker_ids)) for each in topic.assignments),
-            )
-            for topic in ours
-            if topic.name in valid
-        )
+        return tuple(each for each in requests if each.topic in valid)
 
     def finish_first(response: Message) -> None:
         answered_first.extend(response.results)

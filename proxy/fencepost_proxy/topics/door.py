@@ -93,6 +93,11 @@ class Door:
         """How many are inside."""
         return len(self._inside)
 
+    @property
+    def idle(self) -> bool:
+        """Open, nobody inside, and nobody ever was of whom something may be under way."""
+        return self.closed_at is None and not self._inside and self.empty_at == float("-inf")
+
     def empty(self, now: float) -> bool:
         """Nobody is inside, and nothing that was may still be appended."""
         return not self._inside and now >= self.empty_at

@@ -65,6 +65,7 @@ _MISSING_TOPIC_LOOKS: Final = 4
 #: How messages to clients begin.
 IN_PROGRESS: Final = "EXPANSION_IN_PROGRESS"
 FAILED: Final = "EXPANSION_FAILED"
+NOT_A_MULTIPLE: Final = "EXPANSION_NOT_A_MULTIPLE"
 #: Answers of CreatePartitions that say that the topic is not as it was: another count, no such topic.
 _GROWN_OR_GONE: Final = frozenset({Error.INVALID_PARTITIONS, Error.UNKNOWN_TOPIC_OR_PARTITION})
 
@@ -538,6 +539,18 @@ class Procedure:
     def _note_time(self) -> None:
         self.took[self.step] = self.took.get(self.step, 0.0) + self.now - self._since
         self._since = self.now
+
+
+def not_a_multiple(topic: str, from_count: int, to_count: int) -> str | None:
+    """What to tell who wants a topic to grow to a count that is none of the old one's multiples; None where it is."""
+    if to_count % from_count == 0:
+        return None
+    return (
+        f"{NOT_A_MULTIPLE} topic={topic} from={from_count} to={to_count}: keys placed by hash % count would move "
+        "between partitions that are there already, where nobody waits for the old ones to be read. Grow it to "
+        f"{from_count * 2}, {from_count * 3} or {from_count * 4}; or set ordered.partition.expansion=any, if keys are "
+        "placed so that they move to new partitions only"
+    )
 
 
 # --- the door of each process ---------------------------------------------------------------------------------------

@@ -67,6 +67,11 @@ class Expansion:
         return self.ended_at_ms is not None and not self.unordered
 
     @property
+    def multiple(self) -> bool:
+        """Whether keys that are placed by hash % count move to new partitions only."""
+        return self.to_count % self.from_count == 0
+
+    @property
     def priors(self) -> range:
         """The partitions that were there before."""
         return range(self.from_count)
@@ -118,6 +123,7 @@ class Growth:
                 "thresholds": list(each.thresholds),
                 "at_ms": each.ended_at_ms,
                 "unordered": each.unordered,
+                "multiple": each.multiple,
             }
             for each in self.expansions
         ]

@@ -62,11 +62,18 @@ class Joins:
 
 
 class ExpansionRequest(NamedTuple):
-    """A counted topic is to grow; Kafka would let the client who wants it."""
+    """A counted topic is to grow; Kafka would let the client who wants it.
+
+    `ordered` – keys must keep their order; `multiples_only` – so it grows to multiples of the count that it has now.
+    `validate_only` – only say whether it would be done.
+    """
 
     topic: str
     to_count: int
     assignments: Assignments | None
+    ordered: bool = False
+    multiples_only: bool = False
+    validate_only: bool = False
 
 
 class ExpansionOutcome(NamedTuple):

@@ -97,11 +97,12 @@ _TABLE: Final = (
     ),
     VirtualConfig(
         name=ORDERED_PARTITION_EXPANSION,
-        values=("false", "true"),
+        values=("false", "true", "any"),
         default="false",
         documentation=(
             "With true, the topic grows without losing the order of a key's records (KIP-253): consumer groups get a "
-            "new partition once they have read what lay in the others before."
+            "new partition once they have read what lay in the others before. It grows to multiples of its count only, "
+            "since otherwise keys placed by hash % count would move between old partitions too; with any, to any count."
         ),
     ),
 )
@@ -110,7 +111,8 @@ _TABLE: Final = (
 ORDERED_PARTITION_EXPANSIONS: Final = "ordered.partition.expansions"
 ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION: Final = (
     "Read-only. The expansions of this topic, oldest first, as JSON: from and to how many partitions, where each prior "
-    "partition ended then (thresholds), when, and whether it was unordered, that is, made around the proxy."
+    "partition ended then (thresholds), when, whether it was unordered, that is, made around the proxy, and whether "
+    "the new count is a multiple of the old one: only then keys placed by hash % count move to new partitions alone."
 )
 
 VIRTUAL_CONFIGS: Final[Mapping[str, VirtualConfig]] = MappingProxyType({config.name: config for config in _TABLE})
@@ -141,6 +143,7 @@ class TopicPolicy:
     count_check: Check = Check.OFF
     partitioner: Partitioner | None = None
     ordered: bool = False
+    any_growth: bool = False
 
     @property
     def guarded(self) -> bool:
@@ -162,7 +165,8 @@ class TopicPolicy:
             carrier_base=values[EXPECTED_OFFSETS_CARRIER] == "base",
             count_check=Check(values[CHECK_PARTITION_COUNT]),
             partitioner=None if partitioner == "none" else Partitioner(partitioner),
-            ordered=values[ORDERED_PARTITION_EXPANSION] == "true",
+            ordered=values[ORDERED_PARTITION_EXPANSION] != "false",
+            any_growth=values[ORDERED_PARTITION_EXPANSION] == "any",
         )
 
 

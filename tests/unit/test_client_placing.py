@@ -1,0 +1,169 @@
+"""The library's ordered producers, without a client: where keys go, and what happens when they must go elsewhere."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from fencepost import jump_hash
+from fencepost._placing import Send, TopicSends, count_changed, counted_headers, crc32, murmur2, refuse_configs
+from fencepost_policies.partitioners import Partitioner, partition_for
+
+KEYS = [random.Random(253).randbytes(n % 40) for n in range(400)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 100])
+def test_keys_go_where_the_proxy_expects_them(count: int) -> None:
+    """Whose hashes are pinned against the clients' own (tests/unit/test_partitioners.py)."""
+    for key in KEYS:
+        assert murmur2(key, count) == partition_for(Partitioner.MURMUR2, key, count)
+        if key:
+            assert crc32(key, count) == partition_for(Partitioner.CRC32, key, count)
+
+
+def test_by_jump_hash_keys_move_to_new_partitions_only() -> None:
+    moved = 0
+    for key in KEYS:
+        for count, larger in ((1, 2), (2, 3), (3, 8), (8, 9), (9, 31)):
+            before, after = jump_hash(key, count), jump_hash(key, larger)
+            assert 0 <= before < count
+            assert after == before or count <= after < larger
+            moved += after != before
+    assert moved > len(KEYS)
+
+
+def test_by_jump_hash_keys_are_spread() -> None:
+    counts = [0] * 8
+    for number in range(8000):
+        counts[jump_hash(b"%d" % number, 8)] += 1
+    assert min(counts) > 850
+
+
+class Story:
+    """Records 1, 2, … of a topic, with keys that are on partition `key % count`."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.sends = TopicSends(lambda key, count: int(key) % count, count)
+        self.records: list[Send] = []
+
+    def submit(self, key: int, *, partition: int | None = None, deadline: float = 100.0) -> bool:
+        send = Send(len(self.records), "t", b"%d" % key, partition, deadline, None)
+        self.records.append(send)
+        return self.sends.submit(send)
+
+    def next(self) -> tuple[int, int | None, int] | None:
+        """(number, partition, count)"""
+        send = self.sends.next()
+        return None if send is None else (send.number, send.placed_on, send.placed_over)
+
+
+def test_records_are_handed_over_at_once_while_nothing_is_refused() -> None:
+    story = Story()
+    assert story.submit(3)
+    assert (story.records[0].placed_on, story.records[0].placed_over) == (1, 2)
+    story.sends.ended(story.records[0])
+    assert len(story.sends) == 0
+
+
+def test_what_was_refused_is_placed_again_in_its_order_ahead_of_what_came_since() -> None:
+    story = Story()
+    for key in (2, 3, 2, 3):
+        assert story.submit(key)
+    first, second, third, fourth = story.records
+    story.sends.ended(first)  # appended before the topic grew
+    story.sends.refuse(third)
+    assert not story.submit(2)  # held back: it would overtake the third
+    assert not story.sends.settled
+    story.sends.refuse(second)
+    assert story.next() is None
+    story.sends.refuse(fourth, "INVALID_PARTITION_COUNT topic=t partition=1 expected=2 actual=4")
+    assert story.sends.settled
+
+    assert story.sends.regrown(3, 1.0) == []  # metadata is behind what the refusal said
+    assert story.next() is None
+    assert story.sends.regrown(4, 2.0) == []
+    assert [story.next() for _ in range(5)] == [(1, 3, 4), (2, 2, 4), (3, 3, 4), (4, 2, 4), None]
+    assert story.submit(2)
+
+
+def test_without_a_message_the_count_must_at_least_have_grown() -> None:
+    story = Story()
+    story.submit(2)
+    story.sends.refuse(story.records[0])
+    story.sends.regrown(2, 1.0)
+    assert story.next() is None
+    story.sends.regrown(3, 1.0)
+    assert story.next() == (0, 2, 3)
+
+
+def test_a_topic_that_grows_again_meanwhile_stops_again() -> None:
+    story = Story()
+    for key in (2, 3):
+        story.submit(key)
+    for record in story.records:
+        story.sends.refuse(record)
+    story.submit(5)
+    story.sends.regrown(4, 1.0)
+    assert story.next() == (0, 2, 4)
+    story.sends.refuse(story.records[0])
+    assert story.next() is None
+    story.sends.regrown(8, 2.0)
+    assert [story.next() for _ in range(3)] == [(0, 2, 8), (1, 3, 8), (2, 5, 8)]
+
+
+def test_a_record_with_a_partition_of_its_own_keeps_it() -> None:
+    story = Story()
+    story.submit(2, partition=1)
+    story.sends.refuse(story.records[0])
+    story.sends.regrown(4, 1.0)
+    assert story.next() == (0, 1, 4)
+
+
+def test_what_has_had_its_time_fails_and_the_rest_goes_on() -> None:
+    story = Story()
+    story.submit(2, deadline=5.0)
+    story.sends.refuse(story.records[0])
+    story.submit(2, deadline=50.0)
+    assert story.sends.regrown(2, 4.0) == []
+    assert story.sends.regrown(2, 5.0) == [story.records[0]]
+    assert story.next() == (1, 0, 2)  # it will hear for itself
+    error = count_changed(story.records[0], 2, "tried for 5 s")
+    assert str(error) == "t-0: placed over 2 partitions, but the topic has 2; not appended: tried for 5 s"
+
+
+def test_a_record_that_could_not_be_handed_over_is_next_again() -> None:
+    story = Story()
+    story.submit(2)
+    story.sends.refuse(story.records[0])
+    story.sends.regrown(4, 1.0)
+    assert story.next() == (0, 2, 4)
+    story.sends.put_back(story.records[0])
+    assert not story.submit(3)
+    assert [story.next(), story.next()] == [(0, 2, 4), (1, 3, 4)]
+
+
+def test_a_closed_producer_gives_up_what_it_held() -> None:
+    story = Story()
+    for _ in range(2):
+        story.submit(2)
+    story.sends.refuse(story.records[0])
+    story.submit(3)
+    assert story.sends.give_up() == [story.records[0], story.records[2]]
+    assert len(story.sends) == 1  # in flight still
+
+
+def test_the_header_is_the_producers_to_set() -> None:
+    assert counted_headers("partition-count", [("a", b"b")], 8) == [("a", b"b"), ("partition-count", b"8")]
+    with pytest.raises(ValueError, match="leave it out"):
+        counted_headers("partition-count", [("partition-count", b"8")], 8)
+
+
+def test_what_cannot_be_kept_in_order() -> None:
+    refuse_configs(acks="all", idempotent=True, transactional=False)
+    with pytest.raises(ValueError, match="acks=0"):
+        refuse_configs(acks=0, idempotent=False, transactional=False)
+    with pytest.raises(ValueError, match="aborted"):
+        refuse_configs(acks="all", idempotent=False, transactional=True)
+    with pytest.raises(ValueError, match="dead"):
+        refuse_configs(acks="all", idempotent=True, transactional=False, idempotence="dead")
