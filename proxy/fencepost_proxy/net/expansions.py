@@ -165,7 +165,9 @@ class Expansions:
             process = self._state.process
             if info is None or process is None:
                 return ExpansionOutcome(topic, Error.UNKNOWN_TOPIC_OR_PARTITION, f"topic={topic}: it is not there")
-            outcome = self._looked_at(request, info)
+            # Metadata may come from a broker that is behind.
+            count = max(info.partition_count, self._state.view.growth(topic, info.topic_id).count or 0)
+            outcome = self._looked_at(request, count)
             if outcome is not None:
                 return outcome
             await self._note_growth(info)
@@ -174,7 +176,7 @@ class Expansions:
         expansion = Expansion(
             topic,
             info.topic_id,
-            info.partition_count,
+            count,
             request.to_count,
             uuid4(),
             int(time.time() * 1000),
@@ -193,13 +195,13 @@ class Expansions:
         return ExpansionOutcome(topic, Error.REQUEST_TIMED_OUT, text)
 
     @staticmethod
-    def _looked_at(request: ExpansionRequest, info: TopicInfo) -> ExpansionOutcome | None:
+    def _looked_at(request: ExpansionRequest, count: int) -> ExpansionOutcome | None:
         """What can be told before anything is done; None: do it."""
-        problem = ex.not_a_multiple(info.name, info.partition_count, request.to_count)
+        problem = ex.not_a_multiple(request.topic, count, request.to_count)
         if problem is not None and request.multiples_only:
-            return ExpansionOutcome(info.name, Error.INVALID_PARTITIONS, problem)
+            return ExpansionOutcome(request.topic, Error.INVALID_PARTITIONS, problem)
         if request.validate_only:
-            return ExpansionOutcome(info.name, Error.NONE, None)
+            return ExpansionOutcome(request.topic, Error.NONE, None)
         if problem is not None and request.ordered:
             _log.warning(
                 "a topic grows to no multiple of its count: keys may move between old partitions", reason=problem
