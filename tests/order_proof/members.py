@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -133,28 +134,23 @@ class Member:
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
-        self._end()
+        self.end()
 
     def stop_reading_orders(self) -> None:
         """It leaves its group."""
         stdin = self._process.stdin
         assert stdin is not None
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it has ended
             stdin.close()
-        except OSError:
-            if self.running:
-                raise
 
-    def leave(self) -> None:
+    def end(self) -> None:
+        """Waits until it has left; kills it if it does not."""
         self.stop_reading_orders()
         try:
             self._process.wait(_LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.send_signal(signal.SIGKILL)
-        self._end()
-
-    def _end(self) -> None:
-        self._process.wait(_LEAVE_SECONDS)
+            self._process.wait(_LEAVE_SECONDS)
         self._reader.join(_LEAVE_SECONDS)
         self.assigned = None
 
@@ -236,14 +232,10 @@ class Group:
         )
 
     def end(self) -> None:
-        for member in self.running:
+        for member in self.members:
             member.stop_reading_orders()
-        deadline = time.monotonic() + _LEAVE_SECONDS
-        for member in self.running:
-            while member.running and time.monotonic() < deadline:
-                time.sleep(0.05)
-            if member.running:
-                member.kill()
+        for member in self.members:
+            member.end()
 
 
 def kinds_named(pattern: str) -> tuple[Kind, ...]:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import confluent_kafka
 from kafka import KafkaAdminClient
 from kafka.admin import NewPartitions, NewTopic
 
+from fencepost import jump_hash
 from fencepost_policies.partitioners import Partitioner, partition_for
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.order_proof.members import BROKER_PROPERTIES, Group, Kind
@@ -30,13 +32,18 @@ from tests.order_proof.seen import NANOS, Grown, Verdict, judge
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.proxy import ProxyProcess
 
-#: Topics whose names begin so grow in order, and know their producers' counts.
+#: Topics whose names begin so grow in order, and know their producers' counts: by multiples, or by any number.
 ORDERED = "ordered"
+ANY = "any"
 PROXY_CONFIG = f"""
 config_lease_seconds = 3.0
 
 [topics."{ORDERED}-*"]
 "ordered.partition.expansion" = "true"
+"check.partition.count" = "true"
+
+[topics."{ANY}-*"]
+"ordered.partition.expansion" = "any"
 "check.partition.count" = "true"
 """
 _INVALID_PARTITIONS = 37
@@ -45,6 +52,17 @@ _ROUND_SECONDS = 60.0
 _GROW_SECONDS = 90.0
 #: A record of a prior partition takes so long while a group lags.
 _LAG_SECONDS = 0.1
+
+
+def place_by_murmur2(key: str, count: int) -> int:
+    """As Java does, and kafka-python and aiokafka."""
+    partition = partition_for(Partitioner.MURMUR2, key.encode(), count)
+    assert partition is not None
+    return partition
+
+
+def place_by_jump_hash(key: str, count: int) -> int:
+    return jump_hash(key.encode(), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +77,8 @@ class Step:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`lag_seconds` – how long groups are slow before and after each growth. `patience_seconds` – for all that must
-    happen in the end. `commit_seconds` – of the groups' members in turn."""
+    happen in the end. `commit_seconds` – of the groups' members in turn. `place` – where keys go; `by_multiples` –
+    whether all steps are such that a hash modulo the count moves keys to new partitions only."""
 
     initial: int
     steps: tuple[Step, ...]
@@ -68,6 +87,12 @@ class Plan:
     lag_seconds: float = 2.0
     patience_seconds: float = 120.0
     commit_seconds: tuple[float, ...] = (0.5, 2.0)
+    place: Callable[[str, int], int] = place_by_murmur2
+
+    @property
+    def by_multiples(self) -> bool:
+        counts = (self.initial, *(step.to_count for step in self.steps))
+        return all(larger % count == 0 for count, larger in pairwise(counts))
 
 
 #: Only by multiples: placed by a hash modulo the count, keys then move to new partitions only, which is what KIP-253
@@ -81,6 +106,10 @@ LONG = Plan(
     commit_seconds=(0.5, 4.0),
 )
 OFF = Plan(1, (Step(2),), keys=12)
+#: Any growth, where keys are placed so that they move to new partitions only.
+JUMPING = Plan(1, (Step(2), Step(3, ("join",)), Step(8, ("kill",))), keys=40, place=place_by_jump_hash)
+#: What is *not* kept in order, for information: keys that move between partitions that were there before.
+BETWEEN_OLD = Plan(2, (Step(3),), keys=24)
 
 
 @dataclass(slots=True)
@@ -90,6 +119,12 @@ class Result:
     #: Records of the writer that were refused and placed again.
     refused: int
     growths: list[Grown] = field(default_factory=list)
+    #: What did not happen in time, though it may have later: partitions that were withheld for too long.
+    late: list[str] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        return not self.late and all(verdict.holds for verdict in self.verdicts.values())
 
 
 class NeverHappened(AssertionError):
@@ -106,6 +141,7 @@ class Writer:
         self.refused = 0
         self.error: BaseException | None = None
         self._topic = topic
+        self._place = plan.place
         self._pause = 1 / plan.rounds_per_second
         self._count = count
         self._learns = learns
@@ -168,7 +204,7 @@ class Writer:
             self._topic,
             b"%d" % (self.written[key] + 1),
             key,
-            _place(key, self._count),
+            self._place(key, self._count),
             on_delivery=delivered,
             headers=[("partition-count", b"%d" % self._count)],
         )
@@ -184,12 +220,6 @@ class Writer:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(_POLL_SECONDS)
-
-
-def _place(key: str, count: int) -> int:
-    partition = partition_for(Partitioner.MURMUR2, key.encode(), count)
-    assert partition is not None
-    return partition
 
 
 @dataclass(slots=True)
@@ -237,7 +267,7 @@ def run(
     stage: Stage, kinds: Sequence[Kind], plan: Plan, *, ordered: bool, say: Callable[[str], None] = lambda _: None
 ) -> Result:
     """Raises AssertionError where something did not happen at all; what was seen out of order is in the result."""
-    topic = unique_topic(ORDERED if ordered else "plain")
+    topic = unique_topic((ORDERED if plan.by_multiples else ANY) if ordered else "plain")
     stage.create(topic, plan.initial)
     # Half of the groups would skip what a new partition already holds, were they not told where it begins.
     groups = [
@@ -252,9 +282,10 @@ def run(
         _until_each(groups, partial(Group.holds_partitions, count=plan.initial), plan, "was assigned its partitions")
         writer = Writer(stage.proxy.bootstrap, topic, plan, plan.initial, learns=ordered)
         growths: list[Grown] = []
+        late: list[str] = []
         for step in plan.steps:
             new = range(growths[-1].to_count if growths else plan.initial, step.to_count)
-            used = {p for p in (_place(key, step.to_count) for key in writer.written) if p in new}
+            used = {p for p in (plan.place(key, step.to_count) for key in writer.written) if p in new}
             assert used, f"no key moves to {new}"
             _lag(groups, writer, plan, new.start)
             growths.append(stage.grow(topic, step.to_count))
@@ -273,7 +304,9 @@ def run(
             except NeverHappened as error:
                 if not ordered:
                     raise
-                say(f"  {error}")  # and the verdict will tell of what is missing
+                # Go on: does it come later, is anything missing?
+                say(f"  {error}")
+                late.append(str(error))
             say(f"  all of {new} seen {(time.monotonic_ns() - growths[-1].ended_nanos) / NANOS:.1f} s later")
         writer.end()
         everything = dict(writer.written)
@@ -283,6 +316,7 @@ def run(
             sum(writer.written.values()),
             writer.refused,
             growths,
+            late,
         )
     finally:
         for group in groups:

@@ -37,6 +37,7 @@ def test_with_ordered_expansion_groups_see_every_key_in_order(stage: proof.Stage
     say("\n    ".join(proof.table(result.verdicts, {})))
     for kind, verdict in result.verdicts.items():
         assert verdict.holds, f"{kind.name}: {verdict.missing} missing, {verdict.early[:5]}, {verdict.late[:5]}"
+    assert result.holds, result.late
     assert result.refused, "no record was refused for its partition count: the writer never was behind"
 
 
@@ -45,10 +46,10 @@ def test_with_ordered_expansion_groups_see_every_key_in_order(stage: proof.Stage
 @pytest.mark.parametrize("client", sorted({kind.client for kind in KINDS}))
 def test_every_client_and_protocol(stage: proof.Stage, client: str, say: Callable[[str], None]) -> None:
     kinds = kinds_named(client)
-    on = proof.run(stage, kinds, proof.LONG, ordered=True).verdicts
+    on = proof.run(stage, kinds, proof.LONG, ordered=True)
     off = proof.run(stage, kinds, proof.OFF, ordered=False).verdicts
-    say("\n    ".join(proof.table(on, off)))
-    assert all(verdict.holds for verdict in on.values()), on
+    say("\n    ".join(proof.table(on.verdicts, off)))
+    assert on.holds, (on.late, on.verdicts)
     assert all(verdict.early for verdict in off.values()), off
 
 
@@ -56,3 +57,11 @@ def test_kinds_are_chosen_by_the_beginning_of_their_names() -> None:
     assert kinds_named("") == KINDS
     chosen: tuple[Kind, ...] = kinds_named("java consumer,aiokafka")
     assert [kind.name for kind in chosen] == ["java consumer", "aiokafka eager"]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_any_growth_where_keys_move_to_new_partitions_only(stage: proof.Stage, say: Callable[[str], None]) -> None:
+    result = proof.run(stage, kinds_named(_FEW), proof.JUMPING, ordered=True)
+    say("\n    ".join(proof.table(result.verdicts, {})))
+    assert result.holds, (result.late, result.verdicts)
