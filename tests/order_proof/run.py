@@ -327,7 +327,7 @@ def run(
 
 
 def _warm_up(bootstrap: str, topic: str, groups: Sequence[Group], plan: Plan) -> None:
-    """Until each group reads each partition: one that begins at the latest offset may not know it when it is assigned."""
+    """Until each group reads each partition: one that begins at the latest offset finds that after it is assigned."""
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
     deadline = time.monotonic() + plan.patience_seconds
     while not all(group.has_seen(range(plan.initial)) for group in groups):
