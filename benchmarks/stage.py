@@ -26,6 +26,7 @@ from fencepost_proxy.types import Address
 _MEMORY = Path("/dev/shm")
 _MEMORY_FREE_BYTES_MIN = 6 << 30
 _ROUTE_SECONDS = 60.0
+_SETTLE_SECONDS = 2.0
 #: So that a run of any length needs little room.
 TOPIC_CONFIGS = {
     "segment.bytes": str(64 << 20),
@@ -101,15 +102,19 @@ class Run:
     @contextlib.contextmanager
     def alone(self, product: Route) -> Iterator[None]:
         """Without the others of `products`: chains go ahead only while one process serves the cluster."""
-        others = [route for route in self.products if route is not product]
+        routes, others = self.routes, [route for route in self.products if route is not product]
         for route in others:
             route.stop()
+        self.routes = [route for route in routes if route not in others]
+        # Until it has heard that they left, and what it took over when it started is over.
+        time.sleep(_SETTLE_SECONDS if others else 0.0)
         try:
             yield
         finally:
             for route in others:
                 route.start()
                 await_kafka_behind(route)
+            self.routes = routes
 
     def _named(self, name: str) -> Route:
         return next(route for route in self.routes if route.name == name)

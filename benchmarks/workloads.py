@@ -387,13 +387,14 @@ class _Chain:
 def pipelined(run: Run) -> list[Row]:
     """All routes, and all kinds of conditional appends; the compiled product behind them, by itself."""
     rows = []
+    first = run.product
     for product in run.products:
         with run.alone(product):
-            rows += _pipelined(run, product, [each for each in run.routes if product is run.product or each is product])
+            rows += _pipelined(run, product, others=product is first)
     return rows
 
 
-def _pipelined(run: Run, product: Route, routes: Sequence[Route]) -> list[Row]:
+def _pipelined(run: Run, product: Route, *, others: bool) -> list[Row]:
     plan = run.plan
     unconditional = f"{product.name}, {CHECKS_OFF}"
     rates: dict[str, list[float]] = {}
@@ -401,8 +402,8 @@ def _pipelined(run: Run, product: Route, routes: Sequence[Route]) -> list[Row]:
     with contextlib.ExitStack() as opened:
         lanes = [
             _Chain(each.name, each.route, run.topic(each.topic), None)
-            for each in lanes_of(run, "plain", ["checked"] * len(run.products))
-            if each.route in routes and (each.route is product or each.route not in run.products)
+            for each in lanes_of(run, "plain", ["checked"])
+            if others or each.route is product
         ]
         conditional = [
             _Chain(f"{product.name}, {what}", product, run.topic(prefix), carrier)

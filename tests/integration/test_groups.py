@@ -410,13 +410,15 @@ def test_a_withheld_partition_that_moves_to_another_member_wedges_nobody(
 ) -> None:
     # Given a member of the new protocol from which all of the new partitions are withheld.
     group = f"moves-{client}-{topic.name}"
+    # It was there before the topic grew, and has said what it holds before anything was withheld from it.
     topic.write(0, 3)
-    topic.grow(4)
-    topic.write(2, 3)
-    topic.write(3, 3)
     start = MEMBERS[client]
     with start(proxy.bootstrap, topic.name, group, "earliest") as one:
         until(lambda: one.assigned == {0, 1} and len(one.read) == 3, f"{one.errors}\n{proxy.log}")
+        topic.grow(4)
+        topic.write(2, 3)
+        topic.write(3, 3)
+        until(lambda: _withheld(proxy, group, 2) and _withheld(proxy, group, 3), proxy.log)
         # When a second one joins: the coordinator takes partitions from the first, withheld ones perhaps, and gives
         # them to the second one as soon as the first has given them up.
         with start(proxy.bootstrap, topic.name, group, "earliest") as two:

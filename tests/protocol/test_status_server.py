@@ -211,3 +211,64 @@ def test_a_crash_of_the_snapshot_is_a_500_and_not_the_end() -> None:
         await server.close()
 
     asyncio.run(run())
+
+
+# ---- the one thing that an operator can do here
+
+
+class _Operator:
+    """A server that opens gates, and what it was asked to open."""
+
+    def __init__(self) -> None:
+        self.released: list[tuple[str, str]] = []
+
+    async def release(self, group: str, topic: str) -> str:
+        self.released.append((group, topic))
+        return "done"
+
+
+def _post(target: str, *, method: str = "POST", head: str = "") -> tuple[int, list[tuple[str, str]]]:
+    operator = _Operator()
+
+    async def ask() -> int:
+        snapshot = StatusSnapshot("0", 1.0, None, None)
+        server = StatusServer(lambda: snapshot, Metrics(), release=operator.release)
+        address = await server.start(Address("127.0.0.1", 0))
+        try:
+            request = f"{method} {target} HTTP/1.1\r\nHost: x\r\n{head}\r\n"
+            return (await send(address, request.encode()))[0]
+        finally:
+            await server.close()
+
+    return asyncio.run(ask()), operator.released
+
+
+@pytest.mark.parametrize(
+    ("target", "released"),
+    [
+        ("/groups/g/release?topic=orders", ("g", "orders")),
+        ("/groups/a%2Fb%20c/release?topic=or%2Fders", ("a/b c", "or/ders")),
+        ("/groups/a/release/release?topic=t", ("a/release", "t")),
+    ],
+)
+def test_an_operator_lets_a_group_have_new_partitions(target: str, released: tuple[str, str]) -> None:
+    assert _post(target) == (200, [released])
+
+
+@pytest.mark.parametrize(
+    ("target", "method", "head", "status"),
+    [
+        ("/groups/g/release", "POST", "", 404),
+        ("/groups/g/release?topic=a&topic=b", "POST", "", 404),
+        ("/groups//release?topic=a", "POST", "", 404),
+        ("/groups/g/forget?topic=a", "POST", "", 404),
+        ("/status.json", "POST", "", 405),
+        ("/groups/g/release?topic=a", "PUT", "", 405),
+        ("/groups/g/release?topic=a", "GET", "", 404),
+        # A page of another site, which a browser lets post here.
+        ("/groups/g/release?topic=a", "POST", "Origin: http://example.org\r\n", 403),
+        ("/groups/g/release?topic=a", "POST", "origin: null\r\n", 403),
+    ],
+)
+def test_nothing_else_does_anything(target: str, method: str, head: str, status: int) -> None:
+    assert _post(target, method=method, head=head) == (status, [])

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import fencepost_compiled
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
 from fencepost_proxy.partitions import events as g
@@ -998,6 +999,8 @@ def _found(name: str, seed: int) -> str | None:
 
 
 def main() -> int:
+    if fencepost_compiled.compiled():
+        sys.exit(f"compiled code cannot be broken while it runs: set {fencepost_compiled.VARIABLE}=0")
     seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 300
     rows = []
     survivors = 0

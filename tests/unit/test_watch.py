@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from fencepost_proxy.groups.watch import Watch
+from fencepost_proxy.groups.watch import Watch, without
 from fencepost_proxy.types import TopicPartition
 
 P0, P2, P3 = (TopicPartition("orders", each) for each in (0, 2, 3))
@@ -85,8 +85,15 @@ def test_other_groups_are_left_alone() -> None:
 # ---- KIP-848
 
 
+NONE = ((ID, ()),)
+ONE = ((ID, (0,)),)
+TWO = ((ID, (0, 2)),)
+
+
 def _told(watch: Watch, *lacking: TopicPartition) -> None:
-    watch.consumer_told("g", "m", ALL, frozenset(lacking), ((ID, ()),))
+    held = without(ALL, {(ID, each.partition) for each in lacking})
+    watch.consumer_asks("g", "m", NONE, 0.0)
+    watch.consumer_told("g", "m", ALL, held, frozenset(lacking))
 
 
 def test_a_member_is_told_of_what_is_released_and_only_of_that() -> None:
@@ -114,28 +121,41 @@ def test_a_member_that_does_not_take_it_is_told_again_now_and_then() -> None:
 def test_what_the_coordinator_says_is_the_later_word() -> None:
     watch = _watch(P2)
     _told(watch, P2)
-    watch.consumer_told("g", "m", ((ID, (0,)),), frozenset(), None)
+    watch.consumer_told("g", "m", ONE, ONE, frozenset())
     watch.update("g", frozenset())
     assert watch.consumer_gets("g", "m", IDS) is None
 
 
 def test_a_partition_that_is_taken_away_before_it_was_handed_over_is_given_up_for_the_member() -> None:
-    # Given a member that was assigned 0 and 2, got 0, and said so.
-    watch = _watch(P2)
-    watch.consumer_told("g", "m", ((ID, (0, 2)),), frozenset({P2}), ((ID, ()),))
-    assert watch.consumer_asks("g", "m", ((ID, (0,)),), 0.0) is None
+    # Given a member that said that it holds 0, before anything was withheld from its group.
+    watch = Watch()
+    assert watch.consumer_asks("g", "m", ONE, 0.0) is None
+    # And that is assigned 0 and 2, of which it is told 0 again: it has nothing to say.
+    watch.withhold("g", {P2}, {P2})
+    watch.consumer_told("g", "m", TWO, ONE, frozenset({P2}))
+    assert watch.consumer_asks("g", "m", None, 0.0) == ONE
     assert watch.consumer_asks("g", "m", None, 0.0) is None
     # When the coordinator assigns 0 alone: for the member nothing changes, and it would acknowledge nothing.
-    watch.consumer_told("g", "m", ((ID, (0,)),), frozenset(), None)
+    watch.consumer_told("g", "m", ONE, ONE, frozenset())
     # Then its next request says what it has, once.
-    assert watch.consumer_asks("g", "m", None, 0.0) == ((ID, (0,)),)
+    assert watch.consumer_asks("g", "m", None, 0.0) == ONE
     assert watch.consumer_asks("g", "m", None, 0.0) is None
+
+
+def test_a_member_that_never_said_here_what_it_holds_is_taken_at_what_it_was_told_after_a_while() -> None:
+    # Given a process that was just started, and a member that was there before.
+    watch = _watch(P2)
+    watch.consumer_told("g", "m", TWO, ONE, frozenset({P2}))
+    watch.consumer_told("g", "m", ONE, ONE, frozenset())
+    said = [watch.consumer_asks("g", "m", None, 0.0) for _ in range(5)]
+    assert said == [None, None, ONE, None, None]
 
 
 def test_nothing_is_said_for_a_member_that_says_it_itself() -> None:
     watch = _watch(P2)
-    watch.consumer_told("g", "m", ((ID, (0, 2)),), frozenset({P2}), ((ID, ()),))
-    assert watch.consumer_asks("g", "m", ((ID, (0,)),), 0.0) is None
+    watch.consumer_asks("g", "m", NONE, 0.0)
+    watch.consumer_told("g", "m", TWO, ONE, frozenset({P2}))
+    assert watch.consumer_asks("g", "m", ONE, 0.0) is None
     assert watch.consumer_asks("g", "m", None, 0.0) is None
 
 
@@ -147,7 +167,7 @@ def test_a_member_of_before_a_restart_is_asked_about_once_something_is_released(
     assert not watch.consumer_is_strange("g", "m")
     watch.update("g", frozenset())
     assert watch.consumer_is_strange("g", "m")
-    watch.consumer_told("g", "m", ALL, frozenset({P2}), None)
+    watch.consumer_told("g", "m", ALL, ((ID, (0, 3)),), frozenset({P2}))
     assert not watch.consumer_is_strange("g", "m")
     assert watch.consumer_gets("g", "m", IDS) == ALL
 
@@ -156,6 +176,6 @@ def test_a_group_of_which_nothing_is_withheld_is_not_watched() -> None:
     watch = Watch()
     watch.withhold("g", (), (P2,))
     watch.synced("g", "m", 1, frozenset())
-    watch.consumer_told("g", "m", ALL, frozenset(), None)
+    watch.consumer_told("g", "m", ALL, ALL, frozenset())
     assert not watch.groups
     assert watch.consumer("g", "m") is None

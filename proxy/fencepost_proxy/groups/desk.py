@@ -33,7 +33,7 @@ from fencepost_proxy.groups.questions import (
     WhereToBegin,
     Withheld,
 )
-from fencepost_proxy.groups.watch import Assigned, Watch
+from fencepost_proxy.groups.watch import Assigned, Watch, without
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import (
     CONSUMER_GROUP_HEARTBEAT,
@@ -170,11 +170,9 @@ class Desk:
             instead = self._watch.consumer_asks(group, member, owned, self._now())
             if instead is not None:
                 request.topic_partitions, forward = _topics(instead), request
-        return GroupPlan(forward, lambda answer: self._consumer_told(group, member, client_id, owned, answer))
+        return GroupPlan(forward, lambda answer: self._consumer_told(group, member, client_id, answer))
 
-    def _consumer_told(
-        self, group: str, member: str, client_id: str | None, owned: Assigned | None, answer: Message
-    ) -> Outcome:
+    def _consumer_told(self, group: str, member: str, client_id: str | None, answer: Message) -> Outcome:
         member = member or answer.member_id or ""  # v0: the coordinator may give the id
         if answer.error_code or answer.member_epoch < 0:
             self._watch.consumer_left(group, member)
@@ -184,17 +182,15 @@ class Desk:
         assigned = _assigned(answer.assignment.topic_partitions)
         new = tuple(partition for partition in self._named(assigned) if self._stakes.new(partition))
         if not new:
-            self._watch.consumer_told(group, member, assigned, frozenset(), owned)
+            self._watch.consumer_told(group, member, assigned, assigned, frozenset())
             return _UNCHANGED
 
         def complete(reply: Reply) -> None:
             assert isinstance(reply, Withheld)
-            self._watch.consumer_told(group, member, assigned, reply.partitions, owned)
+            held = self._without(assigned, reply.partitions)
+            self._watch.consumer_told(group, member, assigned, held, reply.partitions)
             if reply.partitions:
-                ids = self._stakes.topic_ids()
-                left_out = {(ids.get(each.topic), each.partition) for each in reply.partitions}
-                kept = ((topic, tuple(p for p in ps if (topic, p) not in left_out)) for topic, ps in assigned)
-                answer.assignment.topic_partitions = _topics(each for each in kept if each[1])
+                answer.assignment.topic_partitions = _topics(held)
 
         return Outcome(changed=True, question=MayHave(group, client_id, new), complete=complete)
 
@@ -206,11 +202,16 @@ class Desk:
                 if reply.assigned is not None:
                     lacking = self._watch.groups[group].recorded if group in self._watch.groups else frozenset()
                     lacking &= frozenset(self._named(reply.assigned))
-                    self._watch.consumer_told(group, member, reply.assigned, lacking, None)
+                    held = self._without(reply.assigned, lacking)
+                    self._watch.consumer_told(group, member, reply.assigned, held, lacking)
                     self._give(group, member, answer)
 
             return Outcome(changed=True, question=WhatIsAssigned(group, member), complete=complete)
         return Outcome(changed=True) if self._give(group, member, answer) else _UNCHANGED
+
+    def _without(self, assigned: Assigned, lacking: Iterable[TopicPartition]) -> Assigned:
+        ids = self._stakes.topic_ids()
+        return without(assigned, {(ids.get(each.topic), each.partition) for each in lacking})
 
     def _give(self, group: str, member: str, answer: Message) -> bool:
         assigned = self._watch.consumer_gets(group, member, self._stakes.topic_ids())

@@ -10,7 +10,9 @@ The coordinator does not know that a partition was withheld. So a member has to 
 
 KIP-848 has a trap. Member M is assigned p, which is withheld. The coordinator takes p away again; M is told an
 assignment that does not differ from what it holds, has nothing to do and acknowledges nothing. The coordinator waits
-for M to give up p, and fences M in the end. So what M last said that it owns is put into its next request.
+for M to give up p, and fences M in the end. So what M last said that it owns is put into its next request: that is
+noted of all members, before anything is withheld from them. Of one that has not said it here, what it was told is taken
+for it after a while: had it something to do, it would have said so by then.
 
 A member that never showed up here (this process was restarted, or its coordinator moved to a broker whose connections
 go through another process) may hold less as well, where the state topic says so of its group.
@@ -19,7 +21,7 @@ go through another process) may hold less as well, where the state topic says so
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 from uuid import UUID
@@ -32,6 +34,8 @@ _Value = TypeVar("_Value")
 _MEMBERS_MAX: Final = 100_000
 #: After how many heartbeats a KIP-848 member is told once more of partitions that it has not taken.
 _TELL_AGAIN: Final = 3
+#: After how many heartbeats in which it says nothing a member is taken to hold what it was told, no more and no less.
+_SILENT_MAX: Final = 3
 
 #: What a coordinator assigned: topic id and partitions.
 Assigned = tuple[tuple[UUID, tuple[int, ...]], ...]
@@ -47,16 +51,18 @@ class _Member:
 
 @dataclass(slots=True)
 class ConsumerMember:
-    """A member of the KIP-848 protocol. `owned` – what it last said that it holds; None where it has not said so here.
+    """A member of the KIP-848 protocol.
 
-    `assigned` – what the coordinator told last, None where that was not seen here. `told_ago` – heartbeats since it
-    was told of what had been withheld.
+    `assigned` – what the coordinator told last, `held` – the part of it that the member was told. `acknowledge` – the
+    coordinator may wait for a word that the member sees no need for; since `silent_for` heartbeats. `told_ago` –
+    heartbeats since it was told of what had been withheld.
     """
 
-    assigned: Assigned | None = None
-    lacking: frozenset[TopicPartition] = frozenset()
-    owned: Assigned | None = None
-    acknowledge: bool = False
+    assigned: Assigned
+    held: Assigned
+    lacking: frozenset[TopicPartition]
+    acknowledge: bool
+    silent_for: int = 0
     told_ago: int = 0
 
 
@@ -81,6 +87,7 @@ class Watch:
         self.groups: dict[str, Group] = {}
         self._members: OrderedDict[tuple[str, str], _Member] = OrderedDict()
         self._consumers: OrderedDict[tuple[str, str], ConsumerMember] = OrderedDict()
+        self._owned: OrderedDict[tuple[str, str], Assigned] = OrderedDict()
 
     # ---- what is known of groups
 
@@ -141,45 +148,38 @@ class Watch:
         if watched is not None:
             watched.active_at = now
         known = self._consumers.get((group, member))
-        if known is None:
-            if owned is not None and watched is not None:
-                _put(self._consumers, (group, member), ConsumerMember(owned=owned))
-            return None
         if owned is not None:
-            known.owned, known.acknowledge = owned, False
-            return None
-        if known.acknowledge and known.owned is not None:
-            known.acknowledge = False
-            return known.owned
+            _put(self._owned, (group, member), owned)
+            if known is not None:
+                known.acknowledge = False
+        elif known is not None and known.acknowledge:
+            known.silent_for += 1
+            said = self._owned.get((group, member))
+            if said is not None or known.silent_for >= _SILENT_MAX:
+                known.acknowledge = False
+                return known.held if said is None else said
         return None
 
     def consumer_told(
-        self, group: str, member: str, assigned: Assigned, lacking: frozenset[TopicPartition], owned: Assigned | None
+        self, group: str, member: str, assigned: Assigned, held: Assigned, lacking: frozenset[TopicPartition]
     ) -> None:
-        """The coordinator has assigned something, and the member is about to be told of it, but for these.
-
-        `owned` – what the member said with the request that this answers.
-        """
+        """The coordinator has assigned something, and the member is about to be told `held` of it."""
         if group not in self.groups:
             return
         known = self._consumers.get((group, member))
-        if known is None:
-            known = ConsumerMember()
-            _put(self._consumers, (group, member), known)
-        if owned is not None:
-            known.owned = owned
-        known.acknowledge = bool(lacking or known.lacking)
-        known.assigned, known.lacking, known.told_ago = assigned, lacking, 0
+        acknowledge = bool(lacking or (known is not None and known.lacking))
+        _put(self._consumers, (group, member), ConsumerMember(assigned, held, lacking, acknowledge))
 
     def consumer_gets(self, group: str, member: str, topic_ids: Mapping[str, UUID]) -> Assigned | None:
         """What to put into an answer that assigns nothing; None: nothing."""
         watched, known = self.groups.get(group), self._consumers.get((group, member))
-        if watched is None or known is None or known.assigned is None or not known.lacking:
+        if watched is None or known is None or not known.lacking:
             return None
         released = watched.released(known.lacking)
         if not released:
             return None
-        if known.owned is not None and all(_has(known.owned, topic_ids.get(each.topic), each) for each in released):
+        owned = self._owned.get((group, member), ())
+        if all(_has(owned, topic_ids.get(each.topic), each) for each in released):
             known.lacking -= released
             known.told_ago = 0
             return None
@@ -187,24 +187,30 @@ class Watch:
         if known.told_ago > 1 and known.told_ago % _TELL_AGAIN:
             return None
         left_out = {(topic_ids.get(each.topic), each.partition) for each in known.lacking - released}
-        kept = ((topic, tuple(p for p in ps if (topic, p) not in left_out)) for topic, ps in known.assigned)
-        return tuple((topic, partitions) for topic, partitions in kept if partitions)
+        known.held = without(known.assigned, left_out)
+        return known.held
 
     def consumer_is_strange(self, group: str, member: str) -> bool:
         """Whether it may lack something of which nothing is known here, and which is released."""
         watched = self.groups.get(group)
         if watched is None:
             return False
-        known = self._consumers.get((group, member))
-        return (known is None or known.assigned is None) and bool(watched.released(watched.recorded))
+        return (group, member) not in self._consumers and bool(watched.released(watched.recorded))
 
     def consumer_left(self, group: str, member: str) -> None:
         self._consumers.pop((group, member), None)
+        self._owned.pop((group, member), None)
 
     def lacking_members(self) -> int:
         """For the metrics."""
         classic = sum(bool(each.lacking) for each in self._members.values())
         return classic + sum(bool(each.lacking) for each in self._consumers.values())
+
+
+def without(assigned: Assigned, left_out: Collection[tuple[UUID | None, int]]) -> Assigned:
+    """But for these; a topic of which nothing is left goes, too."""
+    kept = ((topic, tuple(p for p in partitions if (topic, p) not in left_out)) for topic, partitions in assigned)
+    return tuple((topic, partitions) for topic, partitions in kept if partitions)
 
 
 def _has(owned: Assigned, topic_id: UUID | None, partition: TopicPartition) -> bool:

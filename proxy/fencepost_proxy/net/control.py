@@ -3,7 +3,7 @@
 Two connections per broker, opened when first needed: one for questions, one for appends, since an append that waits
 for replicas holds up everything behind it on its connection. The rights it needs: READ, WRITE and DESCRIBE on guarded
 topics and the state topic, CREATE for the latter, IDEMPOTENT_WRITE (or WRITE on any topic), and DESCRIBE_CONFIGS on
-topics and the cluster.
+topics and the cluster; for topics that grow in order DESCRIBE on the groups that read them.
 
 Questions to a partition's leader carry the leader epoch that we believe in wherever the API has a place for it, are
 asked again after a metadata refresh when the leader says that it is not (or not yet) the leader of that epoch, and

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from fencepost_proxy import logs
 from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import FencepostError
+from fencepost_proxy.errors import Error, FencepostError
 from fencepost_proxy.groups.consumable import Aborted, consumable_below
 from fencepost_proxy.groups.desk import ASSIGNING, FOLLOWING, Desk
 from fencepost_proxy.groups.questions import (
@@ -40,6 +40,7 @@ from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.session.surroundings import PASSES, Passes, passes_but_for
 from fencepost_proxy.topics.expansions import Expansion, Growth
+from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSION, TopicPolicy
 from fencepost_proxy.topics.withheld import encode_released, encode_withheld, encode_withheld_tombstone
@@ -53,6 +54,10 @@ _REPLY_SECONDS: Final = 2.0
 #: Between one group and the next: fifty in a second, however many wait.
 _BETWEEN_LOOKS_SECONDS: Final = 0.02
 _ASK_SECONDS: Final = 5.0
+#: What members of a group may lack is forgotten after so long without one: whoever knows better says so again.
+_RECORDED_SECONDS: Final = 86_400.0
+_TIDY_SECONDS: Final = 600.0
+_NOT_ALLOWED: Final = frozenset({Error.TOPIC_AUTHORIZATION_FAILED, 30})  # 30: GROUP_AUTHORIZATION_FAILED
 #: What was found in the log is looked for again where a group stands still before it: it may be gone meanwhile.
 _LOOK_AGAIN_SECONDS: Final = 10.0
 #: A group of which nobody was heard here for so long is not looked at.
@@ -124,6 +129,7 @@ class GroupKeeper:
         self._starts: dict[TopicPartition, tuple[int, float]] = {}
         self._at_end: OrderedDict[tuple[_Client, TopicPartition], float] = OrderedDict()
         self._with_tasks: set[str] = set()
+        self._to_store: list[StateRecord] = []
         self._searching = asyncio.Lock()
         self._search_again_at = 0.0
         self.passes: Passes = PASSES_ALL
@@ -218,7 +224,7 @@ class GroupKeeper:
         self._note(group, verdicts, question.partitions)
         if verdicts:
             await self._remember(group)
-        elif not story.since:
+        elif group not in self.watch.groups:
             self._stories.pop(group, None)
         return Withheld(frozenset(verdicts))
 
@@ -390,7 +396,7 @@ class GroupKeeper:
             }
             verdict = decide(expansion, partition.partition, progress, tails)
             if not verdict.searches:
-                return self._after_waiting(group, partition, verdict)
+                return self._after_waiting(group, partition, expansion, verdict)
             for search in verdict.searches:
                 await self._search(expansion, topic, search)
 
@@ -405,7 +411,7 @@ class GroupKeeper:
             if any((client, TopicPartition(partition.topic, prior)) in self._at_end for client in story.clients)
         )
 
-    def _after_waiting(self, group: str, partition: TopicPartition, verdict: Verdict) -> Verdict:
+    def _after_waiting(self, group: str, partition: TopicPartition, expansion: Expansion, verdict: Verdict) -> Verdict:
         """Whoever commits nothing would be waited for for ever."""
         story = self._stories.get(group)
         if story is None or verdict.why is None or any(wait.committed for wait in verdict.waits):
@@ -414,6 +420,9 @@ class GroupKeeper:
         if since is None or time.monotonic() - since < self._limits.withheld_without_commit_seconds:
             return verdict
         story.waited_out.add(partition)
+        # For good, and for all processes: or each rebalance would begin the wait anew.
+        now_ms = int(time.time() * 1000)
+        self._to_store.append(encode_released(expansion.topic_id, expansion.to_count, group, now_ms))
         self._metrics.partitions_waited_out.inc()
         _log.warning(
             "a group gets a new partition although it has committed nothing on the prior ones: records of a key may "
@@ -482,13 +491,18 @@ class GroupKeeper:
 
     async def run(self) -> None:
         """For ever: whether groups that wait may have by now what they wait for."""
+        tidied_at = time.monotonic()
         while True:
             began = time.monotonic()
             await asyncio.sleep(self._limits.group_look_seconds)
             for group in list(self.watch.groups):
                 if await self._look(group):
                     await asyncio.sleep(_BETWEEN_LOOKS_SECONDS)
+            await self._store_what_is_due()
             self._forget_old(began)
+            if began - tidied_at > _TIDY_SECONDS:
+                tidied_at = began
+                await self._tidy(began)
 
     async def _look(self, group: str) -> bool:
         """Whether Kafka was asked."""
@@ -516,9 +530,27 @@ class GroupKeeper:
                 await self._forgive(group, now)
         except (FencepostError, TimeoutError) as error:
             _limited_log.warning(group, "a group that waits cannot be looked up", group=group, reason=error)
+            if isinstance(error, UpstreamUnavailable) and error.error_code in _NOT_ALLOWED:
+                self._let_go_unseen(group, partitions, now)
         except Exception as error:
             _log.crash(f"looking up group {group} crashed", error)
         return True
+
+    def _let_go_unseen(self, group: str, partitions: Iterable[TopicPartition], now: float) -> None:
+        """Kafka does not tell us how far the group is, and never will: it waits as one that commits nothing."""
+        story = self._stories.setdefault(group, _Story())
+        for partition in partitions:
+            since = story.since.setdefault(partition, now)
+            if partition in story.waited_out or now - since < self._limits.withheld_without_commit_seconds:
+                continue
+            story.waited_out.add(partition)
+            self._metrics.partitions_waited_out.inc()
+            _log.error(
+                "a group gets a new partition although it is not known how far it has read: the proxy's principal may "
+                "not look it up. It needs DESCRIBE on groups and topics, and READ on topics that grow in order",
+                group=group,
+                partition=partition,
+            )
 
     def _stands(self, group: str, verdicts: Mapping[TopicPartition, Verdict], now: float) -> None:
         story = self._stories.setdefault(group, _Story())
@@ -555,6 +587,32 @@ class GroupKeeper:
             await self._state.append([encode_withheld_tombstone(group)])
         self.watch.forget(group)
         self._stories.pop(group, None)
+
+    async def _store_what_is_due(self) -> None:
+        if self._state is None:
+            return
+        try:
+            await self._state.append(self._to_store)
+            self._to_store = []
+        except FencepostError as error:  # stored twice says the same
+            _limited_log.warning("store", "not stored yet that groups need not wait any more", reason=error)
+
+    async def _tidy(self, now: float) -> None:
+        """What the state topic says of groups that are gone."""
+        view = self._view
+        if view is None or self._state is None:
+            return
+        old_ms = (time.time() - _RECORDED_SECONDS) * 1000
+        silent = [
+            group
+            for group, recorded in view.groups.groups.items()
+            if recorded.at_ms < old_ms
+            and ((watched := self.watch.groups.get(group)) is None or now - watched.active_at > _ACTIVE_SECONDS)
+        ]
+        try:
+            await self._state.append([encode_withheld_tombstone(group) for group in silent])
+        except FencepostError as error:
+            _limited_log.warning("tidy", "the state topic cannot be tidied", reason=error)
 
     def _forget_old(self, now: float) -> None:
         while self._at_end and now - next(iter(self._at_end.values())) > self._limits.withheld_without_commit_seconds:
