@@ -13,7 +13,7 @@ ALL_AT_ONCE := -n $(WORKERS)
 KAFKA_VERSIONS_OLDER := 4.0.2 3.9.2
 
 .DEFAULT_GOAL := help
-.PHONY: help compiled demo bench test test-fast test-kafka test-long test-brokers test-compiled simulate fuzz mutants soak order-proof lint lock clean
+.PHONY: help compiled demo bench test test-fast test-kafka test-long test-brokers test-compiled simulate fuzz mutants soak order-proof crash-steps lint lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -55,6 +55,9 @@ soak: jars  ## MINUTES=20 of real clients against real Kafka under faults (SEED=
 
 order-proof: jars  ## groups of every client and protocol read a topic that grows: does each key stay in order? Prints the table
 	@$(BIN)/python -m tests.order_proof
+
+crash-steps: jars  ## a topic grows, and the proxy dies before and after each step, or the broker does. Prints the table
+	@$(BIN)/python -m tests.crash_steps
 
 bench: jars  ## all routes to Kafka measured in one run; BENCH="--quick --only 'produce*'" (docs/performance.md)
 	@$(BIN)/python -m benchmarks $(BENCH)

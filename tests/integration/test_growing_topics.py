@@ -128,6 +128,7 @@ TOOLS = [by_kafka_topics, by_kafka_python, by_aiokafka, by_confluent]
 
 @pytest.mark.parametrize(("prefix", "counts"), [("doubles", (2, 4, 8)), ("grows", (2, 3, 8))])
 @pytest.mark.parametrize("tool", TOOLS)
+@pytest.mark.brokers
 def test_a_topic_grows_under_load_through_any_tool(
     kafka: KafkaCluster,
     growing: ProxyProcess,
@@ -528,8 +529,15 @@ STOPS = [
 ]
 
 
-@pytest.mark.parametrize("survivor", [False, True], ids=["alone", "another-goes-on"])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("when", "survivor"),
+    [
+        pytest.param("before", False, id="before-starts-anew"),
+        pytest.param("after", False, id="after-starts-anew"),
+        pytest.param("before", True, id="before-another-goes-on", marks=pytest.mark.soak),
+        pytest.param("after", True, id="after-another-goes-on"),
+    ],
+)
 @pytest.mark.parametrize("step", STOPS)
 def test_killed_at_any_step_the_expansion_ends_and_keeps_order(
     kafka: KafkaCluster,

@@ -68,6 +68,13 @@ def test_members_that_are_not_known_here_may_lack_what_the_state_topic_says() ->
     assert not watch.must_rejoin("g", "m", 6, 0.0)
 
 
+def test_what_was_not_asked_about_since_a_start_is_not_taken_for_released() -> None:
+    watch = Watch()
+    watch.record("g", frozenset({P2, P3}))
+    watch.withhold("g", frozenset({P2}), frozenset({P2}))  # one member joins, and is about to get P2
+    assert not watch.must_rejoin("g", "another", 5, 0.0)
+
+
 def test_a_member_that_joined_elsewhere_meanwhile_is_not_known_here() -> None:
     watch = _watch(P2)
     watch.synced("g", "m", 5, frozenset({P2}))

@@ -100,7 +100,8 @@ class Watch:
                 return
             watched = self.groups[group] = Group()
         watched.wanted |= withheld
-        watched.withheld = ((watched.withheld or frozenset()) - asked) | withheld
+        before = watched.recorded if watched.withheld is None else watched.withheld
+        watched.withheld = (before - asked) | withheld
 
     def update(self, group: str, withheld: frozenset[TopicPartition]) -> None:
         """All that is withheld from it, as it is now."""

@@ -78,7 +78,7 @@ class GuardedProduce(AtDoors):
         if not around.fresh(now):
             self._fail_closed(turn)
         elif not self._waits_at_door(turn, now):
-            self._take_bids(turn, now)
+            self._take_bids_inside(turn, now)
         # Only now: a request that could not be read leaves no slot behind that would have to give its memory back.
         slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         if request.acks != 0:
@@ -102,7 +102,7 @@ class GuardedProduce(AtDoors):
         elif self._waits_at_door(turn, now):
             return
         else:
-            self._take_bids(turn, now)
+            self._take_bids_inside(turn, now)
         assert self._turn_slot is not None
         self._chains_fail_at_door(self._turn_slot, turn)
         self._to_gates(turn, now)
@@ -143,6 +143,13 @@ class GuardedProduce(AtDoors):
                 partition=key.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
             )
         self._commands.append(Count("refusal", "not_ready"))
+
+    def _take_bids_inside(self, turn: Turn, now: float) -> None:
+        try:
+            self._take_bids(turn, now)
+        except ClientProtocolError:
+            self._leave_door(turn, unsent=True)
+            raise
 
     def _take_bids(self, turn: Turn, now: float) -> None:
         """A ticket for each guarded partition, or a refusal where its batch cannot be one."""

@@ -1,0 +1,86 @@
+"""The fuzzer's dialogues on topics that count their partitions, whose doors close and open at any moment."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from fencepost_policies.append import Check
+from fencepost_policies.partitioners import Partitioner
+from fencepost_proxy.topics.door import Door
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from tests.fuzz import dialogue
+from tests.fuzz.dialogue import PARTITIONS, Around, Dialogue, _Run
+from tests.fuzz.engine import Failure, Op, Program, Untraced
+from tests.unit.test_short_way import _Programs
+
+_PROGRAMS = 120
+_ORDERED = {
+    "checked": TopicPolicy(Check.ON, ordered=True),
+    "required": TopicPolicy(Check.REQUIRED, ordered=True),
+}
+_COUNTED = {
+    "checked": TopicPolicy(Check.ON, count_check=Check.ON, partitioner=Partitioner.MURMUR2),
+    "required": TopicPolicy(Check.REQUIRED, count_check=Check.ON),
+}
+
+
+class _CountingAround(Around):
+    """The doors are the switch's; metadata was asked a moment ago, and the topics have just grown."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        super().__init__(setup)
+        self.partition_counts = dict.fromkeys(_COUNTED, PARTITIONS)
+        self.confirmed_at = dict.fromkeys(_COUNTED, float("inf"))
+        self.settling = set(_COUNTED)
+
+    def door(self, topic: str) -> Door:
+        return self.switch.door(topic)
+
+
+class _GrowingRun(_Run):
+    def __init__(self, program: Program, seed: int) -> None:
+        super().__init__(program, set(), Untraced())
+        self._rng = random.Random(f"doors {seed}")
+
+    def _do(self, op: Op) -> None:
+        draw, topic = self._rng.random(), self._rng.choice(("checked", "required"))
+        if draw < 0.06:
+            self._perform(self.switch.close_door(topic, self.now))
+        elif draw < 0.14:
+            self._perform(self.switch.open_door(topic, PARTITIONS, self.now))
+        super()._do(op)
+        for session in self.switch.sessions.values():
+            if session._inside and session._nothing_under_way():
+                raise Failure("all is answered, and somebody is inside", session.connection)
+
+    def _end_everything(self) -> None:
+        for topic in list(self.switch.doors):
+            self._perform(self.switch.open_door(topic, PARTITIONS, self.now))
+        super()._end_everything()
+        for topic, door in self.switch.doors.items():
+            if door.in_flight:
+                raise Failure("somebody is left behind a door", (topic, door.in_flight))
+
+
+def _anything(seed: int) -> Program:
+    """As the fuzzer makes them, malformed ones among them."""
+    rng, fuzzer = random.Random(f"anything {seed}"), Dialogue()
+    return Program(fuzzer.setup(rng), [fuzzer.op(rng) for _ in range(60)])
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("policies", [_ORDERED, _COUNTED], ids=["ordered", "counted"])
+def test_doors_change_nothing_that_a_dialogue_is_promised(
+    policies: dict[str, TopicPolicy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dialogue, "POLICIES", policies)
+    monkeypatch.setattr(dialogue, "Around", _CountingAround)
+    for seed in range(_PROGRAMS):
+        program = _anything(seed) if seed % 2 else _Programs().program(seed)
+        try:
+            _GrowingRun(program, seed).run()
+        except Failure as failure:
+            raise AssertionError(f"seed {seed}: {failure}") from failure

@@ -1,0 +1,144 @@
+"""A session whose client is a member of a group: what is looked into, and in which order answers leave."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+
+import pytest
+
+from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.groups.desk import ASSIGNING, FOLLOWING, Desk
+from fencepost_proxy.groups.questions import Beginnings, HasTasks, MayHave, Withheld
+from fencepost_proxy.groups.watch import Watch
+from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.surroundings import PASSES, passes_but_for
+from fencepost_proxy.topics.planning import Known
+from fencepost_proxy.topics.state import StateView
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire import apis
+from fencepost_proxy.wire.control import encode_request_frame, encode_response_frame
+from fencepost_proxy.wire.schema import Message
+from tests.unit.test_group_desk import Grown
+from tests.unit.test_session import Around
+from tests.unit.test_session import Talk as SessionTalk
+
+P2 = TopicPartition("orders", 2)
+_ASSIGNED = struct.pack(">hih", 0, 1, 6) + b"orders" + struct.pack(">iiii", 2, 0, 2, 0)
+_CUT = struct.pack(">hih", 0, 1, 6) + b"orders" + struct.pack(">iii", 1, 0, 0)
+_TASKS = _ASSIGNED[:-4] + struct.pack(">i", 5) + b"tasks"
+_SYNC = Message(group_id="g", generation_id=3, member_id="m", protocol_type="consumer", assignments=[])
+
+
+@dataclass
+class Talk(SessionTalk):
+    """With the desk of a process in which `orders` has grown."""
+
+    watch: Watch = field(default_factory=Watch)
+
+    def __post_init__(self) -> None:
+        known = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__state")
+        desk = Desk(self.watch, Grown(), lambda: self.now)
+        exchanges = Exchanges(AddressBook(1), lambda: known, lambda: None, lambda nodes: None, desk)
+        self.around = Around(passes=passes_but_for(FOLLOWING))
+        self.session = Session(1, "proxy.local", self.around, exchanges, 0.0)
+        self.commands = []
+        self.now = 100.0
+
+    def ask(self, api_key: int, version: int, correlation_id: int, message: Message) -> bytes:
+        """What goes up is what came: gives back those bytes."""
+        frame = encode_request_frame(api_key, version, correlation_id, "app", message)
+        self.client(frame)
+        assert self.upstream() == frame
+        return frame
+
+    def told(self, api_key: int, version: int, correlation_id: int, message: Message) -> None:
+        self.kafka(encode_response_frame(api_key, version, correlation_id, message))
+
+
+def _frame(api_key: int, version: int, correlation_id: int, message: Message) -> bytes:
+    return encode_response_frame(api_key, version, correlation_id, message)
+
+
+def test_an_assignment_waits_for_what_the_group_may_have_and_what_follows_waits_for_it() -> None:
+    talk = Talk()
+    talk.ask(apis.SYNC_GROUP, 3, 1, _SYNC)
+    talk.ask(apis.HEARTBEAT, 3, 2, Message(group_id="g", generation_id=3, member_id="m"))
+    talk.told(apis.SYNC_GROUP, 3, 1, Message(assignment=_ASSIGNED))
+    ask = talk.next(m.Ask)
+    assert ask.question == MayHave("g", "app", (P2,))
+    talk.told(apis.HEARTBEAT, 3, 2, Message())
+    talk.silent()
+
+    talk.tell(m.Replied(ask.token, Withheld(frozenset({P2}))))
+    first, second = _frame(apis.SYNC_GROUP, 3, 1, Message(assignment=_CUT)), _frame(apis.HEARTBEAT, 3, 2, Message())
+    assert talk.answer() == first + second
+    talk.silent()
+
+
+@pytest.mark.parametrize("gone", [m.ClientLost(), m.UpstreamLost("it broke")])
+def test_a_reply_that_comes_after_the_end_disturbs_nobody(gone: m.Event) -> None:
+    talk = Talk()
+    talk.ask(apis.SYNC_GROUP, 3, 1, _SYNC)
+    talk.told(apis.SYNC_GROUP, 3, 1, Message(assignment=_ASSIGNED))
+    ask = talk.next(m.Ask)
+    talk.tell(gone)
+    talk.commands.clear()
+    talk.tell(m.Replied(ask.token, Withheld(frozenset())))
+    assert not [each for each in talk.commands if isinstance(each, m.ToUpstream)]
+
+
+def test_what_is_to_be_known_and_not_answered_does_not_keep_the_answer() -> None:
+    talk = Talk()
+    talk.ask(apis.SYNC_GROUP, 3, 1, _SYNC)
+    talk.told(apis.SYNC_GROUP, 3, 1, Message(assignment=_TASKS))
+    assert talk.next(m.Noticed).notice == HasTasks("g")
+    assert talk.answer() == _frame(apis.SYNC_GROUP, 3, 1, Message(assignment=_TASKS))
+
+
+def test_a_heartbeat_is_answered_at_once_whatever_its_answer() -> None:
+    talk = Talk()
+    talk.watch.withhold("g", {P2}, {P2})
+    talk.watch.synced("g", "m", 3, frozenset({P2}))
+    talk.watch.update("g", frozenset())
+    talk.ask(apis.HEARTBEAT, 4, 1, Message(group_id="g", generation_id=3, member_id="m"))
+    talk.told(apis.HEARTBEAT, 4, 1, Message())
+    assert talk.answer() == _frame(apis.HEARTBEAT, 4, 1, Message(error_code=27))
+
+
+def test_offsets_wait_for_where_a_new_partition_begins() -> None:
+    talk = Talk()
+    entries = [Message(partition_index=2, committed_offset=-1)]
+    request = Message(group_id="g", topics=[Message(name="orders", partition_indexes=[2])])
+    talk.ask(apis.OFFSET_FETCH, 5, 1, request)
+    talk.told(apis.OFFSET_FETCH, 5, 1, Message(topics=[Message(name="orders", partitions=entries)]))
+    ask = talk.next(m.Ask)
+    talk.tell(m.Replied(ask.token, Beginnings({P2: 4})))
+    entries[0].committed_offset = 4
+    assert talk.answer() == _frame(
+        apis.OFFSET_FETCH, 5, 1, Message(topics=[Message(name="orders", partitions=entries)])
+    )
+
+
+def test_a_version_that_nobody_can_read_passes() -> None:
+    talk = Talk()
+    frame = struct.pack(">hhih", apis.OFFSET_FETCH, 0, 1, -1) + b"of ZooKeeper's time"
+    talk.client(struct.pack(">i", len(frame)) + frame)
+    assert talk.upstream() == struct.pack(">i", len(frame)) + frame
+
+
+def test_nothing_is_looked_into_where_nothing_grows() -> None:
+    # While no topic is to grow in order, requests of groups are whole frames that just pass, many at a time.
+    for api_key in FOLLOWING:
+        assert api_key in PASSES
+        assert api_key not in passes_but_for(FOLLOWING)
+    assert passes_but_for(FOLLOWING).keys() == PASSES.keys() - FOLLOWING
+    assert passes_but_for(ASSIGNING).keys() == PASSES.keys() - {apis.SYNC_GROUP, apis.CONSUMER_GROUP_HEARTBEAT}
+
+    talk = Talk()
+    frame = encode_request_frame(apis.HEARTBEAT, 4, 1, "app", Message(group_id="g", member_id="m"))
+    assert talk.session.take_up(memoryview(frame * 2), 100.0)[0] == 0
+    talk.around.passes = PASSES
+    assert talk.session.take_up(memoryview(frame * 2), 100.0)[0] == 2 * len(frame)
