@@ -65,6 +65,7 @@ def read(bootstrap: str, topic: str, *, plain: bool) -> int:
         "auto_offset_reset": "earliest",
         "enable_auto_commit": False,
         "max_poll_records": 20,
+        "metadata_max_age_ms": 1000,
     }
     consumer = KafkaConsumer(**options) if plain else OrderedConsumer(topic, **options)
     seen: dict[bytes, int] = defaultdict(int)

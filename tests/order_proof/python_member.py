@@ -152,16 +152,25 @@ def aiokafka(topic: str, orders: Orders, commits: Commits, settings: dict[str, A
             **settings, max_poll_records=POLL_RECORDS, partition_assignment_strategy=[RangePartitionAssignor]
         )
 
+        # Its rebalances do not wait for the next call, as those of the others do: they come between two records. What
+        # getmany() has returned by then, and nobody has handled, must neither be committed nor handled later.
+        done: dict[Any, int] = {}
+        rebalances = 0
+
         async def commit() -> None:
+            if not done:
+                return
             try:
-                await consumer.commit()
+                await consumer.commit(dict(done))
             except KafkaError as error:
                 print(f"commit: {error!r}", file=sys.stderr)
 
         class Listener(aiokafka.ConsumerRebalanceListener):  # type: ignore[misc]
             async def on_partitions_revoked(self, revoked: Any) -> None:
-                if revoked:
-                    await commit()
+                nonlocal rebalances
+                rebalances += 1
+                await commit()
+                done.clear()
 
             async def on_partitions_assigned(self, added: Any) -> None:
                 assigned(tp.partition for tp in consumer.assignment())
@@ -170,10 +179,14 @@ def aiokafka(topic: str, orders: Orders, commits: Commits, settings: dict[str, A
         await consumer.start()
         while not orders.ended:
             batches = await consumer.getmany(timeout_ms=int(POLL_SECONDS * 1000), max_records=POLL_RECORDS)
-            for records in batches.values():
+            before = rebalances
+            for tp, records in batches.items():
                 for record in records:
                     await asyncio.sleep(orders.pause(record.partition))
+                    if rebalances != before:
+                        break
                     handled(record.partition, record.offset, record.key, record.value)
+                    done[tp] = record.offset + 1
                     commits.dirty = True
             if commits.due():
                 await commit()

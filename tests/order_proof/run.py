@@ -28,7 +28,7 @@ from fencepost import jump_hash
 from fencepost_policies.partitioners import Partitioner, partition_for
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.order_proof.members import BROKER_PROPERTIES, Group, Kind
-from tests.order_proof.seen import NANOS, Grown, Verdict, judge
+from tests.order_proof.seen import NANOS, WARM_UP, Grown, Verdict, judge
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.proxy import ProxyProcess
 
@@ -280,6 +280,7 @@ def run(
             for commit_seconds in plan.commit_seconds:
                 group.join(commit_seconds)
         _until_each(groups, partial(Group.holds_partitions, count=plan.initial), plan, "was assigned its partitions")
+        _warm_up(stage.proxy.bootstrap, topic, groups, plan)
         writer = Writer(stage.proxy.bootstrap, topic, plan, plan.initial, learns=ordered)
         growths: list[Grown] = []
         late: list[str] = []
@@ -323,6 +324,20 @@ def run(
             group.end()
         if writer is not None:
             writer.stop()
+
+
+def _warm_up(bootstrap: str, topic: str, groups: Sequence[Group], plan: Plan) -> None:
+    """Until each group reads each partition: one that begins at the latest offset finds that after it is assigned."""
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
+    deadline = time.monotonic() + plan.patience_seconds
+    while not all(group.has_seen(range(plan.initial)) for group in groups):
+        if time.monotonic() >= deadline:
+            raise NeverHappened("not all groups read from the beginning")
+        for partition in range(plan.initial):
+            headers: list[tuple[str, str | bytes | None]] = [("partition-count", b"%d" % plan.initial)]
+            producer.produce(topic, b"0", WARM_UP, partition, headers=headers)
+        producer.flush(_ROUND_SECONDS)
+        time.sleep(4 * _POLL_SECONDS)
 
 
 def _lag(groups: Sequence[Group], writer: Writer, plan: Plan, partitions: int) -> None:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 NANOS = 1_000_000_000
+#: The key of records that are written before it begins, and are nobody's to judge.
+WARM_UP = "warm-up"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -74,7 +76,7 @@ def judge(seen: Iterable[Seen], written: Mapping[str, int], growths: Iterable[Gr
     found: dict[str, set[int]] = defaultdict(set)
     age: dict[str, int] = defaultdict(int)
     first: dict[int, int] = {}
-    for record in sorted(seen):
+    for record in sorted(each for each in seen if each.key != WARM_UP):
         verdict.records += 1
         first.setdefault(record.partition, record.nanos)
         born = next((i for i, g in enumerate(growths, 1) if g.from_count <= record.partition < g.to_count), 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.order_proof.seen import NANOS, Grown, Seen, judge, parse
+from tests.order_proof.seen import NANOS, WARM_UP, Grown, Seen, judge, parse
 
 ONE_TO_TWO = Grown(1, 2, 10 * NANOS, 11 * NANOS)
 
@@ -47,3 +47,8 @@ def test_what_was_never_seen_is_missing() -> None:
 def test_a_line_of_a_member() -> None:
     assert parse("S 5 1 7 k 3\n") == Seen(5, 1, 7, "k", 3)
     assert parse("A 5 0,1") is None
+
+
+def test_what_warms_up_is_not_judged() -> None:
+    warm = [Seen(1, 0, 0, WARM_UP, 0), Seen(2, 0, 1, WARM_UP, 0)]
+    assert judge([*warm, *sights((0, 1))], {"k": 1}).records == 1
