@@ -474,3 +474,37 @@ def test_a_streams_application_goes_on_and_is_warned_about(
             assert not _withheld(proxy, group)
         finally:
             process.kill()
+
+
+@pytest.mark.parametrize("client", ["librdkafka-eager", "librdkafka-consumer-protocol"])
+def test_several_workers_withhold_together(client: str, groups_kafka: KafkaCluster, tmp_path: Path) -> None:
+    # Given a proxy of two worker processes, and a group of two members, who may be at either.
+    port = free_port()
+    config = f'status = "127.0.0.1:{port}"\nworkers = 2\n'
+    with ProxyProcess(groups_kafka.bootstrap, tmp_path, config=config) as proxy:
+        topic = GrownTopic(groups_kafka.bootstrap, proxy.bootstrap, f"workers-{uuid4().hex[:8]}", 2)
+        group, url = f"{client}-{topic.name}", f"http://127.0.0.1:{port}"
+        start = MEMBERS[client]
+        with (
+            start(proxy.bootstrap, topic.name, group, "earliest") as one,
+            start(proxy.bootstrap, topic.name, group, "earliest") as two,
+        ):
+            until(lambda: len(one.assigned) == len(two.assigned) == 1, f"{one.errors} {two.errors}")
+            topic.write(0, 3)
+            topic.write(1, 3)
+            topic.grow(4)
+            topic.write(2, 3)
+            topic.write(3, 3)
+            until(lambda: {each["partition"] for each in _waiting(url, group)} == {2, 3}, proxy.log)
+            # When an operator opens the gate, at the supervisor's status page.
+            path = f"/groups/{quote(group, safe='')}/release?topic={topic.name}"
+            with urlopen(Request(url + path, method="POST"), timeout=20) as answer:
+                assert b"asked" in answer.read()
+            # Then all workers learn of it, and each brings its members to ask again, or tells them.
+            until(lambda: one.assigned | two.assigned == {0, 1, 2, 3}, f"{one.assigned} {two.assigned}\n{proxy.log}")
+            for partition in (2, 3):
+                wanted = {0, 1, 2}
+                until(
+                    lambda p=partition, w=wanted: {*_offsets(one, p), *_offsets(two, p)} == w,  # type: ignore[misc]
+                    f"{one.read} {two.read}",
+                )
