@@ -221,6 +221,9 @@ def test_a_new_partition_is_read_when_its_priors_were_read_to_their_thresholds(
         grow(growing, topic, 4)
         for partition in range(3):
             write(growing, topic, partition, 5)
+        time.sleep(0.3)  # until it is time to look for growth again
+        first += consumer.read(1.0)
+        assert set(consumer.waiting()) == {2, 3}
         rest = read_all(consumer, 45 - len(first))
         assert consumer.waiting() == {}
     seen = [*first, *rest]
