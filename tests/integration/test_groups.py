@@ -508,3 +508,25 @@ def test_several_workers_withhold_together(client: str, groups_kafka: KafkaClust
                     lambda p=partition, w=wanted: {*_offsets(one, p), *_offsets(two, p)} == w,  # type: ignore[misc]
                     f"{one.read} {two.read}",
                 )
+
+
+@pytest.mark.parametrize("client", ["librdkafka-eager", "librdkafka-consumer-protocol"])
+def test_a_coordinator_that_moves_forgets_nothing(client: str, tmp_path: Path) -> None:
+    with KafkaCluster(3, properties=_BROKER) as kafka, ProxyProcess(kafka.bootstrap, tmp_path) as proxy:
+        # Given a group that waits for a new partition.
+        topic = GrownTopic(kafka.bootstrap, proxy.bootstrap, f"moved-{uuid4().hex[:8]}", 2, replicas=3)
+        group = f"{client}-{topic.name}"
+        topic.write(0, 3)
+        with MEMBERS[client](proxy.bootstrap, topic.name, group, "earliest") as member:
+            until(lambda: len(member.read_of(0)) == 3, f"{member.errors}")
+            topic.grow(4)
+            topic.write(2, 3)
+            until(lambda: _withheld(proxy, group), proxy.log)
+            # When its coordinator dies, and another broker takes its place.
+            admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": kafka.bootstrap})
+            coordinator = admin.describe_consumer_groups([group])[group].result().coordinator.id
+            kafka.kill(coordinator)
+            assert not member.read_of(2)
+            # Then the group gets it once it has committed, as before.
+            _commit_until(member, lambda: len(member.read_of(2)) == 3, proxy)
+            assert _offsets(member, 2) == [0, 1, 2]

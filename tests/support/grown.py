@@ -20,12 +20,14 @@ STATE_TOPIC = "__fencepost_state"
 class GrownTopic:
     """`kafka` – bootstrap of Kafka itself, `proxy` – of the proxy. Created with `partitions`, and ordered."""
 
-    def __init__(self, kafka: str, proxy: str, name: str, partitions: int, **configs: str) -> None:
+    def __init__(
+        self, kafka: str, proxy: str, name: str, partitions: int, *, replicas: int = 1, **configs: str
+    ) -> None:
         self.kafka, self.proxy, self.name = kafka, proxy, name
         self.count = partitions
         admin = KafkaAdminClient(bootstrap_servers=kafka)
         try:
-            admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
+            admin.create_topics([NewTopic(name, partitions, replicas, topic_configs=configs)])
             until(lambda: self._partitions(admin) == partitions, f"{name} did not appear")
             self.topic_id = UUID(str(admin.describe_topics([name])[0]["topic_id"]))
         finally:
