@@ -168,6 +168,27 @@ def test_a_view_grows_stale_while_the_broker_is_paused_and_recovers(kafka: Kafka
     asyncio.run(story())
 
 
+def test_a_controller_that_knows_no_living_broker_is_waited_for(
+    kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given metadata without brokers, as while all of them come back from a pause
+    named, asked = ControlClient.brokers, []
+
+    def brokers(self: ControlClient) -> object:
+        asked.append(named.__get__(self))
+        return {} if len(asked) <= 2 else asked[-1]
+
+    async def story() -> None:
+        async with process(kafka, name) as one:
+            monkeypatch.setattr(ControlClient, "brokers", property(brokers))
+            # Then the topic is created when they are back, on as many as there are
+            await one.state.start()
+            assert len(asked) > 2
+            assert one.state.fresh
+
+    asyncio.run(story())
+
+
 def test_freshness_counts_from_the_question_not_from_its_answer(kafka: KafkaCluster, name: str) -> None:
     async def story() -> None:
         async with process(kafka, name) as one:

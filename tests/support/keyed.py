@@ -124,9 +124,19 @@ class Confluent:
         )
         self._counts: dict[str, int] = {}
 
+    def _count(self, topic: str) -> int:
+        """Asked for in the moment that a refusal closes the connection it goes over, it fails: then it asks again."""
+        try:
+            listed = self._producer.list_topics(topic, timeout=WAIT_SECONDS)
+        except confluent_kafka.KafkaException as error:
+            if error.args[0].code() != confluent_kafka.KafkaError._TRANSPORT:
+                raise
+            listed = self._producer.list_topics(topic, timeout=WAIT_SECONDS)
+        return len(listed.topics[topic].partitions)
+
     def send(self, topic: str, key: str, value: str, *, says: bool) -> Sent:
         if says and topic not in self._counts:
-            self._counts[topic] = len(self._producer.list_topics(topic, timeout=WAIT_SECONDS).topics[topic].partitions)
+            self._counts[topic] = self._count(topic)
         headers = [(_HEADER, b"%d" % self._counts[topic])] if says else []
         ended: list[Sent] = []
 

@@ -382,6 +382,8 @@ class StateTopic:
         await self._control.refresh_metadata([name])
         info = self._control.topic(name)
         if info is None:
+            if not self._control.brokers:  # a controller that takes all of them for dead, as after a pause
+                raise UpstreamUnavailable("Kafka names no brokers that a topic could be created on")
             replicas = min(_REPLICAS_MAX, len(self._control.brokers))
             in_sync = min(_IN_SYNC_REPLICAS_MAX, replicas)
             created = await self._control.create_topic(
