@@ -38,8 +38,8 @@ PANELS = (
 )
 
 _COLUMNS = 2
-_PANEL_WIDTH, _BAR_HEIGHT, _BAR_GAP = 440, 16, 8
-_LABEL_WIDTH, _VALUE_WIDTH = 150, 70
+_PANEL_WIDTH, _BAR_HEIGHT, _BAR_GAP = 480, 16, 8
+_LABEL_WIDTH, _VALUE_WIDTH = 205, 70
 _MARGIN, _TITLE_HEIGHT, _HEAD_HEIGHT = 24, 38, 64
 #: Readable on a light page and on a dark one: text in a grey between, on no background of its own.
 _STYLE = """
