@@ -84,6 +84,7 @@ def expansions(address: str, topic: str) -> list[Grown]:
     return [
         Grown(each["from"], each["to"], tuple(each["thresholds"]), each["unordered"], each["multiple"])
         for each in json.loads(shown["ordered.partition.expansions"])
+        if not each.get("pending")
     ]
 
 

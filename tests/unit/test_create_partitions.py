@@ -265,6 +265,16 @@ def test_an_end_counts_once_and_only_for_what_is_pending() -> None:
     assert growth.pending is None, "what was proposed while another was pending never comes to be"
 
 
+def test_a_pending_growth_is_shown_so_that_nobody_takes_its_partitions_for_old_ones() -> None:
+    later = replace(FIRST, from_count=3, to_count=6, proposal=UUID(int=77))
+
+    shown = json.loads(known(encode_expansion(FIRST), DONE, encode_expansion(later)).growth("grows").described())
+
+    assert [(each["from"], each["to"], each.get("pending", False)) for each in shown] == [(2, 3, False), (3, 6, True)]
+    assert shown[0]["thresholds"] is not None
+    assert (shown[1]["thresholds"], shown[1]["at_ms"]) == (None, None)
+
+
 def test_after_one_that_failed_another_may_begin_and_an_outdated_one_may_not() -> None:
     failed = encode_failed(FIRST, END, reason="a transaction is open", at_ms=2_000)
     again = replace(FIRST, proposal=UUID(int=72))

@@ -115,8 +115,12 @@ class Growth:
         return next((each for each in self.expansions if each.proposal == proposal), None)
 
     def described(self) -> str:
-        """The value of the config `ordered.partition.expansions`: JSON, oldest first."""
-        expansions = [
+        """The value of the config `ordered.partition.expansions`: JSON, oldest first.
+
+        A pending one comes last, without thresholds: a consumer that assigns partitions to itself may see the new ones
+        in Metadata before it is known where the prior ones ended, and must not take them for ones that always were.
+        """
+        expansions: list[dict[str, object]] = [
             {
                 "from": each.from_count,
                 "to": each.to_count,
@@ -127,6 +131,18 @@ class Growth:
             }
             for each in self.expansions
         ]
+        if self.pending is not None:
+            expansions.append(
+                {
+                    "from": self.pending.from_count,
+                    "to": self.pending.to_count,
+                    "thresholds": None,
+                    "at_ms": None,
+                    "unordered": False,
+                    "multiple": self.pending.multiple,
+                    "pending": True,
+                }
+            )
         return json.dumps(expansions, separators=(",", ":"))
 
 
