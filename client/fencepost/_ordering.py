@@ -94,6 +94,16 @@ class TopicOrder:
                 behind[prior] = (position, wanted)
         return Waiting(partition, behind) if behind else None
 
+    def ready(self, positions: Mapping[int, int | None]) -> list[int]:
+        """The partitions that are to be opened now."""
+        return [each for each in self.unopened if self.waiting(each, positions) is None]
+
+    def behind(self, positions: Mapping[int, int | None], now: float) -> set[int]:
+        """The prior partitions that unopened ones wait for. Says so where nobody can tell what one waits for."""
+        waiting = [waits for each in self.unopened if (waits := self.waiting(each, positions))]
+        self.unexplained(waiting, now)
+        return {prior for waits in waiting for prior in waits.priors}
+
     def ends_are_due(self, now: float) -> bool:
         if now < self._ends_due:
             return False

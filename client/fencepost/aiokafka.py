@@ -565,8 +565,7 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
                 continue
             if look:
                 await self._look_at_priors(order, now)
-            positions = self._positions(order)
-            ready = [p for p in order.unopened if order.waiting(p, positions) is None]
+            ready = order.ready(self._positions(order))
             if ready:
                 # From the beginning, whatever auto_offset_reset says: all of it came since the topic grew.
                 starts = {p: await self._known(TopicPartition(order.topic, p)) for p in ready}
@@ -576,10 +575,7 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
                 await self._assign(order, ready, starts)
 
     async def _look_at_priors(self, order: TopicOrder, now: float) -> None:
-        positions = self._positions(order)
-        waiting = [waits for p in order.unopened if (waits := order.waiting(p, positions))]
-        order.unexplained(waiting, now)
-        behind = {prior for waits in waiting for prior in waits.priors}
+        behind = order.behind(self._positions(order), now)
         for prior in behind:
             if not order.mine(prior):
                 self._others[order.topic][prior] = await self._known(TopicPartition(order.topic, prior))

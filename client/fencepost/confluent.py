@@ -571,18 +571,14 @@ class OrderedConsumer(Consumer):
                 continue
             if look:
                 self._look_at_priors(order, now)
-            positions = self._positions(order)
-            ready = [p for p in order.unopened if order.waiting(p, positions) is None]
+            ready = order.ready(self._positions(order))
             if ready:
                 # From the beginning, whatever auto.offset.reset says: all of it came since the topic grew.
                 starts = self._known(order, ready)
                 self._assign(order, {p: OFFSET_BEGINNING if at is None else at for p, at in starts.items()})
 
     def _look_at_priors(self, order: TopicOrder, now: float) -> None:
-        positions = self._positions(order)
-        waiting = [waits for p in order.unopened if (waits := order.waiting(p, positions))]
-        order.unexplained(waiting, now)
-        behind = {prior for waits in waiting for prior in waits.priors}
+        behind = order.behind(self._positions(order), now)
         others = [prior for prior in behind if not order.mine(prior)]
         if others:
             self._others[order.topic].update(self._known(order, others))

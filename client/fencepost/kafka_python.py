@@ -638,8 +638,7 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
                 continue
             if look:
                 self._look_at_priors(order, now)
-            positions = self._positions(order)
-            ready = [p for p in order.unopened if order.waiting(p, positions) is None]
+            ready = order.ready(self._positions(order))
             if ready:
                 # From the beginning, whatever auto_offset_reset says: all of it came since the topic grew.
                 starts = {p: self._known(TopicPartition(order.topic, p)) for p in ready}
@@ -650,10 +649,7 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
                 self._assign(order, ready, starts)
 
     def _look_at_priors(self, order: TopicOrder, now: float) -> None:
-        positions = self._positions(order)
-        waiting = [waits for p in order.unopened if (waits := order.waiting(p, positions))]
-        order.unexplained(waiting, now)
-        behind = {prior for waits in waiting for prior in waits.priors}
+        behind = order.behind(self._positions(order), now)
         ours = {prior for prior in behind if order.mine(prior)}
         for prior in behind - ours:
             self._others[order.topic][prior] = self._known(TopicPartition(order.topic, prior))
