@@ -642,18 +642,7 @@ class ControlClient:
         """
 
         async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> BatchRead:
-            info = self.topic(tp.topic)
-            call = fetch_call(
-                connection,
-                tp,
-                info.topic_id if info is not None else None,
-                offset,
-                leader_epoch=leader.leader_epoch,
-                bytes_max=bytes_max,
-                wait_max_ms=0,
-                bytes_min=0,
-            )
-            partition = fetched_partition(await connection.request(*call, deadline=deadline))
+            partition = await self._fetch_now(connection, leader, tp, offset, bytes_max=bytes_max, deadline=deadline)
             if partition.error_code == Error.OFFSET_OUT_OF_RANGE:
                 start = _list_offset_call(connection, tp, leader.leader_epoch, _EARLIEST)
                 latest = _list_offset_call(connection, tp, leader.leader_epoch, _LATEST)
@@ -678,19 +667,9 @@ class ControlClient:
         """What a consumer that reads committed gets at once from there on. Needs READ on the topic."""
 
         async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Fetched:
-            info = self.topic(tp.topic)
-            call = fetch_call(
-                connection,
-                tp,
-                info.topic_id if info is not None else None,
-                offset,
-                leader_epoch=leader.leader_epoch,
-                bytes_max=bytes_max,
-                wait_max_ms=0,
-                bytes_min=0,
-                committed=True,
+            partition = await self._fetch_now(
+                connection, leader, tp, offset, bytes_max=bytes_max, deadline=deadline, committed=True
             )
-            partition = fetched_partition(await connection.request(*call, deadline=deadline))
             if partition.error_code != Error.OFFSET_OUT_OF_RANGE:
                 _check(partition.error_code, "Fetch")
             return Fetched(
@@ -701,6 +680,32 @@ class ControlClient:
             )
 
         return await self._ask_leader(tp, ask, timeout_seconds)
+
+    async def _fetch_now(
+        self,
+        connection: BrokerConnection,
+        leader: Leader,
+        tp: TopicPartition,
+        offset: Offset,
+        *,
+        bytes_max: int,
+        deadline: Monotonic,
+        committed: bool = False,
+    ) -> Message:
+        """Without waiting for what is not there yet; the answer's partition."""
+        info = self.topic(tp.topic)
+        call = fetch_call(
+            connection,
+            tp,
+            info.topic_id if info is not None else None,
+            offset,
+            leader_epoch=leader.leader_epoch,
+            bytes_max=bytes_max,
+            wait_max_ms=0,
+            bytes_min=0,
+            committed=committed,
+        )
+        return fetched_partition(await connection.request(*call, deadline=deadline))
 
     async def produce(
         self,
