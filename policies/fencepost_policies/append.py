@@ -113,6 +113,7 @@ class Policy(Protocol):
 
 
 #: Error codes that policies answer with. The names are Kafka's (org.apache.kafka.common.protocol.Errors).
+CLUSTER_AUTHORIZATION_FAILED = 31
 POLICY_VIOLATION = 44
 INVALID_TIMESTAMP = 32
 INVALID_PARTITIONS = 37

@@ -8,22 +8,62 @@
 A topic name or client id may hold a line feed, a terminal escape or a forged `level=ERROR`: control characters are
 escaped, and a value with a blank, a quote or `=` in it is quoted. The event itself is our own text. Record contents
 are never passed to this module.
+
+Nor can they fill a disk: what they can cause goes by a `RateLimitedLog`, and above `EVENT_LINES_MAX` in
+`EVENT_SECONDS` any event is left out. What was left out is counted (`lines`), and told by the next line of its kind or
+by `tell_left_out`: a line with `suppressed=N` stands for itself and N others.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Final, TextIO
+from weakref import WeakSet
 
 _ROOT: Final = "fencepost"
 _FIELDS: Final = "fencepost_fields"
 #: A peer's text is cut to this many characters: one line stays one line that somebody can read.
 VALUE_CHARACTERS_MAX: Final = 500
+#: Of one event, whoever causes it.
+EVENT_LINES_MAX: Final = 200
+EVENT_SECONDS: Final = 10.0
+#: Events are words of ours, some with a name in them; should there ever be more, the oldest is forgotten.
+_EVENTS_MAX: Final = 1_000
+_LEFT_OUT: Final = "left_out"
+
+#: What was written so far, by level, and what was left out.
+_lines: dict[str, int] = {}
+_rate_limited: WeakSet[RateLimitedLog] = WeakSet()
+
+
+def lines() -> dict[str, int]:
+    """How many lines there were of each level, and as `left_out` how many were not written."""
+    return {"debug": 0, "info": 0, "warning": 0, "error": 0, _LEFT_OUT: 0} | _lines
+
+
+def tell_left_out(*, at_once: bool = False) -> None:
+    """To be called now and then: what was left out is told, where no line of its kind has come that could do so.
+
+    `at_once` – the process ends.
+    """
+    for limited in list(_rate_limited):
+        limited.tell_left_out(at_once=at_once)
+    for handler in logging.getLogger().handlers:
+        for each in handler.filters:
+            if isinstance(each, _Flood):
+                each.tell_left_out(at_once=at_once)
+
+
+def _count(name: str, lines: int = 1) -> None:
+    _lines[name] = _lines.get(name, 0) + lines
 
 
 class Log:
@@ -56,6 +96,19 @@ class Log:
             self._logger.log(level, event, extra={_FIELDS: fields})
 
 
+def _nothing() -> None:
+    pass
+
+
+@dataclass(slots=True)
+class _Told:
+    """One kind of event: when it was written last, and what was left out since."""
+
+    at: float
+    suppressed: int = 0
+    say: Callable[[], None] = _nothing
+
+
 class RateLimitedLog:
     """For what peers can cause as often as they like: each key is logged once per interval, then with `suppressed=N`.
 
@@ -75,7 +128,8 @@ class RateLimitedLog:
         self._interval_seconds = interval_seconds
         self._keys_max = keys_max
         self._clock = clock
-        self._seen: OrderedDict[object, tuple[float, int]] = OrderedDict()
+        self._seen: OrderedDict[object, _Told] = OrderedDict()
+        _rate_limited.add(self)
 
     def info(self, key: object, event: str, /, **fields: object) -> None:
         self._limited(self._log.info, key, event, fields)
@@ -86,17 +140,86 @@ class RateLimitedLog:
     def error(self, key: object, event: str, /, **fields: object) -> None:
         self._limited(self._log.error, key, event, fields)
 
+    def tell_left_out(self, *, at_once: bool = False) -> None:
+        """Writes the last one of each kind that was left out: none may come after it."""
+        now = self._clock()
+        for told in list(self._seen.values()):
+            if told.suppressed and (at_once or now - told.at >= self._interval_seconds):
+                told.at = now
+                told.suppressed -= 1
+                told.say()
+
     def _limited(self, emit: Callable[..., None], key: object, event: str, fields: Mapping[str, object]) -> None:
         now = self._clock()
-        logged_at, suppressed = self._seen.get(key, (None, 0))
-        if logged_at is not None and now - logged_at < self._interval_seconds:
-            self._seen[key] = (logged_at, suppressed + 1)
+        told = self._seen.get(key)
+        if told is not None and now - told.at < self._interval_seconds:
+            told.suppressed += 1
+            told.say = partial(self._say, told, emit, event, fields)
             return
-        self._seen[key] = (now, 0)
+        if told is None:
+            told = self._seen[key] = _Told(now)
+        told.at = now
         self._seen.move_to_end(key)
         if len(self._seen) > self._keys_max:
-            self._seen.popitem(last=False)
+            _, forgotten = self._seen.popitem(last=False)
+            if forgotten.suppressed:
+                forgotten.suppressed -= 1
+                forgotten.say()
+        self._say(told, emit, event, fields)
+
+    @staticmethod
+    def _say(told: _Told, emit: Callable[..., None], event: str, fields: Mapping[str, object]) -> None:
+        suppressed, told.suppressed, told.say = told.suppressed, 0, _nothing
+        _count(_LEFT_OUT, suppressed)
         emit(event, **fields, **({"suppressed": suppressed} if suppressed else {}))
+
+
+class _Flood(logging.Filter):
+    """Lets so many lines of each event pass, in an interval that begins with its first. Libraries' lines, too."""
+
+    def __init__(
+        self, handler: logging.Handler, common: Mapping[str, object], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__()
+        self._handler = handler
+        self._common = common
+        self._clock = clock
+        self._events: OrderedDict[tuple[str, int, str], list[float]] = OrderedDict()  # began at, lines, left out
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        key = (record.name, record.levelno, str(record.msg))
+        now = self._clock()
+        began, lines, left_out = self._events.get(key, (now, 0, 0))
+        if now - began >= EVENT_SECONDS:
+            self._tell(key, int(left_out))
+            began, lines, left_out = now, 0, 0
+        passes = lines < EVENT_LINES_MAX
+        self._events[key] = [began, lines + passes, left_out + (not passes)]
+        self._events.move_to_end(key)
+        if len(self._events) > _EVENTS_MAX:
+            forgotten, (_, _, unsaid) = self._events.popitem(last=False)
+            self._tell(forgotten, int(unsaid))
+        _count(record.levelname.lower() if passes else _LEFT_OUT)
+        return passes
+
+    def tell_left_out(self, *, at_once: bool = False) -> None:
+        now = self._clock()
+        for key, (began, _, left_out) in list(self._events.items()):
+            if at_once or now - began >= EVENT_SECONDS:
+                del self._events[key]
+                self._tell(key, int(left_out))
+
+    def _tell(self, key: tuple[str, int, str], left_out: int) -> None:
+        """Past this filter: it is one line for many."""
+        if left_out:
+            name, level, event = key
+            record = logging.LogRecord(name, level, "", 0, event, None, None)
+            setattr(record, _FIELDS, {"suppressed": left_out, **self._common})
+            self._handler.acquire()
+            try:
+                self._handler.emit(record)
+            finally:
+                self._handler.release()
 
 
 def get(room: str) -> Log:
@@ -116,6 +239,7 @@ def setup(level: str = "info", style: str = "console", stream: TextIO | None = N
 
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Json() if style == "json" else _Console())
+    handler.addFilter(_Flood(handler, common))
     if common:
         handler.addFilter(add_common)
     root = logging.getLogger()
@@ -123,6 +247,13 @@ def setup(level: str = "info", style: str = "console", stream: TextIO | None = N
     root.setLevel(logging.WARNING)
     logging.getLogger(_ROOT).setLevel(level.upper())
     logging.captureWarnings(True)
+
+
+def change(level: str, style: str) -> None:
+    """Of what `setup` has begun; nothing else of it changes."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(_Json() if style == "json" else _Console())
+    logging.getLogger(_ROOT).setLevel(level.upper())
 
 
 def escape(text: str) -> str:
@@ -177,7 +308,8 @@ class _Json(logging.Formatter):
             "event": escape(record.getMessage()),
         }
         for key, value in _fields(record).items():
-            plain = value if value is None or isinstance(value, bool | int | float) else escape(str(value))
+            is_json = value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+            plain = value if is_json else escape(str(value))
             # A field may not pass itself off as one of ours.
             entry[f"{key}_" if key in entry else key] = plain
         if record.exc_info:

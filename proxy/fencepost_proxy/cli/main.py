@@ -20,13 +20,31 @@ examples:
   fencepost dev                               Kafka and the proxy on this machine, to work against
   fencepost dev --brokers 3 --data ./data     three brokers, data kept until the next run
   fencepost proxy --upstream localhost:9092   only the proxy, in front of a Kafka you have
+  fencepost config explain                    what can be set, and how
+  fencepost check --config fencepost.toml     does it work here, and what to do where it does not
+  fencepost status --status HOST:PORT         is it well, and if not, what to do
+  fencepost topics --status HOST:PORT         checked topics: log ends, what waits, what was refused last
+  fencepost expansions --status HOST:PORT     how topics have grown, and which consumer groups wait
+  fencepost transactions hanging --bootstrap localhost:9092    what keeps committed readers from going on
 
 Every command explains itself: fencepost COMMAND --help
 """
 
 
 #: One module per command.
-_COMMANDS: Final = ("demo", "dev", "proxy")
+_COMMANDS: Final = (
+    "demo",
+    "dev",
+    "proxy",
+    "config",
+    "check",
+    "status",
+    "topics",
+    "expansions",
+    "transactions",
+    "health",
+    "completion",
+)
 
 
 class _ShowVersion(argparse.Action):
@@ -37,7 +55,7 @@ class _ShowVersion(argparse.Action):
         parser.exit()
 
 
-def _parser(command: str | None) -> argparse.ArgumentParser:
+def command_parser(command: str | None = None) -> argparse.ArgumentParser:
     """Knows all commands, or only the given one: importing another's modules would delay its start."""
     parser = argparse.ArgumentParser(
         prog="fencepost",
@@ -57,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns its exit code. 2: a mistake of the user or the machine, told in one line; 130: Ctrl-C."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        args = _parser(arguments[0] if arguments else None).parse_args(arguments)
+        args = command_parser(arguments[0] if arguments else None).parse_args(arguments)
         return int(args.run(args))
     except FencepostError as error:
         print(f"fencepost: {error}", file=sys.stderr)

@@ -14,7 +14,8 @@ Made from `proxy/fencepost_proxy/wire/apis.py` by `python -m fencepost_proxy.dev
 
 *relayed*: the bytes pass, unread. *looked into*: the request is searched for the state topic's name and passes as it is
 where it does not name it. *request rewritten*, *response rewritten*: decoded, changed, encoded anew. *gated*: Produce,
-streamed through unless it concerns a guarded topic. *withheld*: not advertised, and a client that sends it is
+streamed through unless it concerns a guarded topic. *relayed alone*: it waits until all before it on its connection was
+answered, and then passes. *withheld*: not advertised, and a client that sends it is
 disconnected, as Kafka does with a version that it does not know. A client is told the versions that this table and its
 broker have in common.
 
@@ -27,6 +28,7 @@ _WORDS = {
     Treatment.REWRITE_REQUEST: "request rewritten",
     Treatment.REWRITE_RESPONSE: "response rewritten",
     Treatment.PRODUCE: "gated",
+    Treatment.ALONE: "relayed alone",
     Treatment.WITHHELD: "withheld",
 }
 

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
-from fencepost_proxy.dev import probe
+from fencepost_proxy.dev import class_archive, probe
 from fencepost_proxy.dev.errors import ClusterError, PortTakenError
 from fencepost_proxy.dev.jars import DEFAULT_VERSION, Progress, classpath, release, say
 from fencepost_proxy.dev.java import QUICK_JVM, find_jdk, logging_flags
@@ -62,6 +62,7 @@ class KafkaCluster:
     advertised: what a listener's clients are told instead of its own address: that of something in front of it which
         rewrites nothing. One broker only.
     quick_start: a JVM that starts fast and is never at its fastest. False for measurements.
+    archive_to: where each broker writes a class archive when it is shut down (`class_archive`).
 
     `start` and `restart` return when the cluster answers as one: all brokers registered, group and transaction
     coordinators elected. Errors: JavaError, JarError, PortTakenError, ClusterError.
@@ -80,6 +81,7 @@ class KafkaCluster:
         advertised: Mapping[str, Address] | None = None,
         heap: str = "512m",
         quick_start: bool = True,
+        archive_to: Path | None = None,
         progress: Progress = say,
     ) -> None:
         if brokers < 1 or (ports is not None and len(ports) != brokers):
@@ -98,6 +100,7 @@ class KafkaCluster:
         self._advertised = dict(advertised or {})
         self._heap = heap
         self._quick_start = quick_start
+        self._archive_to = archive_to
         self._progress = progress
         self._java: list[str] = []
         self._data = Path()
@@ -164,6 +167,8 @@ class KafkaCluster:
         jdk = find_jdk()
         path = classpath(self._release.broker_lock, self._progress)
         self._java = [str(jdk.java), "-cp", path]
+        if self._quick_start:
+            self._java[1:1] = class_archive.flags(class_archive.archive_of(jdk, self._release.broker_lock))
         self._progress(f"starting Kafka {self.version}: {self._brokers} broker{'s' * (self._brokers > 1)}")
         started = time.monotonic()
         self._prepare_data()
@@ -220,9 +225,9 @@ class KafkaCluster:
         """SIGKILL: what a power cut does to the process, not to the disk."""
         self._end(node_id, signal.SIGKILL)
 
-    def shut_down(self, node_id: int) -> None:
-        """SIGTERM: leadership moves away first, where there is somewhere to move to."""
-        self._end(node_id, signal.SIGTERM)
+    def shut_down(self, node_id: int, *, timeout_seconds: float = SHUT_DOWN_TIMEOUT_SECONDS) -> None:
+        """SIGTERM: leadership moves away first, where there is somewhere to move to. Killed if that takes too long."""
+        self._end(node_id, signal.SIGTERM, timeout_seconds)
 
     def pause(self, node_id: int) -> None:
         """SIGSTOP: connections stay open, requests queue up, nothing is answered."""
@@ -380,17 +385,20 @@ class KafkaCluster:
     def _launch(self, node_id: int) -> None:
         directory = self._directory(node_id)
         self._paused.discard(node_id)
+        jvm = self._jvm()
+        if self._archive_to is not None:
+            jvm.insert(1, f"-XX:ArchiveClassesAtExit={self._archive_to}")
         self._processes[node_id] = GuardedProcess(
-            [*self._jvm(), "kafka.Kafka", str(directory / "server.properties")], output=self.log_file(node_id)
+            [*jvm, "kafka.Kafka", str(directory / "server.properties")], output=self.log_file(node_id)
         )
 
-    def _end(self, node_id: int, how: signal.Signals) -> None:
+    def _end(self, node_id: int, how: signal.Signals, timeout_seconds: float = SHUT_DOWN_TIMEOUT_SECONDS) -> None:
         process = self._processes[node_id]
         process.signal(how)
         if node_id in self._paused:
             # SIGTERM is not delivered to a stopped process; SIGKILL is.
             self.resume(node_id)
-        if not process.wait(SHUT_DOWN_TIMEOUT_SECONDS):
+        if not process.wait(timeout_seconds):
             process.signal(signal.SIGKILL)
             process.wait(SHUT_DOWN_TIMEOUT_SECONDS)
 

@@ -62,6 +62,8 @@ RELEASES = {
         # Nor is kafka-tools-api 4.4.0, of which a broker loads nothing: its lock names 4.3.1.
         Release("4.4.0", "kafka-4.4.0", "kafka-tools-4.3.1"),
         Release("4.3.1", "kafka-4.3.1", "kafka-tools-4.3.1"),
+        Release("4.2.2", "kafka-4.2.2", "kafka-tools-4.3.1"),
+        Release("4.1.2", "kafka-4.1.2", "kafka-tools-4.3.1"),
         Release("4.0.2", "kafka-4.0.2", "kafka-tools-4.0.2"),
         Release("3.9.2", "kafka-3.9.2", "kafka-tools-3.9.2"),
     )
@@ -70,6 +72,12 @@ DEFAULT_VERSION = "4.4.0"
 #: Spark's own Kafka connector, for `spark-submit --jars`. Its token provider is older than the connector, since later
 #: ones are not in the public repository; it only matters to delegation tokens.
 SPARK_LOCK = "spark-kafka"
+#: Kafka Connect's runtime, its file connectors and MirrorMaker 2: for tests only.
+CONNECT_LOCK = "kafka-connect-4.3.1"
+#: A broker of the time of ZooKeeper, the last that takes topics of the message format before 0.11: for tests only.
+OLD_BROKER_LOCK = "kafka-2.8.2"
+#: The last Java client that does not know TRANSACTION_ABORTABLE: for tests only.
+OLD_CLIENTS_LOCK = "kafka-clients-3.7.2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +299,7 @@ def main() -> None:
     """`python -m fencepost_proxy.dev.jars [LOCK…]`: fetches ahead what the tests, or the named locks, need."""
     newest = release(os.environ.get("FENCEPOST_KAFKA") or DEFAULT_VERSION)
     try:
-        for lock in sys.argv[1:] or [newest.broker_lock, newest.tools_lock, SPARK_LOCK]:
+        for lock in sys.argv[1:] or [newest.broker_lock, newest.tools_lock, SPARK_LOCK, CONNECT_LOCK, OLD_BROKER_LOCK]:
             fetch(lock)
     except JarError as error:
         sys.exit(f"fencepost: {error}")

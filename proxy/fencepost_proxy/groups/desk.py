@@ -115,7 +115,7 @@ class Desk:
         if api_key == OFFSET_FETCH:
             return GroupPlan(None, lambda answer: self._offsets(version, request, answer))
         if api_key == LIST_OFFSETS:
-            return GroupPlan(None, lambda answer: self._looked_up(request, client_id))
+            return GroupPlan(None, lambda answer: self._looked_up(request, client_id, answer))
         return self._consumer_heartbeat(request, client_id)
 
     # ---- the classic protocol
@@ -264,12 +264,21 @@ class Desk:
 
         return Outcome(changed=True, question=WhereToBegin(group, tuple(missing)), complete=complete)
 
-    def _looked_up(self, request: Message, client_id: str | None) -> Outcome:
+    def _looked_up(self, request: Message, client_id: str | None, answer: Message) -> Outcome:
+        """Only what Kafka has told it: who may not see the topic has no say in what its groups wait for."""
+        told = {
+            (topic.name, entry.partition_index)
+            for topic in answer.topics
+            for entry in topic.partitions
+            if not entry.error_code
+        }
         latest: list[TopicPartition] = []
         others: list[TopicPartition] = []
         for topic in request.topics:
             if self._stakes.grows(topic.name):
                 for entry in topic.partitions:
+                    if (topic.name, entry.partition_index) not in told:
+                        continue
                     place = latest if entry.timestamp == _LATEST else others
                     place.append(TopicPartition(topic.name, entry.partition_index))
         if not (latest or others):

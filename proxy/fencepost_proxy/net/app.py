@@ -10,52 +10,82 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
+import os
 import re
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from fencepost_compiled import what_runs
 from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.config import ProxyConfig
-from fencepost_proxy.errors import ConfigError, FencepostError
+from fencepost_proxy.errors import ConfigError, FencepostError, error_name
 from fencepost_proxy.groups.questions import Question
+from fencepost_proxy.net import diagnosis
+from fencepost_proxy.net.broker import Access
+from fencepost_proxy.net.certificates import Certificates
 from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
 from fencepost_proxy.net.expansions import Expansions
 from fencepost_proxy.net.groups import GroupKeeper
-from fencepost_proxy.net.http import BrokerStatus, GuardedTopicStatus, StatusServer, StatusSnapshot
+from fencepost_proxy.net.http import StatusServer
 from fencepost_proxy.net.link import Link
 from fencepost_proxy.net.listeners import Acceptor, bind, connect
-from fencepost_proxy.net.metrics import Metrics, fencepost_version
+from fencepost_proxy.net.lists import Found, Lists, Refusals, Sources
+from fencepost_proxy.net.metrics import AddressNumbers, Metrics, Moment, PartitionNumbers, fencepost_version, seen
 from fencepost_proxy.net.reads import FACTS_SECONDS, GateReads
-from fencepost_proxy.net.side import Buffers, Paused
+from fencepost_proxy.net.side import Buffers, Socket
+from fencepost_proxy.net.sidecar import SidecarLook
 from fencepost_proxy.net.state_topic import StateTopic
+from fencepost_proxy.net.status import (
+    POISONED_SHOWN,
+    BrokerStatus,
+    ExpansionStatus,
+    Listed,
+    PoisonedStatus,
+    StatusSnapshot,
+    ViolationStatus,
+    Wanted,
+)
+from fencepost_proxy.net.tls import TlsSocket, of_broker, of_client, secure
+from fencepost_proxy.net.transactions import Commits
+from fencepost_proxy.net.watching import TransactionWatch
 from fencepost_proxy.partitions.events import GateLimits, Ticket, Violation
 from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.partitions.gate_state import Phase
 from fencepost_proxy.session import messages as sessions
+from fencepost_proxy.session.doors import READ_SECONDS
 from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.session.surroundings import Passes
+from fencepost_proxy.session.surroundings import Passes, and_addresses, but_for
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report, Switch
 from fencepost_proxy.topics.counts import Client, Counts
 from fencepost_proxy.topics.door import Door
 from fencepost_proxy.topics.expansions import Growth
+from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.planning import Known
+from fencepost_proxy.topics.poisoned import is_poison
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import TopicConfigChange
-from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
+from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings, is_safe
+from fencepost_proxy.transactions.table import Table
+from fencepost_proxy.transactions.watching import Pace
 from fencepost_proxy.types import Address, Monotonic, NodeId, ProducerId, TopicPartition
-from fencepost_proxy.wire.apis import PRODUCE
+from fencepost_proxy.wire.apis import END_TXN, PRODUCE, api_name
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint
 
 if TYPE_CHECKING:
+    from fencepost_proxy.net.bridge import Bridge
     from fencepost_proxy.net.worker import HandedLink, Worker
 
+_T = TypeVar("_T")
 _log = logs.get("net.app")
 _limited_log = logs.RateLimitedLog(_log)
 
@@ -63,7 +93,22 @@ _limited_log = logs.RateLimitedLog(_log)
 _TICK_SECONDS = 0.02
 _HOUSEKEEPING_SECONDS = 1.0
 _STORE_SECONDS = 15.0
+#: How often it is looked whether their files have changed.
+_CERTIFICATES_SECONDS = 5.0
+_START_AGAIN_SECONDS = 2.0
 _DRAIN_LOOK_SECONDS = 0.02
+#: For so long it is told that no connection to a broker could be opened: clients try again all the time.
+_UNREACHABLE_SECONDS = 30.0
+#: How long a client whose connection has ended may take to see it. Until then it may send on: if that were answered by
+#: a reset, it could lose an answer that it has not read.
+_LINGER_SECONDS = 1.0
+_WELCOME = "connect "
+#: Topics of which it is told in the log why their batches lose their producer ids.
+_TOLD_MAX = 10_000
+_WHY_DOWNGRADED = {
+    MESSAGE_FORMAT: "its message format is older than 0.11: it takes no producer ids",
+    NOT_PERMITTED: "Kafka does not let a client of it be idempotent",
+}
 
 
 async def serve(
@@ -71,23 +116,28 @@ async def serve(
     *,
     on_ready: Callable[[Address], None] = lambda address: None,
     stop: asyncio.Event | None = None,
+    hasten: asyncio.Event | None = None,
     worker: Worker | None = None,
+    on_reload: Callable[[Callable[[ProxyConfig], None]], None] = lambda reload: None,
 ) -> None:
     """Runs until cancelled, or until `stop` is set: then it drains, within `limits.drain_seconds`.
 
+    `hasten` – set while it drains: what is still under way is not waited for any longer.
     `on_ready` is told the bootstrap address once clients can connect. `worker` – what this process is among several.
-    Raises ConfigError where a port cannot be had, StateError where the state topic cannot be relied on.
+    `on_reload` is given, at the beginning, what goes on with another configuration and reads certificates anew.
+    Raises ConfigError where a port cannot be had. What is wrong with Kafka is waited for: somebody may mend it.
     """
     async with AsyncExitStack() as stack:
         proxy = Proxy(config, worker)
         stack.push_async_callback(proxy.close)
+        on_reload(proxy.reload)
         stop = stop or asyncio.Event()
         if worker is not None:
             stack.callback(worker.close)
             worker.attach(proxy)
         on_ready(await proxy.start())
         await stop.wait()
-        await proxy.drain()
+        await proxy.drain(hasten or asyncio.Event())
 
 
 class Proxy:
@@ -105,11 +155,27 @@ class Proxy:
         self.decompressed_bytes_max = limits.decompressed_bytes_max
         self.state_topic = config.state_topic
         self.refuse_whole_requests = config.refusal_scope == "request"
-        self._control = ControlClient(config.upstream, limits, on_brokers=self._brokers_changed)
+        # A listener takes logins of everybody or of nobody. Clients' connections go to those where the proxy's own have
+        # logged in, or have been answered without: one that is set and not taken, or missing, lets nothing be served.
+        self.clients_log_in = config.control_sasl is not None
+        self.transactions = Table(queued_seconds=limits.queued_seconds)
+        self._metrics = Metrics(lambda: self._state.fresh_until if self._state else Monotonic(float("-inf")))
+        self._certificates = Certificates(config.listen_tls, config.upstream_tls)
+        self._metrics.certificates_end(self._certificates.not_after())
+        access = Access(
+            lambda: self._certificates.upstream,
+            config.control_sasl,
+            on_failure=self._metrics.upstream_tls_failed,
+            on_login=self._metrics.logged_in,
+            on_trouble=lambda reason: self._metrics.upstream_failed("proxy", reason),
+        )
+        self._beside_a_broker = config.mode == "sidecar"
+        self._sidecar: SidecarLook | None = None
+        self._access = access
+        self._control = ControlClient(config.upstream, limits, on_brokers=self._brokers_changed, access=access)
         self._state: StateTopic | None = None
         self._reads: GateReads | None = None
         self._book = AddressBook(config.listen.port, advertised_host=config.advertised_host, ports=config.broker_ports)
-        self._metrics = Metrics(lambda: self._state.fresh_until if self._state else Monotonic(float("-inf")))
         self._groups = GroupKeeper(
             self._control,
             limits,
@@ -118,18 +184,42 @@ class Proxy:
             topic_id=self.topic_id,
             metrics=self._metrics,
         )
+        self.idempotence = IdempotenceMemory(limits.remembered_producers_max)
+        configured = (config.unlisted_topics, *(pattern.configs for pattern in config.topic_patterns))
+        self._safe_by_file = any(is_safe(configs) for configs in configured)
+        self._safe = self._safe_by_file
+        self._told_downgraded: set[tuple[str, str]] = set()
+        self._commits = Commits(
+            self._control,
+            limits,
+            table=self.transactions,
+            configured=[config.unlisted_topics, *(pattern.configs for pattern in config.topic_patterns)],
+            policy=self.policy,
+            names=self.header_names,
+            metrics=self._metrics,
+        )
+        self.passes: Passes = but_for(self._groups.passes, END_TXN)
         exchanges = Exchanges(
-            self._book, self._known, self._shared_producer_id, self._open_listeners, self._groups.desk
+            self._book,
+            self._known,
+            self._shared_producer_id,
+            self._open_listeners,
+            self._groups.desk,
+            own_addresses=not self._beside_a_broker,
+            some_are_safe=lambda: self._safe,
         )
         gate_limits = GateLimits(
             queue_max=limits.gate_queue_max,
             read_retry_seconds=limits.settle_retry_seconds,
+            queued_seconds=limits.queued_seconds,
             decompressed_bytes_max=limits.decompressed_bytes_max,
             stamping=not config.unsafe_disable_stamping,
         )
         owner = worker is None or worker.owner
         self.switch = Switch(self, exchanges, gate_limits, self.header_names, owner=owner)
         self.links: dict[int, Link] = {}
+        self._links_from: Counter[str] = Counter()  # by address
+        self._bridges: set[Bridge] = set()
         self._numbers = itertools.count(1)
         self._buffers = Buffers()
         self._marked_topic_id: UUID | None = None
@@ -145,6 +235,8 @@ class Proxy:
         self._tasks: set[asyncio.Task[None]] = set()
         self._refreshing: set[str] = set()
         self._ticker: asyncio.TimerHandle | None = None
+        self._waits_because: str | None = None  # while it starts
+        self._to_end = False  # not ready any more
         self._draining = False
         self._closed = False
         self._expansions: Expansions | None = None
@@ -161,10 +253,27 @@ class Proxy:
         self._started_at = time.monotonic()
         self._bootstrap: Address | None = None
         self._violations = 0
+        self._last_violation: ViolationStatus | None = None
+        self._refusals = Refusals()
+        #: Brokers that no connection of a client could be opened to, the last time: since when, and why.
+        self._unreachable: dict[NodeId, tuple[float, str]] = {}
         self._warned: set[str] = set()  # of guarded topics that there are
         self._takeover_until = float("-inf")
         self.traffic = self._metrics.traffic
-        self._status = StatusServer(self._snapshot, self._metrics, release=self._groups.release)
+        self._lists = Lists(
+            Sources(
+                links=self.links,
+                gates=self.switch.gates,
+                refusals=self._refusals,
+                topics=self._looked_into,
+                policy=self.policy,
+                info=self._control.topic,
+                expansions=self._expansion_status,
+                withheld=self._groups.waiting,
+            )
+        )
+        self._status = StatusServer(self._snapshot, self._metrics, release=self._groups.release, lists=self._listed)
+        self._metrics.look = self._look
 
     # ---- life
 
@@ -173,36 +282,34 @@ class Proxy:
         sock = self._listening[None] = self._bind(None, config.listen, "clients")
         host, port = sock.getsockname()[:2]
         await self._start_status()
+        _log.info(
+            "starting", upstream=", ".join(map(str, config.upstream)), listen=Address(host, port), pid=os.getpid()
+        )
+        if self._beside_a_broker:
+            self._sidecar = SidecarLook(
+                config,
+                lambda: Address(host, port),
+                lambda: (self._control.cluster_id, self._control.brokers),
+                self._access,
+            )
         if config.unsafe_disable_stamping:
             _log.error("unsafe_disable_stamping is set: an append may be accepted at an offset that it did not expect")
+        self._warn_of_what_is_set()
+        # Before Kafka is there: what is wrong with the files may be why it is waited for.
+        self._spawn(self._watch_certificates(), "certificates")
         await self._control.start()
-        self._state = StateTopic(
-            self._control,
-            name=config.state_topic,
-            lease_seconds=config.config_lease_seconds,
-            limits=config.limits,
-            on_change=self._state_changed,
-        )
-        self._expansions = Expansions(
-            self._control,
-            self._state,
-            config.limits,
-            doors=self,
-            metrics=self._metrics,
-            spawn=self._spawn,
-            owner=self._worker is None or self._worker.owner,
-        )
-        self._reads = GateReads(self._control, self._state, config.limits.frame_bytes_max)
-        self._groups.attach(self._state)
-        await self._state.start()
-        await self._state.acquire_producer_id()
-        if await self._state.enter():
-            _log.info("other proxy processes serve this cluster, or ended a moment ago without saying so")
-            self._takeover_until = time.monotonic() + config.limits.takeover_seconds
-        facts = await self._control.broker_facts()
+        if self._sidecar is not None:
+            self._spawn(self._sidecar.run(), "what the broker advertises")
+        await self._join_the_others()
+        assert self._state is not None
+        assert self._reads is not None
+        assert self._expansions is not None
+        facts = await self._until_kafka_can(self._control.broker_facts, "the brokers' settings cannot be read")
         self._reads.producer_id_expiration_ms = facts.producer_id_expiration_ms
         self._brokers_changed(self._control.brokers)
         await self._look_after_topics()
+        self._commits.refresh()
+        self._look_at_passes()
         self._expansions.start()
         self._accepting = True
         self._count_links()
@@ -210,9 +317,93 @@ class Proxy:
             self._accept_on(node_id)
         self._spawn(self._housekeeping(), "housekeeping")
         self._spawn(self._groups.run(), "groups")
+        self._spawn(self._commits.run(), "old transactions")
+        self._watch_transactions()
         address = self._bootstrap = Address(config.advertised_host or host, port)
         _log.info("serving", bootstrap=address, brokers=len(self._book.nodes), code=what_runs())
         return address
+
+    async def _join_the_others(self) -> None:
+        """Reads the state topic, and is known to the other processes; waits for what keeps it from that.
+
+        A Kafka that is half up, rights that are missing, a topic that cannot be relied on: somebody has to mend it, and
+        looks at /readyz meanwhile. Each try begins anew, since what was read of a wrong topic must not stay.
+        """
+        config = self.config
+
+        async def join() -> bool:
+            state = self._state = StateTopic(
+                self._control,
+                name=config.state_topic,
+                lease_seconds=config.config_lease_seconds,
+                limits=config.limits,
+                on_change=self._state_changed,
+            )
+            self._expansions = Expansions(
+                self._control,
+                state,
+                config.limits,
+                doors=self,
+                metrics=self._metrics,
+                spawn=self._spawn,
+                owner=self._worker is None or self._worker.owner,
+            )
+            self._reads = GateReads(self._control, state, config.limits.frame_bytes_max)
+            self._groups.attach(state)
+            self._commits.attach(state)
+            try:
+                await state.start()
+                await state.acquire_producer_id()
+                return await state.enter()
+            except FencepostError:
+                await state.close()
+                raise
+
+        if await self._until_kafka_can(join, f"the state topic {config.state_topic} cannot be used"):
+            _log.info("other proxy processes serve this cluster, or ended a moment ago without saying so")
+            self._takeover_until = time.monotonic() + config.limits.takeover_seconds
+
+    async def _until_kafka_can(self, attempt: Callable[[], Awaitable[_T]], what: str) -> _T:
+        while True:
+            try:
+                result = await attempt()
+            except FencepostError as error:
+                self._waits_because = f"{what}: {error}"
+                _limited_log.error("start", "waiting", what=what, reason=error)
+                await asyncio.sleep(_START_AGAIN_SECONDS)
+            else:
+                self._waits_because = None
+                return result
+
+    def _warn_of_what_is_set(self) -> None:
+        config = self.config
+        if config.broker is not None and not self._beside_a_broker:
+            _log.warning('broker is set and not used: mode is "gateway", not "sidecar"')
+        mechanism = None if config.control_sasl is None else config.control_sasl.mechanism
+        if mechanism in ("PLAIN", "OAUTHBEARER") and config.upstream_tls is None:
+            _log.warning(
+                "the proxy's own password or token goes to Kafka in the clear: upstream_tls is not set",
+                mechanism=mechanism,
+            )
+        if (config.listen_tls is None) is not (config.upstream_tls is None):
+            plain = "from clients to the proxy" if config.listen_tls is None else "from the proxy to Kafka"
+            _log.warning(f"what is encrypted on one side goes on in the clear {plain}, passwords of clients too")
+        tls = config.upstream_tls
+        if tls is not None and tls.certificate_file is not None and config.control_sasl is None:
+            _log.warning(
+                "where Kafka takes the certificate of upstream_tls for a principal, every client without a login of "
+                "its own (SASL) is to Kafka who the proxy is"
+            )
+
+    def _watch_transactions(self) -> None:
+        """Where somebody may look at what comes of it; among workers once."""
+        config = self.config
+        shown = config.status is not None if self._worker is None else self._worker.owner
+        if config.watch_transactions and shown:
+            pace = Pace(config.limits.watched_partitions_per_second)
+            watch = TransactionWatch(self._control, pace, self._spawn)
+            self._metrics.transactions = lambda: watch.report(self.config.limits.watched_shown_max)
+            self._spawn(watch.run(), "watch transactions")
 
     async def _start_status(self) -> None:
         """First of all: who waits for Kafka should be able to see that it does."""
@@ -224,26 +415,65 @@ class Proxy:
         except OSError as error:
             raise ConfigError(f"cannot listen on {address} for the status page: {error.strerror or error}") from error
 
-    async def drain(self) -> None:
-        """Accepts nobody and reads no further request; waits for the answers under way, then closes every link."""
+    async def drain(self, hasten: asyncio.Event) -> None:
+        """Not ready from now on; then accepts nobody and begins no further request; answers what is under way, and ends
+        each connection as soon as nothing is under way on it. What is not over by `limits.drain_seconds` is given up:
+        appends that wait here are told to try again, those whose outcome is not known that it is not known.
+        """
+        limits = self.config.limits
+        self._to_end = True
+        if limits.drain_notice_seconds:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(limits.drain_notice_seconds):
+                    await hasten.wait()
         self._draining = True
-        self._accept_nobody()
-        for link in list(self.links.values()):
-            link.client.pause(Paused.DRAINING)
-        deadline = time.monotonic() + self.config.limits.drain_seconds
-        while time.monotonic() < deadline and not all(s.drained for s in self.switch.sessions.values()):  # noqa: ASYNC110
-            await asyncio.sleep(_DRAIN_LOOK_SECONDS)
-        left = sum(not session.drained for session in self.switch.sessions.values())
-        _log.info("drained", connections=len(self.links), unanswered=left)
+        self._listen_no_more()
+        connections, until = len(self.links), time.monotonic() + limits.drain_seconds
+        left = await self._end_links(until, hasten)
+        if left:
+            unanswered = {api_name(key): count for key, count in sorted(left.items())}
+            _log.warning("not everything was answered in time (limits.drain_seconds)", unanswered=unanswered)
+        _log.info("drained", connections=connections, unanswered=sum(left.values()))
         now = time.monotonic()
         doubtful = self.switch.in_doubt or not all(door.empty(now) for door in self.switch.doors.values())
-        if self._state is not None and not left and not doubtful:
+        if self._state is not None and not left[PRODUCE] and not doubtful:
             await self._state.leave()
 
-    async def close(self) -> None:
+    async def _end_links(self, until: float, hasten: asyncio.Event) -> Counter[int]:
+        """By API, how many requests were not answered in time."""
+        left: Counter[int] | None = None
+        for task in self._tasks:
+            if task.get_name().startswith(_WELCOME):
+                task.cancel()
+        await asyncio.sleep(0)
+        while self.links or self._bridges:
+            now = time.monotonic()
+            if hasten.is_set():
+                until = min(until, now)
+            if left is None and now >= until - READ_SECONDS:
+                left = Counter(key for session in self.switch.sessions.values() for key in session.unanswered)
+            for link in list(self.links.values()):
+                since = link.client.closing_since
+                if link.session is None:
+                    link.client.abort()  # nothing was read of it
+                elif since is None:
+                    self.session_event(link.connection, sessions.Leave(until))
+                elif now >= since + _LINGER_SECONDS and (now >= until or not link.client.unsent):
+                    link.client.abort()
+            if now >= until + _LINGER_SECONDS:
+                break
+            await asyncio.sleep(_DRAIN_LOOK_SECONDS)
+        return left or Counter()
+
+    def _listen_no_more(self) -> None:
+        """Whoever connects now is told at once that nobody is here, and tries elsewhere."""
+        self._accepting = False
         self._accept_nobody()
         for sock in self._listening.values():
             sock.close()
+
+    async def close(self) -> None:
+        self._listen_no_more()
         if self._ticker is not None:
             self._ticker.cancel()
         self._closed = True
@@ -255,10 +485,13 @@ class Proxy:
             link.client.abort()
             if link.upstream is not None:
                 link.upstream.abort()
+        for bridge in list(self._bridges):
+            bridge.abort()
         await self._status.close()
         if self._state is not None:
             await self._state.close()
         await self._control.close()
+        logs.tell_left_out(at_once=True)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """A task that ends with the process, and whose failure is logged."""
@@ -272,13 +505,14 @@ class Proxy:
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            _log.crash(f"{task.get_name()} crashed", error)
+            _log.crash("a task crashed", error, task=task.get_name())
 
     # ---- what sessions ask (session.Surroundings)
 
-    @property
-    def passes(self) -> Passes:
-        return self._groups.passes
+    def _look_at_passes(self) -> None:
+        """What is looked into depends on what the state topic says, and on what groups lack."""
+        passes = and_addresses(self._groups.passes) if self._beside_a_broker else self._groups.passes
+        self.passes = but_for(passes, END_TXN) if self._commits.judging else passes
 
     @property
     def state_topic_marks(self) -> tuple[bytes, ...]:
@@ -318,7 +552,7 @@ class Proxy:
         policy = self._state.view.topic_policy(topic, self.topic_id(topic), self.config.configs_for)
         if len(self._policies) > 100_000:  # names come from clients: a stranger's must not fill the memory
             self._policies.clear()
-        found = self._policies[topic] = policy if policy.guarded or policy.counted else None
+        found = self._policies[topic] = policy if policy.read else None
         return found
 
     def gate(self, partition: TopicPartition) -> Gate | None:
@@ -399,11 +633,14 @@ class Proxy:
         elif topic not in self._counted:
             self._counted.add(topic)
             door = self.switch.door(topic)
+            self.switch.now_counted(topic, now)
             if self._accepting and not (self.switch.quiet and now >= self._unanswered_until):
                 seconds = self.config.config_lease_seconds + self.config.limits.request_timeout_seconds
                 door.not_empty_before(now + seconds)
 
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
+        if self._beside_a_broker:
+            return endpoint
         node_id = NodeId(endpoint.node_id)
         if self._book.learn(node_id, Address(endpoint.host, endpoint.port)):
             self._open_listeners([node_id])
@@ -436,13 +673,20 @@ class Proxy:
         self._spawn(self._release_group(group, topic), f"release for {group}")
 
     async def _release_group(self, group: str, topic: str) -> None:
-        _log.info(await self._groups.release(group, topic))
+        outcome = await self._groups.release(group, topic)
+        _log.info("new partitions for a group, asked for by an operator", group=group, topic=topic, outcome=outcome)
 
     # ---- virtual configs
 
     def _state_changed(self, records: Sequence[StateRecord]) -> None:
+        self._commits.hear(records)
+        if all(is_poison(record) for record in records):
+            return  # hundreds in a second, where transactions race
         self._policies.clear()
         self._groups.refresh()
+        self._note_safe()
+        self._commits.refresh()
+        self._look_at_passes()
         if self._expansions is not None:
             self._expansions.view_changed()
         now = time.monotonic()
@@ -450,6 +694,19 @@ class Proxy:
             if topic is not None:
                 self._note_counted(topic, now)
                 self._perform(self.switch.forget_topic(topic, now), now)
+
+    def _note_safe(self) -> None:
+        """Whether some topic takes batches of clients that may not be idempotent (topic config idempotence.level)."""
+        assert self._state is not None
+        set_on_topics = self._state.view.topic_configs.values()
+        self._safe = self._safe_by_file or any(is_safe(each.configs) for each in set_on_topics)
+
+    def _downgraded(self, topic: str, why: str, batches: int) -> None:
+        """Counted always, told once."""
+        self._metrics.downgraded(why, batches)
+        if (topic, why) not in self._told_downgraded and len(self._told_downgraded) < _TOLD_MAX:
+            self._told_downgraded.add((topic, why))
+            _log.warning("idempotence given up for a topic that is `safe`", topic=topic, why=_WHY_DOWNGRADED[why])
 
     def close_door(self, topic: str, but_for: frozenset[ProducerId]) -> None:
         now = time.monotonic()
@@ -464,7 +721,7 @@ class Proxy:
         self._perform(actions, now)
 
     def door_empty(self, topic: str) -> bool:
-        return self.switch.door(topic).empty(time.monotonic())
+        return self.switch.door_empty(topic, time.monotonic())
 
     async def _expand(self, connection: int, expand: sessions.Expand) -> None:
         assert self._expansions is not None
@@ -479,7 +736,7 @@ class Proxy:
         try:
             async with asyncio.timeout(_STORE_SECONDS):
                 assert self._state is not None
-                changes = [await self._with_topic_id(change) for change in store.changes]
+                changes = await self._with_topic_ids(store.changes)
                 await self._forget_deleted(changes)
                 records = self._state.view.records_of(changes)
                 if records:
@@ -495,6 +752,9 @@ class Proxy:
         except (FencepostError, TimeoutError, ValueError) as failure:
             error = str(failure) or "it took too long"
             _log.error("virtual configs could not be stored", reason=error)
+        except Exception as failure:
+            error = "it failed in the proxy, whose log says where"
+            _log.crash("storing virtual configs crashed", failure)
         self.session_event(connection, sessions.Stored(store.token, error))
 
     async def _forget_deleted(self, changes: Sequence[TopicConfigChange]) -> None:
@@ -505,17 +765,25 @@ class Proxy:
         for topic in gone:
             self._topic_replaced(topic)
 
-    async def _with_topic_id(self, change: TopicConfigChange) -> TopicConfigChange:
-        """Where no response told it, metadata does; a topic just created is not everywhere at once."""
-        if change.deleted or change.topic is None:
-            return change
-        topic_id = change.topic_id
-        while True:
-            await self._control.refresh_metadata([change.topic])
-            known = self.topic_id(change.topic)
-            if known is not None and (topic_id is None or known == topic_id):
-                return TopicConfigChange(change.topic, known, change.assign, change.unset, change.replace)
-            await asyncio.sleep(0.05)
+    async def _with_topic_ids(self, changes: Sequence[TopicConfigChange]) -> list[TopicConfigChange]:
+        """Where no response told them, metadata does, which is asked for all of them at once: an admin may change many
+        topics by one request. A topic just created is not everywhere at once.
+        """
+        found: dict[str, UUID] = {}
+        left = {each.topic: each.topic_id for each in changes if not each.deleted and each.topic is not None}
+        while left:
+            await self._control.refresh_metadata(list(left))
+            for topic, told in list(left.items()):
+                known = self.topic_id(topic)
+                if known is not None and (told is None or known == told):
+                    found[topic] = known
+                    del left[topic]
+            if left:
+                await asyncio.sleep(0.05)
+        return [
+            each if each.deleted or each.topic is None else replace(each, topic_id=found[each.topic])
+            for each in changes
+        ]
 
     def _warn_about(self, topics: Iterable[str]) -> None:
         """Of what Kafka itself may lose there: once for each topic, whoever switched its check on."""
@@ -533,13 +801,13 @@ class Proxy:
             facts = await self._reads.facts(topic)
         except UpstreamUnavailable:
             return
-        for warning in durability_warnings(
-            topic,
+        for state, todo in durability_warnings(
             replication_factor=info.replication_factor,
             min_insync_replicas=facts.min_insync_replicas,
             unclean_leader_election=facts.unclean_leader_election,
         ):
-            _log.warning(warning)
+            reason = f"guarded topic {topic} {state}: {todo}"
+            _log.warning("Kafka itself may lose appends of a guarded topic", topic=topic, reason=reason)
 
     # ---- links
 
@@ -556,49 +824,124 @@ class Proxy:
         self._acceptors.clear()
 
     def _accepted(self, sock: socket.socket, peer: Address, node_id: NodeId | None) -> None:
-        if len(self.links) >= self.config.limits.connections_max or self._draining:
+        limits = self.config.limits
+        if len(self.links) + len(self._bridges) >= limits.connections_max or self._draining:
+            self._metrics.closed("connections_max")
             _limited_log.warning("connections", "connection refused: connections_max is reached", peer=peer)
             sock.close()
             return
+        if self._links_from[peer.host] >= limits.address_connections_max:
+            self._metrics.closed("address_connections_max")
+            kind = "connections from one", peer.host
+            _limited_log.warning(kind, "connection refused: address_connections_max is reached", peer=peer)
+            sock.close()
+            return
         local_host = sock.getsockname()[0]
-        link = Link(next(self._numbers), sock, self, self._buffers, peer=peer, local_host=local_host, node_id=node_id)
+        context = self._certificates.listener
+        near: Socket = sock if context is None else TlsSocket(sock, context, self._buffers.tls)
+        link = Link(next(self._numbers), near, self, self._buffers, peer=peer, local_host=local_host, node_id=node_id)
         self.links[link.connection] = link
+        self._links_from[peer.host] += 1
         self._metrics.connections.inc()
         self._metrics.connections_accepted.inc()
         self._count_links()
-        self._spawn(self._connect(link, node_id), f"connect {link.connection}")
+        self._spawn(self._welcome(link, near, node_id), f"{_WELCOME}{link.connection}")
+
+    async def _welcome(self, link: Link, near: Socket, node_id: NodeId | None) -> None:
+        """Who cannot speak to us costs Kafka no connection."""
+        if not isinstance(near, TlsSocket) or await self._secured(link, near):
+            await self._connect(link, node_id)
+
+    async def _secured(self, link: Link, near: TlsSocket) -> bool:
+        seconds = self.config.limits.handshake_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                await secure(near)
+        except TimeoutError:
+            kind, why = "timeout", f"no TLS handshake within {seconds:g} s (limits.handshake_seconds)"
+        except OSError as error:
+            kind, why = of_client(error)
+        else:
+            self._metrics.tls_handshake("ok")
+            link.opened_at = time.monotonic()
+            return True
+        self._metrics.tls_handshake(kind)
+        self._metrics.closed("tls")
+        _limited_log.warning(f"tls {kind}", "connection closed", peer=link.peer, reason=why)
+        link.close_reason = why
+        link.client.abort()
+        return False
 
     async def _connect(self, link: Link, node_id: NodeId | None) -> None:
         """Opens the link's upstream connection: to its listener's broker, or to any of those configured."""
         tries = [self._book.upstream_of(node_id)] if node_id is not None else None
+        if self._beside_a_broker:
+            tries = [self.config.broker]
         reason: object = "the broker is not known"
+        kind = "unknown_broker"
         first = next(self._bootstrap_turn) if node_id is None else 0
         for address in tries or [*self.config.upstream[first:], *self.config.upstream[:first]]:
             if address is None:
                 continue
             try:
                 async with asyncio.timeout(self.config.limits.connect_timeout_seconds):
-                    sock = await connect(address)
-            except (OSError, TimeoutError) as error:
-                reason = f"{address}: {error or 'no answer in time'}"
-                continue
-            link.connected(sock)
-            return
+                    far = await self._far(address)
+            except UpstreamUnavailable as error:
+                reason, kind = error, "tls"
+            except TimeoutError as error:
+                reason, kind = f"{address}: {error or 'no answer in time'}", "timeout"
+            except OSError as error:
+                reason, kind = f"{address}: {error}", "unreachable"
+            else:
+                if node_id is not None:
+                    self._unreachable.pop(node_id, None)
+                link.connected(far)
+                return
+            self._metrics.upstream_failed("clients", kind)
+        if kind == "unknown_broker":
+            self._metrics.upstream_failed("clients", kind)
+        if node_id is not None:
+            self._unreachable[node_id] = time.monotonic(), str(reason)
         _limited_log.warning("upstream", "no upstream connection for a client", peer=link.peer, reason=reason)
         link.close_reason = "no upstream connection"
         link.client.close(time.monotonic())
+
+    async def _far(self, address: Address) -> Socket:
+        sock = await connect(address)
+        context = self._certificates.upstream
+        if context is None or (self._beside_a_broker and not self.config.broker_tls):
+            return sock
+        try:
+            secured = TlsSocket(sock, context, self._buffers.tls, server_hostname=address.host)
+            await secure(secured)
+        except ValueError as error:  # a host that no certificate can be for
+            sock.close()
+            raise UpstreamUnavailable(f"{address}: {error}") from error
+        except OSError as error:
+            sock.close()
+            kind, words = of_broker(error)
+            self._metrics.upstream_tls_failed(kind)
+            raise UpstreamUnavailable(f"{address}: {words}") from error
+        except BaseException:
+            sock.close()
+            raise
+        return secured
 
     def link_opened(self, link: Link) -> Session:
         return self.switch.open(link.connection, link.local_host, time.monotonic())
 
     def link_closed(self, link: Link) -> None:
         if self.links.pop(link.connection, None) is not None:
+            host = link.peer.host
+            self._links_from[host] -= 1
+            if not self._links_from[host]:
+                del self._links_from[host]
             self._metrics.connections.dec()
             self._count_links()
 
     def _count_links(self) -> None:
         if self._worker is not None:
-            self._worker.has(len(self.links))
+            self._worker.has(len(self.links) + len(self._bridges))
 
     def keep_time(self, session: Session) -> None:
         """It waits for something that has a time limit."""
@@ -636,6 +979,10 @@ class Proxy:
             case sessions.Count(what, label):
                 if what == "refusal":
                     self._metrics.refused(label)
+                    self._refusals.note(command, link)
+                return
+            case sessions.Downgraded(topic, why, batches):
+                self._downgraded(topic, why, batches)
                 return
             case sessions.HandOver(handed):
                 if link is not None:
@@ -652,6 +999,12 @@ class Proxy:
                 return
             case sessions.Noticed(notice):
                 self._groups.notice(notice, "" if link is None else link.peer.host)
+                return
+            case sessions.JudgeCommit():
+                self._spawn(self._judge(connection, command), "judge a commit")
+                return
+            case sessions.NotePoison() | sessions.LiftPoison():
+                self._spawn(self._note_or_lift(connection, command), "note a transaction")
                 return
             case sessions.TopicStale(topic):
                 if topic not in self._refreshing:
@@ -682,7 +1035,18 @@ class Proxy:
     async def _ask(self, connection: int, token: int, question: Question) -> None:
         link = self.links.get(connection)
         reply = await self._groups.answer(question, "" if link is None else link.peer.host)
+        self._look_at_passes()
         self.session_event(connection, sessions.Replied(token, reply))
+
+    async def _judge(self, connection: int, wanted: sessions.JudgeCommit) -> None:
+        self.session_event(connection, sessions.Judged(wanted.token, await self._commits.judge(wanted)))
+
+    async def _note_or_lift(self, connection: int, wanted: sessions.NotePoison | sessions.LiftPoison) -> None:
+        if isinstance(wanted, sessions.NotePoison):
+            stored = await self._commits.note(wanted.poison)
+        else:
+            stored = await self._commits.lift(wanted.producer_id, wanted.producer_epoch)
+        self.session_event(connection, sessions.PoisonNoted(wanted.token, stored))
 
     async def _read(self, wanted: ForControl) -> None:
         assert self._reads is not None
@@ -692,6 +1056,8 @@ class Proxy:
 
     def _report(self, report: Report) -> None:
         self._violations += 1
+        violation = report.violation
+        self._last_violation = ViolationStatus(*violation.partition, violation.offset, round(time.time() * 1000))
         self._metrics.violations.inc()
         self._spawn(self._log_violation(report.violation), "violation")
 
@@ -716,6 +1082,8 @@ class Proxy:
 
     def _open_listeners(self, node_ids: Sequence[NodeId]) -> None:
         """Bound and listening when it returns; whoever is told of the port now finds it open."""
+        if self._beside_a_broker:
+            return
         for node_id in node_ids:
             if node_id in self._listening:
                 continue  # it has moved; its listener asks the book where to connect
@@ -755,9 +1123,27 @@ class Proxy:
 
         self._metrics.handed_over.inc()
         on_its_way = HandedLink(handed, link.peer, link.node_id, given.to_client, given.to_upstream)
-        if not self._worker.hand_over(on_its_way, given):
-            _limited_log.warning("hand over", "connection closed: the owner process cannot be reached", peer=link.peer)
+        if not self._worker.hand_over(on_its_way, self._movable(given.client), self._movable(given.upstream)):
+            _limited_log.warning(
+                "hand over", "connection closed", peer=link.peer, reason="the owner process cannot be reached"
+            )
             self._metrics.closed("owner_away")
+
+    def _movable(self, sock: Socket) -> socket.socket:
+        """TLS cannot move to another process: then its end stays here, and something in its place goes."""
+        if not isinstance(sock, TlsSocket):
+            assert isinstance(sock, socket.socket)
+            return sock
+        from fencepost_proxy.net.bridge import Bridge  # noqa: PLC0415 - for several workers with TLS only
+
+        def ended(bridge: Bridge) -> None:
+            self._bridges.discard(bridge)
+            self._count_links()
+
+        bridge = Bridge(sock, self._buffers, ended)
+        self._bridges.add(bridge)
+        self._count_links()
+        return bridge.far
 
     def take_over(self, handed: HandedLink, client: socket.socket, upstream: socket.socket) -> None:
         """A connection that another worker has accepted."""
@@ -765,7 +1151,7 @@ class Proxy:
             why = (
                 "this process is shutting down" if self._draining else "connections_max is reached in the owner process"
             )
-            _limited_log.warning("take over", f"connection closed: {why}", peer=handed.peer)
+            _limited_log.warning("take over", "connection closed", peer=handed.peer, reason=why)
             client.close()
             upstream.close()
             return
@@ -774,6 +1160,7 @@ class Proxy:
             number, client, self, self._buffers, peer=handed.peer, local_host=local_host, node_id=handed.node_id
         )
         self.links[number] = link
+        self._links_from[handed.peer.host] += 1
         self._metrics.connections.inc()
         self._count_links()
         link.take_over(
@@ -786,11 +1173,41 @@ class Proxy:
 
     def report(self) -> tuple[StatusSnapshot, Metrics, float]:
         """For the process that shows all workers together."""
+        self._look()
         metrics = copy.copy(self._metrics)
         metrics.state_fresh_until = None
+        metrics.look = seen
+        metrics.transactions = None  # the snapshot has them
         return self._snapshot(), metrics, self._state.fresh_until if self._state else float("-inf")
 
     # ---- housekeeping
+
+    def reload(self, config: ProxyConfig) -> None:
+        """Goes on with this configuration, of which only keys that are `live` differ, and reads certificates and keys
+        anew. Connections that are there keep their certificates."""
+        before, self.config = self.config, config
+        limits = config.limits
+        self.in_flight_requests_max = limits.in_flight_requests_max
+        self.gate_wait_max_seconds = limits.gate_wait_max_seconds
+        # Below 0 where more is held than may be by now: then nobody gets any until enough was given back.
+        self._free_bytes += limits.buffered_bytes_max - before.limits.buffered_bytes_max
+        logs.change(config.log.level, config.log.format)
+        if (config.listen_tls, config.upstream_tls) != (before.listen_tls, before.upstream_tls):
+            try:
+                self._certificates.change(config.listen_tls, config.upstream_tls)
+            except ConfigError as error:
+                _log.error("certificates could not be loaded anew: the old ones stay in force", reason=error)
+        self._look_at_certificates(at_once=True)
+
+    def _look_at_certificates(self, *, at_once: bool = False) -> None:
+        for succeeded in self._certificates.look(at_once=at_once):
+            self._metrics.certificates_loaded(succeeded)
+            self._metrics.certificates_end(self._certificates.not_after())
+
+    async def _watch_certificates(self) -> None:
+        while True:
+            await asyncio.sleep(_CERTIFICATES_SECONDS)
+            self._look_at_certificates()
 
     async def _housekeeping(self) -> None:
         """Once a second: clients that stall are closed. Now and then: guarded topics are looked at again."""
@@ -798,7 +1215,9 @@ class Proxy:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_SECONDS)
             self._close_stalled()
-            self.traffic.requests_in_flight = self._in_flight()
+            self._commits.look(time.monotonic())
+            self._look_at_passes()
+            logs.tell_left_out()
             if self._state is not None and self._state.tag_runs_out:
                 self._spawn(self._renew_tag(), "tag")
             if self._expansions is not None:
@@ -823,9 +1242,16 @@ class Proxy:
 
     def _close_stalled(self) -> None:
         now = time.monotonic()
+        past_doors = self.switch.look_past_doors(now)
+        for bridge in list(self._bridges):
+            limits = self.config.limits
+            bridge.close_stuck(now, drain_seconds=limits.drain_seconds, idle_seconds=limits.client_idle_seconds)
         for link in list(self.links.values()):
             self._abort_unread(link, now)
-            reason = self._stalled(link, now)
+            link.client.take_trickle(now)
+            if link.upstream is not None:
+                link.upstream.take_trickle(now)
+            reason = self._stalled(link, now) or (self._streams_past_a_door(link, now) if past_doors else None)
             if reason is not None:
                 _limited_log.info(reason, "connection closed", peer=link.peer, reason=reason)
                 self._metrics.closed("stalled")
@@ -867,6 +1293,17 @@ class Proxy:
             # Nothing moved in either direction: it is silent, or does not read what it asked for.
             return f"nothing moved for {limits.client_idle_seconds:g} s (limits.client_idle_seconds)"
         return None
+
+    def _streams_past_a_door(self, link: Link, now: float) -> str | None:
+        """Nothing limits how long a frame may take that only passes; but an expansion waits for this one."""
+        session, seconds = self.switch.sessions.get(link.connection), self.config.limits.request_timeout_seconds
+        topic = None if session is None else self.switch.streams_past_doors(session, now - seconds)
+        if topic is None or link.client.closing_since is not None:
+            return None
+        return (
+            f"a frame of it was not whole within {seconds:g} s (limits.request_timeout_seconds) "
+            f"after the partitions of {topic} began to be counted"
+        )
 
     async def _look_after_topics(self) -> None:
         """Guarded topics: their ids (a name may be another topic's by now) and the configs that gates rely on."""
@@ -910,6 +1347,7 @@ class Proxy:
     def _topic_replaced(self, topic: str) -> None:
         self._policies.pop(topic, None)
         self._counts.forget(topic)
+        self.idempotence.forget_topic(topic)
         if topic in self.switch.doors:
             self.switch.doors[topic].forget_count()
         now = time.monotonic()
@@ -917,8 +1355,14 @@ class Proxy:
 
     # ---- for people and machines that watch
 
-    def count_request(self, api_key: int) -> None:
-        self.traffic.requests[api_key] += 1
+    def count_request(self, api_key: int, version: int) -> None:
+        self.traffic.requests[api_key][version] += 1
+
+    def kafka_refused(self, error_code: int) -> None:
+        self._metrics.kafka_refused(error_name(error_code))
+
+    def upstream_lost(self) -> None:
+        self._metrics.upstream_failed("clients", "lost")
 
     def unread_bytes(self, connection: int) -> int:
         link = self.links.get(connection)
@@ -936,10 +1380,35 @@ class Proxy:
     def _in_flight(self) -> int:
         return sum(session.in_flight for session in self.switch.sessions.values())
 
+    def _look(self) -> None:
+        """What metrics show of this moment."""
+        limits, moment = self.config.limits, Moment()
+        moment.connections_max = limits.connections_max
+        moment.address = AddressNumbers(max(self._links_from.values(), default=0), limits.address_connections_max)
+        moment.buffered_bytes_max = limits.buffered_bytes_max
+        moment.buffered_bytes = limits.buffered_bytes_max - self._free_bytes
+        gates = dict.fromkeys(Phase, 0)
+        for partition, gate in self.switch.gates.items():
+            gates[gate.phase] += 1
+            moment.appends_waiting += gate.waiting
+            end = gate.log_end_offset
+            if end is None:
+                continue
+            if len(moment.partitions) < limits.metric_partitions_shown_max:
+                moment.partitions[partition] = PartitionNumbers(end, gate.shift)
+            else:
+                moment.partitions_left_out += 1
+        moment.gates = {phase.name.lower(): count for phase, count in gates.items()}
+        self._metrics.moment = moment
+        self._metrics.ready = not self._not_ready(time.monotonic())
+        self._metrics.log_lines = logs.lines()
+        self.traffic.requests_in_flight = self._in_flight()
+
     def _snapshot(self) -> StatusSnapshot:
         now = time.monotonic()
         state = self._state
         traffic = self.traffic
+        brokers = tuple(self._broker_status())
         return StatusSnapshot(
             version=fencepost_version(),
             uptime_seconds=now - self._started_at,
@@ -955,11 +1424,23 @@ class Proxy:
             added_seconds=self._metrics.added_seconds(),
             state_lease_seconds=None if state is None else state.fresh_until - now,
             refusals=dict(self._metrics.refusals),
-            brokers=tuple(self._broker_status()),
-            guarded_topics=tuple(self._guarded_status()),
-            expansions=() if self._expansions is None else self._expansions.status(),
-            withheld=tuple(self._groups.waiting()),
+            brokers=brokers,
+            problems=tuple(
+                diagnosis.of_process(
+                    self.config.limits,
+                    connections=len(self.links) + len(self._bridges),
+                    most_from=next(iter(self._links_from.most_common(1)), None),
+                    buffered_bytes=self.config.limits.buffered_bytes_max - self._free_bytes,
+                    brokers=brokers,
+                    certificate_ends=self._metrics.certificate_ends,
+                    now=time.time(),
+                    sidecar=self._sidecar is not None,
+                )
+            ),
+            last_violation=self._last_violation,
+            poisoned=tuple(self._poisoned_status()),
             warnings=() if self._expansions is None else self._expansions.warnings(),
+            transactions=None if self._metrics.transactions is None else self._metrics.transactions(),
         )
 
     def _broker_status(self) -> list[BrokerStatus]:
@@ -972,35 +1453,79 @@ class Proxy:
             BrokerStatus(
                 node_id=node_id,
                 kafka=kafka,
-                listener=self._book.advertised(node_id, host) if node_id in self._listening else None,
+                listener=self._told_address(node_id, host),
                 connections=connections.get(node_id, 0),
+                problem=self._problem_with(node_id),
             )
             for node_id, kafka in sorted(self._book.nodes.items())
         ]
 
-    def _guarded_status(self) -> list[GuardedTopicStatus]:
+    def _told_address(self, node_id: NodeId, host: str) -> Address | None:
+        """Where clients are told that they find this broker."""
+        if self._sidecar is not None:
+            return self._sidecar.advertised.get(node_id)
+        return self._book.advertised(node_id, host) if node_id in self._listening else None
+
+    def _problem_with(self, node_id: NodeId) -> str | None:
+        at, reason = self._unreachable.get(node_id, (float("-inf"), ""))
+        if time.monotonic() - at < _UNREACHABLE_SECONDS:
+            return reason
+        if self._control.brokers and node_id not in self._control.brokers:
+            return "the cluster does not name it any more: it is down, or was removed"
+        return None
+
+    def _looked_into(self) -> set[str]:
+        """Topics that may be checked in some way: those that are known."""
+        if self._state is None:
+            return set()
+        return {*self._state.view.topic_configs, *self.switch.doors, *(each.topic for each in self.switch.gates)}
+
+    def _expansion_status(self) -> tuple[ExpansionStatus, ...]:
+        return () if self._expansions is None else self._expansions.status()
+
+    async def _listed(self, wanted: Sequence[Wanted]) -> Sequence[Listed]:
+        return [self._lists.listed(each) for each in wanted]
+
+    def found(self, wanted: Sequence[Wanted]) -> list[Found]:
+        """For the process that shows all workers together."""
+        return [self._lists.found(each, with_names=True) for each in wanted]
+
+    def _poisoned_status(self) -> list[PoisonedStatus]:
         if self._state is None:
             return []
-        waiting = dict.fromkeys(self._state.view.topic_configs, 0)
-        for partition, gate in self.switch.gates.items():
-            waiting[partition.topic] = waiting.get(partition.topic, 0) + gate.waiting
-        guarded = []
-        for topic, count in sorted(waiting.items()):
-            policy, info = self.policy(topic), self._control.topic(topic)
-            if policy is not None and policy.guarded and info is not None:
-                guarded.append(GuardedTopicStatus(topic, policy.check.value, info.partition_count, count))
-        return guarded
+        now_ms = int(time.time() * 1000)
+        return [
+            PoisonedStatus(
+                each.transactional_id,
+                each.producer_id,
+                each.producer_epoch,
+                each.why,
+                max(0.0, (now_ms - each.at_ms) / 1000),
+            )
+            for each in self._state.view.poisons.older_than(now_ms + 1)[:POISONED_SHOWN]
+        ]
 
     def _not_ready(self, now: float) -> list[str]:
-        if self._draining:
+        if self._to_end:
             return ["it is shutting down"]
         if self._control.cluster_id is None:
-            return [f"waiting for Kafka at {', '.join(map(str, self.config.upstream))}"]
+            why = self._control.waits_because
+            return [f"waiting for Kafka at {', '.join(map(str, self.config.upstream))}" + (f": {why}" if why else "")]
         if self._bootstrap is None:
-            return ["reading the state topic"]
+            why = self._waits_because or (None if self._state is None else self._state.waits_because)
+            beside = self._sidecar.problem if self._sidecar is not None and self._sidecar.asked else None
+            return [each for each in (beside, why) if each is not None] or ["reading the state topic"]
         if self._state is not None and self._state.failure is not None:
             return [self._state.failure]
-        return [] if self.fresh(now) else ["the state topic was not read recently enough: appends are not let through"]
+        if self._state is not None and self._state.unheard:
+            return ["the other proxy processes cannot be told yet that this one is there: appends are not let through"]
+        if self._sidecar is not None and self._sidecar.problem is not None:
+            return [self._sidecar.problem]
+        if self.fresh(now):
+            return []
+        why = None if self._state is None else self._state.waits_because
+        stale = "the state topic was not read recently enough: appends are not let through"
+        return [stale if why is None else f"{stale} ({why})"]
 
 
 def _kind(close: sessions.CloseClient) -> object:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 import struct
 import time
 from collections import deque
@@ -20,8 +21,9 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from fencepost_proxy import logs
-from fencepost_proxy.config import Limits
-from fencepost_proxy.errors import Error, FencepostError, UpstreamProtocolError
+from fencepost_proxy.config import ControlSasl, Limits
+from fencepost_proxy.errors import ConfigError, Error, FencepostError, UpstreamProtocolError
+from fencepost_proxy.net import sasl, tls
 from fencepost_proxy.types import Address, Monotonic
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import API_VERSIONS, api_name
@@ -32,6 +34,10 @@ _limited_log = logs.RateLimitedLog(_log)
 
 _LENGTH: Final = struct.Struct(">i")
 _API_VERSIONS_VERSION: Final = 3  # since Kafka 2.4; this proxy needs far newer brokers for other reasons
+#: Of the time that a login stands, when the next one begins.
+_LOG_IN_ANEW_AT: Final = 0.8
+#: How a TLS alert or handshake begins, taken for a frame's length.
+_TLS_LENGTHS: Final = (0x1503, 0x1603)
 
 
 class UpstreamUnavailable(FencepostError):
@@ -48,6 +54,27 @@ class UpstreamUnavailable(FencepostError):
 class OutcomeUnknown(UpstreamUnavailable):
     """The request was sent and its answer never came: it may have been carried out, or still may be."""
 
+
+def _plain() -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How our own connections get in at a broker. `tls` gives what a new one is to use, None: plain TCP.
+
+    `on_failure`, `on_login`, `on_trouble` are told for the metrics: why TLS failed, in one word; whether a login
+    succeeded; why a connection could not be had or was lost with something unanswered.
+    """
+
+    tls: Callable[[], ssl.SSLContext | None] = _plain
+    sasl: ControlSasl | None = None
+    on_failure: Callable[[str], None] = lambda kind: None
+    on_login: Callable[[bool], None] = lambda succeeded: None
+    on_trouble: Callable[[str], None] = lambda reason: None
+
+
+PLAIN: Final = Access()
 
 #: Is shown an answer's bytes before they are decoded, and gives back what takes its place; None: it is decoded.
 Known = Callable[[memoryview], Message | None]
@@ -92,9 +119,16 @@ class BrokerConnection:
         writer: asyncio.StreamWriter,
         limits: Limits,
         client_id: str,
+        *,
+        access: Access = PLAIN,
     ) -> None:
         self.address = address
+        self._access = access
+        self._letting_in: asyncio.Event | None = None  # while we log in anew: nothing else may be sent
+        self._next_login: asyncio.TimerHandle | None = None
+        self._logging_in: asyncio.Task[None] | None = None
         self.api_versions: Mapping[int, tuple[int, int]] = {}
+        self._served = False  # it has answered more than who may ask it what
         self._reader = reader
         self._writer = writer
         self._limits = limits
@@ -107,26 +141,41 @@ class BrokerConnection:
         self._receiver = asyncio.create_task(self._receive(), name=f"receive {address}")
 
     @classmethod
-    async def open(cls, address: Address, *, limits: Limits, client_id: str) -> BrokerConnection:
-        """Connects and asks ApiVersions, in `connect_timeout_seconds` altogether. Raises UpstreamUnavailable."""
+    async def open(
+        cls, address: Address, *, limits: Limits, client_id: str, access: Access = PLAIN
+    ) -> BrokerConnection:
+        """Connects, asks ApiVersions, logs in, in `connect_timeout_seconds` altogether. Raises UpstreamUnavailable."""
         deadline = deadline_in(limits.connect_timeout_seconds)
+        context = access.tls()
+        name = None if context is None else address.host
         try:
             async with asyncio.timeout(limits.connect_timeout_seconds):
-                reader, writer = await asyncio.open_connection(*address)
+                reader, writer = await asyncio.open_connection(*address, ssl=context, server_hostname=name)
         except TimeoutError as e:
+            access.on_trouble("timeout")
             raise UpstreamUnavailable(
                 f"{address}: no connection within {limits.connect_timeout_seconds:g} s; is it the right address?"
             ) from e
-        except OSError as e:
-            raise UpstreamUnavailable(f"{address}: cannot connect: {e.strerror or e}") from e
-        connection = cls(address, reader, writer, limits, client_id)
+        except (ssl.SSLError, ConnectionResetError, ConnectionAbortedError) as e:
+            access.on_trouble("unreachable" if context is None else "tls")
+            if context is None:
+                raise UpstreamUnavailable(f"{address}: cannot connect: {e.strerror or e}") from e
+            kind, words = tls.of_broker(e)
+            access.on_failure(kind)
+            raise UpstreamUnavailable(f"{address}: {words}") from e
+        except (OSError, ValueError) as e:
+            access.on_trouble("unreachable")
+            raise UpstreamUnavailable(f"{address}: cannot connect: {getattr(e, 'strerror', None) or e}") from e
+        connection = cls(address, reader, writer, limits, client_id, access=access)
         try:
             hello = Message(client_software_name="fencepost", client_software_version="0")
             answer = await connection.request(API_VERSIONS, _API_VERSIONS_VERSION, hello, deadline=deadline)
             if answer.error_code:
+                access.on_trouble("protocol")
                 raise UpstreamUnavailable(
                     f"{address}: answered ApiVersions with error {answer.error_code}; Kafka 2.4 or later is needed"
                 )
+            await connection._log_in(deadline)
         except OutcomeUnknown as e:
             # Of a greeting, not of what the caller is about to ask: that was never sent.
             await connection.close()
@@ -136,6 +185,50 @@ class BrokerConnection:
             raise
         connection.api_versions = {api.api_key: (api.min_version, api.max_version) for api in answer.api_keys}
         return connection
+
+    async def _log_in(self, deadline: Monotonic) -> None:
+        """Raises UpstreamUnavailable."""
+        wanted = self._access.sasl
+        if wanted is None:
+            return
+
+        async def ask(api_key: int, version: int, message: Message) -> Message:
+            (answer,) = await self._pipeline([Call(api_key, version, message)], deadline, login=True)
+            return answer
+
+        try:
+            seconds = await sasl.log_in(ask, wanted)
+        except (sasl.LoginFailed, ConfigError) as e:
+            self._access.on_login(False)
+            self._access.on_trouble("login")
+            raise UpstreamUnavailable(f"{self.address}: {e}") from e
+        except UpstreamUnavailable:
+            self._access.on_login(False)
+            raise
+        self._access.on_login(True)
+        if seconds:
+            loop = asyncio.get_running_loop()
+            self._next_login = loop.call_later(seconds * _LOG_IN_ANEW_AT, self._begin_login, seconds)
+
+    def _begin_login(self, seconds: float) -> None:
+        self._logging_in = asyncio.create_task(self._log_in_anew(seconds), name=f"log in at {self.address}")
+
+    async def _log_in_anew(self, seconds: float) -> None:
+        """In the middle of a login Kafka takes nothing else; what was sent before it is answered before it."""
+        self._letting_in = asyncio.Event()
+        try:
+            await self._log_in(deadline_in(max(seconds, self._limits.request_timeout_seconds)))
+        except UpstreamUnavailable as e:
+            self._fail(f"could not log in anew: {e}")
+        finally:
+            self._letting_in.set()
+            self._letting_in = None
+
+    @property
+    def secured(self) -> ssl.SSLObject | None:
+        """What TLS has come to; None: plain TCP."""
+        found: ssl.SSLObject | None = self._writer.get_extra_info("ssl_object")
+        return found
 
     @property
     def closed(self) -> bool:
@@ -166,6 +259,9 @@ class BrokerConnection:
 
         Raises as `request` does.
         """
+        return await self._pipeline(calls, deadline)
+
+    async def _pipeline(self, calls: Sequence[Call], deadline: Monotonic, *, login: bool = False) -> list[Message]:
         frames = []
         for each in calls:
             self._next_correlation_id = (self._next_correlation_id + 1) & 0x7FFFFFFF
@@ -173,6 +269,11 @@ class BrokerConnection:
             frame = wire.encode_request_frame(each.api_key, each.version, correlation_id, self._client_id, each.message)
             frames.append((each, correlation_id, frame))
         await self._take_room(len(frames), deadline)
+        while self._letting_in is not None and not login:
+            # Without room: the login needs some.
+            self._give_room(len(frames))
+            await self._let_in(self._letting_in, deadline)
+            await self._take_room(len(frames), deadline)
         if self._closed_because is not None:
             self._give_room(len(frames))
             raise UpstreamUnavailable(f"{self.address}: {self._closed_because}")
@@ -197,6 +298,13 @@ class BrokerConnection:
                 if not entry.answer.cancel() and not entry.answer.cancelled():
                     entry.answer.exception()
 
+    async def _let_in(self, letting_in: asyncio.Event, deadline: Monotonic) -> None:
+        try:
+            async with asyncio.timeout(remaining(deadline)):
+                await letting_in.wait()
+        except TimeoutError:
+            raise UpstreamUnavailable(f"{self.address}: not logged in anew in time") from None
+
     def _write(self, data: bytes, room: int) -> None:
         try:
             self._writer.write(data)
@@ -204,14 +312,16 @@ class BrokerConnection:
             # uvloop's transport knows that it is closed a moment before our receiver does, and says so by a
             # RuntimeError where asyncio's own would only drop the data.
             self._give_room(room)
-            self._fail(f"connection lost: {e}")
+            self._fail(f"connection lost: {e}", "lost")
             raise UpstreamUnavailable(f"{self.address}: {self._closed_because}") from e
 
     async def close(self) -> None:
         """Closes at once; what is in flight fails with OutcomeUnknown."""
         self._fail("closed by us")
-        self._receiver.cancel()
-        await asyncio.wait({self._receiver})
+        ending = {each for each in (self._receiver, self._logging_in) if each is not None}
+        for each in ending:
+            each.cancel()
+        await asyncio.wait(ending)
 
     async def _take_room(self, count: int, deadline: Monotonic) -> None:
         taken = 0
@@ -236,25 +346,35 @@ class BrokerConnection:
 
     def _give_up_if_stuck(self) -> None:
         if self._in_flight and time.monotonic() - self._in_flight[0].sent_at > self._limits.request_timeout_seconds:
-            self._fail(f"no answer for {self._limits.request_timeout_seconds:g} s (limits.request_timeout_seconds)")
+            seconds = f"{self._limits.request_timeout_seconds:g} s"
+            self._fail(f"no answer for {seconds} (limits.request_timeout_seconds)", "timeout")
 
     async def _receive(self) -> None:
-        reason = "receiving ended"
+        reason, kind = "receiving ended", "lost"
         try:
             while True:
                 (size,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+                if size >> 16 in _TLS_LENGTHS and self._access.tls() is None:
+                    raise UpstreamProtocolError("it speaks TLS; set upstream_tls")
                 if not _LENGTH.size <= size <= self._limits.frame_bytes_max:
                     raise UpstreamProtocolError(f"a response of {size} bytes; limits.frame_bytes_max bounds it")
                 self._answer(await self._reader.readexactly(size))
         except asyncio.IncompleteReadError:
             reason = "closed by the broker"
+            if self._access.sasl is None and self.api_versions and not self._served:
+                reason += " at the first request; does it want a login there (control_sasl)?"
+        except ssl.SSLError as e:
+            # With TLS 1.3 a broker looks at our certificate when the handshake is over for us.
+            why, reason = tls.of_broker(e)
+            self._access.on_failure(why)
+            kind = "tls"
         except OSError as e:
             reason = f"connection lost: {e.strerror or e}"
         except UpstreamProtocolError as e:
-            reason = f"is not talking Kafka's protocol: {e}"
+            reason, kind = f"is not talking Kafka's protocol: {e}", "protocol"
             _limited_log.error(self.address, "broker broke the protocol", broker=self.address, reason=e)
         finally:
-            self._fail(reason)
+            self._fail(reason, kind)
 
     def _answer(self, frame: bytes) -> None:
         if not self._in_flight:
@@ -272,13 +392,20 @@ class BrokerConnection:
             message = wire.decode_response(call.api_key, call.version, body)
         self._in_flight.popleft()
         self._room.release()
+        self._served = self._served or bool(self.api_versions)
         if not entry.answer.done():
             entry.answer.set_result(message)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, reason: str, kind: str | None = None) -> None:
+        """`kind` – for the metrics; None: it was our doing, or is counted already."""
         if self._closed_because is not None:
             return
         self._closed_because = reason
+        # A broker closes what is idle: nothing is wrong then.
+        if kind is not None and (kind != "lost" or self._in_flight):
+            self._access.on_trouble(kind)
+        if self._next_login is not None:
+            self._next_login.cancel()
         self._writer.transport.abort()
         lost, self._in_flight = self._in_flight, deque()
         self._give_room(len(lost))
@@ -292,9 +419,16 @@ class BrokerLink:
     """A connection to one address: opened when it is wanted, and again when it was lost, after a growing pause."""
 
     def __init__(
-        self, address: Address, *, limits: Limits, client_id: str, on_opened: Callable[[], None] = lambda: None
+        self,
+        address: Address,
+        *,
+        limits: Limits,
+        client_id: str,
+        on_opened: Callable[[], None] = lambda: None,
+        access: Access = PLAIN,
     ) -> None:
         self.address = address
+        self._access = access
         self._limits = limits
         self._client_id = client_id
         self._on_opened = on_opened
@@ -302,6 +436,8 @@ class BrokerLink:
         self._opening: asyncio.Task[BrokerConnection] | None = None
         self._pause_seconds = 0.0
         self._closed = False
+        #: Whoever asks says in the log that it cannot be reached.
+        self.quiet = False
         #: API key -> (min, max) version, as of the last connection that was opened; None before the first.
         self.api_versions: Mapping[int, tuple[int, int]] | None = None
 
@@ -344,11 +480,14 @@ class BrokerLink:
         # Jitter keeps the proxies of a cluster from coming back to a restarted broker in step.
         await asyncio.sleep(self._pause_seconds * random.uniform(0.5, 1.0))
         try:
-            self._connection = await BrokerConnection.open(self.address, limits=self._limits, client_id=self._client_id)
+            self._connection = await BrokerConnection.open(
+                self.address, limits=self._limits, client_id=self._client_id, access=self._access
+            )
         except UpstreamUnavailable as e:
             doubled = max(self._pause_seconds * 2, self._limits.reconnect_backoff_min_seconds)
             self._pause_seconds = min(doubled, self._limits.reconnect_backoff_max_seconds)
-            _limited_log.warning(self.address, "broker cannot be reached", broker=self.address, reason=e)
+            if not self.quiet:
+                _limited_log.warning(self.address, "broker cannot be reached", broker=self.address, reason=e)
             raise
         self._pause_seconds = 0.0
         self.api_versions = self._connection.api_versions

@@ -1,9 +1,10 @@
 """What the proxy itself asks of Kafka, over connections of its own: the control client.
 
-Two connections per broker, opened when first needed: one for questions, one for appends, since an append that waits
-for replicas holds up everything behind it on its connection. The rights it needs: READ, WRITE and DESCRIBE on guarded
-topics and the state topic, CREATE for the latter, IDEMPOTENT_WRITE (or WRITE on any topic), and DESCRIBE_CONFIGS on
-topics and the cluster; for topics that grow in order DESCRIBE on the groups that read them.
+Four connections per broker, opened when first needed: one for questions, one for appends, since an append that waits
+for replicas holds up everything behind it on its connection, one for what is asked all the time and nobody waits
+for, and one for what a lease hangs on, which is to wait for nothing else. The rights it needs: READ, WRITE and
+DESCRIBE on guarded topics and the state topic, CREATE for the latter, IDEMPOTENT_WRITE (or WRITE on any topic), and
+DESCRIBE_CONFIGS on topics and the cluster; for topics that grow in order DESCRIBE on the groups that read them.
 
 Questions to a partition's leader carry the leader epoch that we believe in wherever the API has a place for it, are
 asked again after a metadata refresh when the leader says that it is not (or not yet) the leader of that epoch, and
@@ -32,6 +33,8 @@ from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error
 from fencepost_proxy.net import cluster
 from fencepost_proxy.net.broker import (
+    PLAIN,
+    Access,
     BrokerConnection,
     BrokerLink,
     Call,
@@ -76,6 +79,7 @@ __all__ = [
     "ProducerState",
     "TopicFacts",
     "TopicInfo",
+    "TransactionState",
     "UpstreamUnavailable",
 ]
 
@@ -93,8 +97,12 @@ _READ_COMMITTED: Final = 1
 _NO_SESSION_EPOCH: Final = -1
 _TOPIC_RESOURCE: Final = 2
 _BROKER_RESOURCE: Final = 4
+_GROUP_COORDINATOR: Final = 0
+_TRANSACTION_COORDINATOR: Final = 1
 #: How often a topic must be missing from metadata before that is believed: brokers learn of a new topic one by one.
 _MISSING_TOPIC_LOOKS: Final = 4
+#: A replica that does not say in this time who leads may be away: then the others are asked too.
+_ONE_MORE_SECONDS: Final = 0.2
 #: Sets of topics that are asked for again and again: all that are known, the guarded ones.
 _QUESTIONS_REMEMBERED: Final = 8
 
@@ -151,6 +159,16 @@ class ProducerState:
     last_sequence: int
     last_timestamp_ms: int
     current_txn_start_offset: Offset | None
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionState:
+    """`state` – as Kafka names it. `partitions` – those that it has and whose markers are still to be written."""
+
+    state: str
+    producer_id: ProducerId
+    producer_epoch: ProducerEpoch
+    partitions: frozenset[TopicPartition]
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +259,8 @@ class BrokerFacts:
 class _Lane(Enum):
     QUESTIONS = auto()
     APPENDS = auto()
+    WATCHING = auto()
+    LEADERS = auto()
 
 
 class _AskAgain(Exception):
@@ -286,7 +306,8 @@ class _Told:
 class ControlClient:
     """See the module. Owned by one event loop; `start` before anything else, `close` at the end.
 
-    `on_brokers` is called with all brokers' addresses when one was added, moved or removed.
+    `on_brokers` is called with all brokers' addresses when one was added, moved or removed. `access` – how its
+    connections get in, for whoever opens more of them.
     """
 
     def __init__(
@@ -295,19 +316,24 @@ class ControlClient:
         limits: Limits,
         *,
         on_brokers: Callable[[Mapping[NodeId, Address]], None] | None = None,
+        access: Access = PLAIN,
     ) -> None:
         self._limits = limits
+        self.access = access
         self._on_brokers = on_brokers
+        #: While `start` waits: why, as of the last attempt.
+        self.waits_because: str | None = None
         self._metadata = cluster.EMPTY
         self._told = _Told()
         self._version_max: dict[int, int] = {}  # until a connection is opened or the brokers change
-        self._bootstrap = [BrokerLink(each, limits=limits, client_id=_CLIENT_ID) for each in upstream]
+        self._bootstrap = [BrokerLink(each, limits=limits, client_id=_CLIENT_ID, access=access) for each in upstream]
         self._links: dict[tuple[NodeId, _Lane], BrokerLink] = {}
         self._next_refresh: _Refresh | None = None
         self._refreshing = asyncio.Lock()
         self._tasks: set[asyncio.Task[object]] = set()
         self._closed = False
-        self._coordinators: dict[str, NodeId] = {}
+        self._coordinators: dict[tuple[int, str], NodeId] = {}
+        self._told_at: dict[NodeId, float] = {}  # when a broker last said who leads a partition
 
     # --- life ---------------------------------------------------------------------------------------------------------
 
@@ -315,6 +341,8 @@ class ControlClient:
         """Returns once a broker has told us about the cluster. Without a timeout it waits for ever, and says so."""
         deadline = None if timeout_seconds is None else deadline_in(timeout_seconds)
         addresses = ",".join(str(each.address) for each in self._bootstrap)
+        for each in self._bootstrap:
+            each.quiet = True  # what is wrong is said here
         while True:
             try:
                 await self.refresh_metadata([], timeout_seconds=self._limits.connect_timeout_seconds)
@@ -322,8 +350,11 @@ class ControlClient:
             except UpstreamUnavailable as e:
                 if deadline is not None and time.monotonic() > deadline:
                     raise
+                self.waits_because = str(e)
                 _limited_log.warning("start", "waiting for Kafka", upstream=addresses, reason=e)
                 await asyncio.sleep(self._limits.reconnect_backoff_max_seconds)
+        for each in self._bootstrap:
+            each.quiet = False
         await self._greet_brokers()
         _log.info("connected to Kafka", cluster_id=self.cluster_id, brokers=len(self.brokers))
         self._run(self._keep_metadata_fresh(), "metadata refresh")
@@ -399,7 +430,9 @@ class ControlClient:
             refresh.topics.update(topics)
         done, _ = await asyncio.wait({refresh.task}, timeout=remaining(deadline))
         if not done or refresh.task.cancelled():
-            raise UpstreamUnavailable("no broker answered Metadata in time")
+            raise UpstreamUnavailable(
+                "no broker answered Metadata in time; is that Kafka, and the right listener of it?"
+            )
         return refresh.task.result()
 
     async def _refresh(self, refresh: _Refresh) -> ClusterMetadata:
@@ -496,6 +529,84 @@ class ControlClient:
     async def high_watermark(self, tp: TopicPartition, *, timeout_seconds: float | None = None) -> Offset:
         """ListOffsets of -1 as a consumer, read uncommitted, with the leader epoch as fence."""
         return await self._list_offset(tp, _LATEST, timeout_seconds)
+
+    async def confirmed_high_watermark(
+        self, tp: TopicPartition, *, in_sync: int, timeout_seconds: float | None = None
+    ) -> Offset:
+        """`high_watermark` by a leader that is one still: whatever was acknowledged before this call lies below it.
+
+        A leader that is cut off from the other brokers, but not from us, goes on answering as one for ever: nobody
+        tells it that there is another. And it may be the one whose Metadata we believe. `in_sync` – so many replicas
+        take part in what is stored (min.insync.replicas): all but so many of all replicas, this leader left out, must
+        know of no later one. That is enough (docs/decisions/0014).
+        """
+
+        async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Offset:
+            call = _list_offset_call(connection, tp, leader.leader_epoch, _LATEST)
+            # Asked now, not before: who has taken part in what was stored under a later leader by now, knows of it.
+            confirming = self._run(self._confirm_leader(tp, leader, in_sync, deadline), "confirm a leader")
+            try:
+                answer = await _request_or_close(connection, call, deadline)
+                await confirming
+            finally:
+                confirming.cancel()
+            return _read_list_offset(answer)
+
+        return await self._ask_leader(tp, ask, timeout_seconds, _Lane.LEADERS)
+
+    async def _confirm_leader(self, tp: TopicPartition, leader: Leader, in_sync: int, deadline: Monotonic) -> None:
+        """Raises _AskAgain if one of the other replicas knows of a later leader, or too few of them answer."""
+        info = self.topic(tp.topic)
+        if info is None or tp.partition not in info.partitions:
+            raise _AskAgain("is not known any more")
+        replicas = set(info.partitions[tp.partition].replicas)
+        wanted = len(replicas) - in_sync
+        others = [each for each in replicas if each != leader.node_id and each in self.brokers]
+        # No more of them than need be: whoever answered last is likely to do so again, and one may be away for long.
+        others.sort(key=lambda node_id: self._told_at.get(node_id, float("-inf")))
+        asked: set[asyncio.Task[ClusterMetadata | None]] = set()
+        try:
+            while wanted > 0:
+                while others and len(asked) < wanted:
+                    asked.add(self._run(self._told_by(others.pop(), tp.topic, deadline), "who leads"))
+                if len(asked) < wanted:
+                    raise _AskAgain(f"too few other replicas can be asked whether broker {leader.node_id} leads still")
+                patience = _ONE_MORE_SECONDS if others else None
+                done, asked = await asyncio.wait(asked, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
+                    asked |= {self._run(self._told_by(each, tp.topic, deadline), "who leads") for each in others}
+                    others.clear()
+                for each in done:
+                    told = each.result()
+                    news = told and told.topics.get(tp.topic)
+                    if not told or not news or tp.partition not in news.partitions:
+                        continue
+                    partition = news.partitions[tp.partition]
+                    if news.topic_id != info.topic_id or partition.leader.leader_epoch > leader.leader_epoch:
+                        self._adopt(told, all_topics=False)
+                        raise _AskAgain(f"is led by another than broker {leader.node_id} by now")
+                    # Some are being added: those that we know of need not take part in anything any more.
+                    added = set(partition.replicas) - replicas
+                    replicas |= added
+                    others += [node_id for node_id in added if node_id in self.brokers]
+                    wanted += len(added) - 1
+        finally:
+            for task in asked:
+                task.cancel()
+
+    async def _told_by(self, node_id: NodeId, topic: str, deadline: Monotonic) -> ClusterMetadata | None:
+        """Of the topic, as this broker has it; None where it does not tell. Is not taken over."""
+        try:
+            connection = await self._link(node_id, _Lane.LEADERS).connected(deadline)
+            version = connection.version(apis.METADATA, at_least=10, at_most=13)
+            message = Message(topics=[Message(name=topic, topic_id=NO_TOPIC_ID)], allow_auto_topic_creation=False)
+            answer = await _request_or_close(connection, Call(apis.METADATA, version, message), deadline)
+        except UpstreamUnavailable:
+            return None
+        if answer.error_code:
+            return None
+        self._told_at[node_id] = time.monotonic()
+        return cluster.from_response(answer)
 
     async def partition_end(self, tp: TopicPartition, *, timeout_seconds: float | None = None) -> PartitionEnd:
         """Log end, then high watermark, under one leader epoch: the latter not below the former, and it is replicated
@@ -607,17 +718,19 @@ class ControlClient:
 
     async def _ask_coordinator(
         self,
-        group: str,
+        name: str,
         ask: Callable[[BrokerConnection, Monotonic], Awaitable[_T]],
         timeout_seconds: float | None,
+        *,
+        key_type: int = _GROUP_COORDINATOR,
     ) -> _T:
-        """Where it was last, or else where FindCoordinator says."""
+        """Where that of a group, or of a transactional id, was last, or else where FindCoordinator says."""
 
         async def find(connection: BrokerConnection, deadline: Monotonic) -> _T:
-            node_id = self._coordinators.pop(group, None)
+            node_id = self._coordinators.pop((key_type, name), None)
             if node_id is None:
                 version = connection.version(apis.FIND_COORDINATOR, at_least=3, at_most=6)
-                message = Message(key=group, key_type=_GROUP_COORDINATOR, coordinator_keys=[group])
+                message = Message(key=name, key_type=key_type, coordinator_keys=[name])
                 answer = await connection.request(apis.FIND_COORDINATOR, version, message, deadline=deadline)
                 found = _only(answer.coordinators, "FindCoordinator") if version >= _SEVERAL_COORDINATORS else answer
                 _check(found.error_code, "FindCoordinator", found.error_message)
@@ -625,7 +738,7 @@ class ControlClient:
             there = await self._link(node_id, _Lane.QUESTIONS).connected(deadline)
             result = await ask(there, deadline)
             if len(self._coordinators) < _COORDINATORS_MAX:
-                self._coordinators[group] = node_id  # until it does not answer well
+                self._coordinators[key_type, name] = node_id  # until it does not answer well
             return result
 
         return await self._ask_any(find, timeout_seconds)
@@ -665,10 +778,20 @@ class ControlClient:
         self, tp: TopicPartition, offset: Offset, *, bytes_max: int, timeout_seconds: float | None = None
     ) -> Fetched:
         """What a consumer that reads committed gets at once from there on. Needs READ on the topic."""
+        return await self._fetch(tp, offset, bytes_max=bytes_max, committed=True, timeout_seconds=timeout_seconds)
 
+    async def fetch_uncommitted(
+        self, tp: TopicPartition, offset: Offset, *, bytes_max: int, timeout_seconds: float | None = None
+    ) -> Fetched:
+        """The same for one that reads uncommitted; `aborted` says nothing."""
+        return await self._fetch(tp, offset, bytes_max=bytes_max, committed=False, timeout_seconds=timeout_seconds)
+
+    async def _fetch(
+        self, tp: TopicPartition, offset: Offset, *, bytes_max: int, committed: bool, timeout_seconds: float | None
+    ) -> Fetched:
         async def ask(connection: BrokerConnection, leader: Leader, deadline: Monotonic) -> Fetched:
             partition = await self._fetch_now(
-                connection, leader, tp, offset, bytes_max=bytes_max, deadline=deadline, committed=True
+                connection, leader, tp, offset, bytes_max=bytes_max, deadline=deadline, committed=committed
             )
             if partition.error_code != Error.OFFSET_OUT_OF_RANGE:
                 _check(partition.error_code, "Fetch")
@@ -783,25 +906,76 @@ class ControlClient:
         Needs DESCRIBE on the transactional id. Raises UpstreamUnavailable.
         """
 
-        async def ask(connection: BrokerConnection, deadline: Monotonic) -> frozenset[TopicPartition]:
-            version = connection.version(apis.FIND_COORDINATOR, at_least=4, at_most=6)
-            message = Message(key_type=_TRANSACTION_COORDINATOR, coordinator_keys=[transactional_id])
-            answer = await connection.request(apis.FIND_COORDINATOR, version, message, deadline=deadline)
-            coordinator = _only(answer.coordinators, "FindCoordinator")
-            _check(coordinator.error_code, "FindCoordinator", coordinator.error_message)
-            there = await self._link(coordinator.node_id, _Lane.QUESTIONS).connected(deadline)
-            version = there.version(apis.DESCRIBE_TRANSACTIONS, at_most=0)
+        found = await self.transaction(transactional_id, timeout_seconds=timeout_seconds)
+        return frozenset() if found is None else found.partitions
+
+    async def transaction(
+        self, transactional_id: str, *, timeout_seconds: float | None = None
+    ) -> TransactionState | None:
+        """What its coordinator says of it (DescribeTransactions), None where it knows no such transactional id.
+
+        Needs DESCRIBE on the transactional id. Raises UpstreamUnavailable.
+        """
+
+        async def ask(connection: BrokerConnection, deadline: Monotonic) -> TransactionState | None:
+            version = connection.version(apis.DESCRIBE_TRANSACTIONS, at_most=0)
             message = Message(transactional_ids=[transactional_id])
-            answer = await there.request(apis.DESCRIBE_TRANSACTIONS, version, message, deadline=deadline)
+            answer = await connection.request(apis.DESCRIBE_TRANSACTIONS, version, message, deadline=deadline)
             state = _only(answer.transaction_states, "DescribeTransactions")
             if state.error_code == _TRANSACTIONAL_ID_NOT_FOUND:
-                return frozenset()
+                return None
             _check(state.error_code, "DescribeTransactions")
-            return frozenset(
-                TopicPartition(topic.topic, partition) for topic in state.topics for partition in topic.partitions
+            return TransactionState(
+                state.transaction_state,
+                ProducerId(state.producer_id),
+                ProducerEpoch(state.producer_epoch),
+                frozenset(TopicPartition(topic.topic, each) for topic in state.topics for each in topic.partitions),
             )
 
-        return await self._ask_any(ask, timeout_seconds)
+        return await self._ask_coordinator(transactional_id, ask, timeout_seconds, key_type=_TRANSACTION_COORDINATOR)
+
+    async def producer_at(
+        self, producer_id: ProducerId, partitions: Iterable[TopicPartition], *, timeout_seconds: float | None = None
+    ) -> Mapping[TopicPartition, ProducerState | None]:
+        """What the leaders of these partitions know of one producer, None for nothing; see `read_partition`.
+
+        One look per broker. A partition that cannot be asked in time is missing; one that is not there any more knows
+        nothing.
+        """
+        deadline = self._deadline(timeout_seconds)
+        by_leader: dict[NodeId, list[TopicPartition]] = {}
+        rest = []
+        for tp in partitions:
+            leader = self.leader(tp)
+            if leader is None:
+                rest.append(tp)
+            else:
+                by_leader.setdefault(leader.node_id, []).append(tp)
+        found: dict[TopicPartition, ProducerState | None] = {}
+
+        async def at_leader(node_id: NodeId, asked: list[TopicPartition]) -> None:
+            try:
+                connection = await self._link(node_id, _Lane.QUESTIONS).connected(deadline)
+                leaders = {tp: leader for tp in asked if (leader := self.leader(tp)) is not None}
+                fence = _log_ends_call(connection, leaders)
+                calls = [fence, _describe_producers_of(connection, asked), fence]
+                before, producers, after = await connection.pipeline(calls, deadline=deadline)
+                led = _led(before, leaders) & _led(after, leaders)
+                found.update((tp, state) for tp, state in _state_of(producers, producer_id).items() if tp in led)
+            except UpstreamUnavailable:
+                pass
+            rest.extend(tp for tp in asked if tp not in found)
+
+        async def alone(tp: TopicPartition) -> None:
+            try:
+                found[tp] = await self.producer_state(tp, producer_id, timeout_seconds=remaining(deadline))
+            except UpstreamUnavailable as error:
+                if error.error_code == Error.UNKNOWN_TOPIC_OR_PARTITION:
+                    found[tp] = None  # deleted, and all that it held
+
+        await asyncio.gather(*(at_leader(node_id, asked) for node_id, asked in by_leader.items()))
+        await asyncio.gather(*map(alone, rest))
+        return found
 
     async def create_topic(
         self,
@@ -884,19 +1058,15 @@ class ControlClient:
         """
         deadline = self._deadline(timeout_seconds)
         facts: dict[str, TopicFacts] = {}
-        for start in range(0, len(topics), _TOPICS_DESCRIBED_AT_ONCE):
-            asked = topics[start : start + _TOPICS_DESCRIBED_AT_ONCE]
+        for start in range(0, len(topics), TOPICS_DESCRIBED_AT_ONCE):
+            asked = topics[start : start + TOPICS_DESCRIBED_AT_ONCE]
 
             async def ask(
                 connection: BrokerConnection, deadline: Monotonic, asked: Sequence[str] = asked
-            ) -> Sequence[Message]:
-                return await _describe_topics(connection, asked, deadline)
+            ) -> Mapping[str, TopicFacts]:
+                return await described_topics(connection, asked, deadline)
 
-            for result in await self._ask_any(ask, remaining(deadline)):
-                if result.error_code == Error.TOPIC_AUTHORIZATION_FAILED:
-                    facts[result.resource_name] = TopicFacts()
-                elif not result.error_code:
-                    facts[result.resource_name] = _topic_facts(_values(result))
+            facts.update(await self._ask_any(ask, remaining(deadline)))
         return facts
 
     async def broker_facts(self, *, timeout_seconds: float | None = None) -> BrokerFacts:
@@ -945,6 +1115,17 @@ class ControlClient:
             )
             return {}
 
+    async def ask_broker(
+        self, node_id: NodeId, calls: Callable[[BrokerConnection], Sequence[Call]], *, timeout_seconds: float
+    ) -> list[Message]:
+        """What `calls` makes for its connection, sent once, to this broker, where no gate or append waits behind it.
+
+        Error codes in answers are the caller's to look at.
+        """
+        deadline = self._deadline(timeout_seconds)
+        connection = await self._link(node_id, _Lane.WATCHING).connected(deadline)
+        return await connection.pipeline(calls(connection), deadline=deadline)
+
     # --- how a question finds its broker ------------------------------------------------------------------------------
 
     async def _ask_leader(
@@ -952,12 +1133,13 @@ class ControlClient:
         tp: TopicPartition,
         ask: Callable[[BrokerConnection, Leader, Monotonic], Awaitable[_T]],
         timeout_seconds: float | None,
+        lane: _Lane = _Lane.QUESTIONS,
     ) -> _T:
         async def once(deadline: Monotonic) -> _T:
             leader = self.leader(tp)
             if leader is None:
                 raise _AskAgain("has no leader now")
-            connection = await self._link(leader.node_id, _Lane.QUESTIONS).connected(deadline)
+            connection = await self._link(leader.node_id, lane).connected(deadline)
             return await ask(connection, leader, deadline)
 
         deadline = self._deadline(timeout_seconds)
@@ -1025,7 +1207,11 @@ class ControlClient:
             if self._closed:
                 raise UpstreamUnavailable("the control client is closed")
             link = BrokerLink(
-                self.brokers[node_id], limits=self._limits, client_id=_CLIENT_ID, on_opened=self._version_max.clear
+                self.brokers[node_id],
+                limits=self._limits,
+                client_id=_CLIENT_ID,
+                on_opened=self._version_max.clear,
+                access=self.access,
             )
             self._links[node_id, lane] = link
         return link
@@ -1045,14 +1231,12 @@ class ControlClient:
 # --- requests and answers, one pair per API -------------------------------------------------------------------------
 
 _CLUSTER_AUTHORIZATION_FAILED: Final = 31
-_GROUP_COORDINATOR: Final = 0
-_TRANSACTION_COORDINATOR: Final = 1
 #: The first FindCoordinator that answers for several keys.
 _SEVERAL_COORDINATORS: Final = 4
 _COORDINATORS_MAX: Final = 100_000
 _TRANSACTIONAL_ID_NOT_FOUND: Final = 105
 _LIST_OFFSETS: Final = 2
-_TOPICS_DESCRIBED_AT_ONCE: Final = 200
+TOPICS_DESCRIBED_AT_ONCE: Final = 200
 _TOPIC_CONFIGS: Final = (
     "message.timestamp.type",
     "max.message.bytes",
@@ -1085,6 +1269,42 @@ def _log_end_call(connection: BrokerConnection, tp: TopicPartition, leader_epoch
     partition = Message(partition=tp.partition, current_leader_epoch=leader_epoch, leader_epoch=leader_epoch)
     message = Message(topics=[Message(topic=tp.topic, partitions=[partition])])
     return Call(apis.OFFSET_FOR_LEADER_EPOCH, version, message)
+
+
+def _log_ends_call(connection: BrokerConnection, leaders: Mapping[TopicPartition, Leader]) -> Call:
+    version = connection.version(apis.OFFSET_FOR_LEADER_EPOCH, at_least=2, at_most=4)
+    topics: dict[str, list[Message]] = {}
+    for tp, leader in leaders.items():
+        epoch = leader.leader_epoch
+        topics.setdefault(tp.topic, []).append(
+            Message(partition=tp.partition, current_leader_epoch=epoch, leader_epoch=epoch)
+        )
+    return Call(
+        apis.OFFSET_FOR_LEADER_EPOCH,
+        version,
+        Message(topics=[Message(topic=topic, partitions=each) for topic, each in topics.items()]),
+    )
+
+
+async def _request_or_close(connection: BrokerConnection, call: Call, deadline: Monotonic) -> Message:
+    """A broker that does not answer in time may be one that is gone: only a new connection tells."""
+    try:
+        return await connection.request(*call, deadline=deadline)
+    except OutcomeUnknown:
+        await connection.close()
+        raise
+
+
+def _led(answer: Message, leaders: Mapping[TopicPartition, Leader]) -> set[TopicPartition]:
+    """The partitions whose leader of that epoch has answered."""
+    found = set()
+    for topic in answer.topics:
+        for each in topic.partitions:
+            tp = TopicPartition(topic.topic, each.partition)
+            leader = leaders.get(tp)
+            if leader is not None and not each.error_code and each.leader_epoch == leader.leader_epoch:
+                found.add(tp)
+    return found
 
 
 def _read_log_end(answer: Message, leader: Leader) -> LogEnd:
@@ -1120,9 +1340,31 @@ def _describe_producers_call(connection: BrokerConnection, tp: TopicPartition) -
     return Call(apis.DESCRIBE_PRODUCERS, version, message)
 
 
+def _describe_producers_of(connection: BrokerConnection, partitions: Iterable[TopicPartition]) -> Call:
+    version = connection.version(apis.DESCRIBE_PRODUCERS, at_most=0)
+    topics: dict[str, list[int]] = {}
+    for tp in partitions:
+        topics.setdefault(tp.topic, []).append(tp.partition)
+    message = Message(topics=[Message(name=topic, partition_indexes=each) for topic, each in topics.items()])
+    return Call(apis.DESCRIBE_PRODUCERS, version, message)
+
+
+def _state_of(answer: Message, producer_id: ProducerId) -> Mapping[TopicPartition, ProducerState | None]:
+    return {
+        TopicPartition(topic.name, each.partition_index): _producers_of(each).get(producer_id)
+        for topic in answer.topics
+        for each in topic.partitions
+        if not each.error_code
+    }
+
+
 def _read_producers(answer: Message) -> Mapping[ProducerId, ProducerState]:
     partition = _only(_only(answer.topics, "DescribeProducers").partitions, "DescribeProducers")
     _check(partition.error_code, "DescribeProducers", partition.error_message)
+    return _producers_of(partition)
+
+
+def _producers_of(partition: Message) -> Mapping[ProducerId, ProducerState]:
     return {
         ProducerId(each.producer_id): ProducerState(
             ProducerId(each.producer_id),
@@ -1209,16 +1451,22 @@ def _topic_facts(configs: Mapping[str, str]) -> TopicFacts:
     )
 
 
-async def _describe_topics(
+async def described_topics(
     connection: BrokerConnection, topics: Sequence[str], deadline: Monotonic
-) -> Sequence[Message]:
+) -> Mapping[str, TopicFacts]:
+    """Of those that are there, by one request. Raises UpstreamUnavailable."""
     version = connection.version(apis.DESCRIBE_CONFIGS, at_least=1, at_most=4)
     keys = list(_TOPIC_CONFIGS)
     resources = [Message(resource_type=_TOPIC_RESOURCE, resource_name=each, configuration_keys=keys) for each in topics]
     message = Message(resources=resources)
     answer = await connection.request(apis.DESCRIBE_CONFIGS, version, message, deadline=deadline)
-    results: Sequence[Message] = answer.results
-    return results
+    facts = {}
+    for result in answer.results:
+        if result.error_code == Error.TOPIC_AUTHORIZATION_FAILED:
+            facts[result.resource_name] = TopicFacts()
+        elif not result.error_code:
+            facts[result.resource_name] = _topic_facts(_values(result))
+    return facts
 
 
 def _values(result: Message) -> Mapping[str, str]:

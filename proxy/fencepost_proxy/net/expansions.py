@@ -17,12 +17,13 @@ from fencepost_proxy import logs
 from fencepost_proxy.config import Limits
 from fencepost_proxy.errors import Error, FencepostError
 from fencepost_proxy.net.control import ControlClient, OutcomeUnknown, TopicInfo, UpstreamUnavailable
-from fencepost_proxy.net.http import ExpansionStatus
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.net.state_topic import StateTopic
+from fencepost_proxy.net.status import ExpansionStatus
 from fencepost_proxy.topics import expanding as ex
 from fencepost_proxy.topics.expansions import Expansion, Growth, encode_expansion, encode_partition_count
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
+from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.types import ProducerId, TopicPartition
 
 _T = TypeVar("_T")
@@ -35,6 +36,8 @@ _QUESTION_SECONDS: Final = 5.0
 _AT_ONCE: Final = 64
 #: From then on the log says what a step waits for.
 _SAY_SECONDS: Final = 1.0
+#: A topic of that name has had another id for so long: then no broker is behind with it any more.
+_REPLACED_SECONDS: Final = 3600.0
 #: A client is told in time that it goes on: its own patience ends with its timeout.
 _OF_ITS_TIMEOUT: Final = 0.95
 
@@ -79,6 +82,7 @@ class Expansions:
         self._procedures: dict[UUID, ex.Procedure] = {}  # by proposal
         self._claiming: set[UUID] = set()
         self._counting: set[UUID] = set()
+        self._replaced_since: dict[UUID, float] = {}  # incarnations of which metadata shows a successor
         self._running = False
         self._asking = asyncio.Semaphore(_AT_ONCE)
 
@@ -399,6 +403,41 @@ class Expansions:
             if growth.pending is None and (growth.count is None or info.partition_count > growth.count):
                 self._counting.add(info.topic_id)
                 self._spawn(self._count(info), f"count {topic}")
+
+        self._look_for_replaced(time.monotonic())
+
+    def _look_for_replaced(self, now: float) -> None:
+        """Topics that were deleted around the proxy, and created again: what is stored of the old ones is nobody's.
+
+        Only those. A topic that is merely not shown may be one that the proxy's principal may not see just now, and its
+        thresholds and configs would be lost for good.
+        """
+        there = {}
+        for topic_id, topic in self._state.view.counted_incarnations.items():
+            info = self._control.topic(topic)
+            if info is not None and info.topic_id != topic_id:
+                there[topic_id] = self._replaced_since.get(topic_id, now)
+                if now - there[topic_id] >= _REPLACED_SECONDS and topic_id not in self._counting:
+                    self._counting.add(topic_id)
+                    self._spawn(self._forget(topic, topic_id), f"forget {topic}")
+        self._replaced_since = there
+
+    async def _forget(self, topic: str, topic_id: UUID) -> None:
+        try:
+            await self._control.refresh_metadata([topic], timeout_seconds=_QUESTION_SECONDS)
+            info = self._control.topic(topic)
+            if (
+                info is None
+                or info.topic_id == topic_id
+                or self._state.view.growth(topic, topic_id).pending is not None
+            ):
+                return
+            await self._state.append(self._state.view.records_of([TopicConfigChange(topic, topic_id, deleted=True)]))
+            _log.info("what was stored of a topic that was replaced is forgotten", topic=topic, topic_id=topic_id)
+        except FencepostError as error:
+            _limited_log.warning("forget", "what is stored of a replaced topic stays", topic=topic, reason=error)
+        finally:
+            self._counting.discard(topic_id)
 
     async def _count(self, info: TopicInfo) -> None:
         try:

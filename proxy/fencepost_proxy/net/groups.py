@@ -35,9 +35,9 @@ from fencepost_proxy.groups.questions import (
 from fencepost_proxy.groups.watch import Watch
 from fencepost_proxy.groups.withholding import Progress, Search, Tail, Verdict, Wait, Why, brought_by, decide
 from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
-from fencepost_proxy.net.http import WithheldStatus
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.net.state_topic import StateTopic
+from fencepost_proxy.net.status import WithheldStatus
 from fencepost_proxy.session.surroundings import PASSES, Passes, passes_but_for
 from fencepost_proxy.topics.expansions import Expansion, Growth
 from fencepost_proxy.topics.records import StateRecord
@@ -204,7 +204,7 @@ class GroupKeeper:
             reason = str(error) or "Kafka did not say in time"
             _limited_log.warning(question.group, "a group cannot be looked up", group=question.group, reason=reason)
         except Exception as error:
-            _log.crash(f"looking up group {question.group} crashed", error)
+            _log.crash("looking up a group crashed", error, group=question.group)
         match question:
             case MayHave(group, _, partitions):
                 unknown = dict.fromkeys(partitions, Verdict(Why.UNKNOWN))
@@ -533,7 +533,7 @@ class GroupKeeper:
             if isinstance(error, UpstreamUnavailable) and error.error_code in _NOT_ALLOWED:
                 self._let_go_unseen(group, partitions, now)
         except Exception as error:
-            _log.crash(f"looking up group {group} crashed", error)
+            _log.crash("looking up a group crashed", error, group=group)
         return True
 
     def _let_go_unseen(self, group: str, partitions: Iterable[TopicPartition], now: float) -> None:

@@ -1,4 +1,4 @@
-"""Status over HTTP: `/` for people, `/status.json`, `/metrics` (Prometheus), `/livez` and `/readyz` (orchestrators).
+"""Status over HTTP: pages for people, the same as JSON, `/metrics` (Prometheus), `/livez`, `/readyz` (orchestrators).
 
 Off unless an address is given. It shows topic names and addresses, so give it a loopback or private one. GET and HEAD,
 and one POST by which an operator lets a group have a topic's new partitions; one request per connection, bounded in
@@ -12,20 +12,24 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
-from html import escape
+from dataclasses import dataclass, fields, is_dataclass
+from ipaddress import ip_address
 from typing import Final
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs, parse_qsl, unquote, urlencode
 
-from fencepost_compiled import what_runs
 from fencepost_proxy import logs
-from fencepost_proxy.net.metrics import CONTENT_TYPE, Metrics, load_exposition
-from fencepost_proxy.types import Address, NodeId
+from fencepost_proxy.net import page
+from fencepost_proxy.net.diagnosis import diagnose
+from fencepost_proxy.net.metrics import CONTENT_TYPE, Metrics, fencepost_version, load_exposition
+from fencepost_proxy.net.status import OFFSET_MAX, ROWS_MAX, ExpansionStatus, Listed, StatusSnapshot, Wanted, What
+from fencepost_proxy.types import Address
 
 _log = logs.get("net.http")
 
 _HEAD_BYTES_MAX: Final = 8_192
 _REQUEST_SECONDS: Final = 5.0
+#: For what is ours: other workers are asked, and on a busy machine the first scrape's imports take their time.
+_ANSWER_SECONDS: Final = 60.0
 _CONNECTIONS_MAX: Final = 32
 _REASONS: Final = {
     200: "OK",
@@ -34,109 +38,65 @@ _REASONS: Final = {
     404: "Not Found",
     405: "Method Not Allowed",
     408: "Request Timeout",
+    421: "Misdirected Request",
     431: "Request Header Fields Too Large",
     500: "Internal Server Error",
     503: "Service Unavailable",
 }
-_THRESHOLDS_SHOWN: Final = 16
 _TEXT: Final = "text/plain; charset=utf-8"
+_JSON: Final = "application/json"
+#: Of a text in JSON, and of what is searched for.
+_CHARACTERS_MAX: Final = 400
+_FIELDS_MAX: Final = 16
+#: Of one answer, unless a single expansion has more.
+_THRESHOLDS_MAX: Final = 20_000
+_LISTS: Final[Mapping[str, What]] = {
+    "topics": "topics",
+    "partitions": "partitions",
+    "refusals": "refusals",
+    "clients": "clients",
+    "expansions": "expansions",
+    "groups": "groups",
+}
+#: Of these the first page shows some.
+_FIRST: Final[tuple[What, ...]] = ("topics", "refusals", "software", "expansions", "groups")
+_FIRST_SHOWN: Final = 20
+_FIRST_IN_JSON: Final = 100
+_JSON_NAMES: Final[Mapping[str, str]] = {"topics": "guarded_topics", "groups": "withheld", "refusals": "last_refusals"}
+_PATHS: Final = "there are /, /status.json, /metrics, /livez and /readyz; " + ", ".join(
+    f"/{name} and /{name}.json" for name in _LISTS
+)
 _GROUPS: Final = "/groups/"
 _RELEASE: Final = "/release"
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerStatus:
-    """`listener` is where clients reach this broker through the proxy, None while there is no listener."""
-
-    node_id: NodeId
-    kafka: Address
-    listener: Address | None
-    connections: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class GuardedTopicStatus:
-    """`check` is the value of `check.expected.offsets`; `waiting` counts appends at its gates."""
-
-    topic: str
-    check: str
-    partitions: int
-    waiting: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ExpansionStatus:
-    """One growth of a counted topic. `state` – pending, done or unordered (around the proxy).
-
-    `at_ms` – when it began if pending, else when it ended. `step`, `waits_for` – None where another process drives it.
-    """
-
-    topic: str
-    from_count: int
-    to_count: int
-    state: str
-    at_ms: int
-    step: str | None = None
-    waits_for: str | None = None
-    held_ms: int | None = None
-    thresholds: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class WithheldStatus:
-    """A group that waits for a new partition. `records_max` – at most so many are left for it to read before.
-
-    `waits` – for which prior partitions, and how far it is there; `seconds` – since when, as far as this process knows.
-    """
-
-    group: str
-    topic: str
-    partition: int
-    why: str
-    records_max: int
-    waits: tuple[str, ...]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class StatusSnapshot:
-    """What the proxy is doing at this moment.
-
-    `not_ready` – why clients should not be sent here yet, or any more; ready when empty.
-    `warnings` – what an operator should look at although the proxy serves.
-    `added_seconds` – below what the time added to requests and answers lies: (half of them, 99 of 100), None before the
-    first.
-    `state_lease_seconds` – how long the view of the virtual configs may still be acted on, None where unknown.
-    `build` – whether the hot rooms are compiled.
-    """
-
-    version: str
-    uptime_seconds: float
-    cluster_id: str | None
-    bootstrap: Address | None
-    not_ready: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-    connections: int = 0
-    requests_in_flight: int = 0
-    buffered_bytes: int = 0
-    bytes_to_kafka: int = 0
-    bytes_to_clients: int = 0
-    violations: int = 0
-    added_seconds: tuple[float, float] | None = None
-    state_lease_seconds: float | None = None
-    refusals: Mapping[str, int] = field(default_factory=dict)
-    brokers: tuple[BrokerStatus, ...] = ()
-    guarded_topics: tuple[GuardedTopicStatus, ...] = ()
-    expansions: tuple[ExpansionStatus, ...] = ()
-    withheld: tuple[WithheldStatus, ...] = ()
-    build: str = field(default_factory=what_runs)
-
-    @property
-    def ready(self) -> bool:
-        return not self.not_ready
-
-
 Release = Callable[[str, str], Awaitable[str]]
+Lists = Callable[[Sequence[Wanted]], Awaitable[Sequence[Listed]]]
+
+
+def _host(head: bytes) -> str:
+    """Of the request's Host, without the port; empty where there is none."""
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"host":
+            host = value.strip().decode("ascii", "replace")
+            return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return ""
+
+
+def _is_loopback_name(host: str) -> bool:
+    """Else a page of any site may read this one in a browser on this machine: its own name may lead here, too."""
+    if not host or host.lower() == "localhost":
+        return True
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+async def _no_lists(wanted: Sequence[Wanted]) -> Sequence[Listed]:
+    return [Listed() for _ in wanted]
 
 
 class _Refused(Exception):
@@ -153,7 +113,7 @@ class _Page:
 
 
 class StatusServer:
-    """`snapshot` is called for each page; it must not block. `refresh` is awaited before.
+    """`snapshot` is called for each page; it must not block. `refresh` is awaited before. `lists` – pages of lists.
 
     `release` – lets a group have a topic's new partitions (group, topic); gives back what came of it.
     """
@@ -164,7 +124,10 @@ class StatusServer:
         metrics: Metrics,
         refresh: Callable[[], Awaitable[None]] | None = None,
         release: Release | None = None,
+        lists: Lists = _no_lists,
     ) -> None:
+        self._lists = lists
+        self._loopback = False
         self._refresh = refresh
         self._release = release
         self._snapshot = snapshot
@@ -177,6 +140,13 @@ class StatusServer:
         self._server = await asyncio.start_server(self._serve, address.host, address.port, limit=_HEAD_BYTES_MAX)
         bound = Address(*self._server.sockets[0].getsockname()[:2])
         _log.info("status page", url=f"http://{bound}/")
+        self._loopback = ip_address(bound.host).is_loopback
+        if not self._loopback:
+            _log.warning(
+                "the status page can be reached from other machines: whoever reaches it sees names of topics and "
+                "groups, addresses and client ids",
+                address=bound,
+            )
         return bound
 
     async def close(self) -> None:
@@ -198,8 +168,8 @@ class StatusServer:
             return
         self._handlers.add(task)
         try:
-            async with asyncio.timeout(_REQUEST_SECONDS):
-                await self._answer(reader, writer)
+            async with asyncio.timeout(_REQUEST_SECONDS) as patience:
+                await self._answer(reader, writer, patience)
         except (TimeoutError, OSError, asyncio.CancelledError):
             # A client that is too slow or gone, or the process ends: none of it is worth a line. Not re-raised: the
             # streams would report a cancelled handler as an error.
@@ -208,35 +178,45 @@ class StatusServer:
             self._handlers.discard(task)
             writer.close()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience: asyncio.Timeout
+    ) -> None:
+        now = asyncio.get_running_loop().time
         method = "GET"
         try:
             method, path, query, from_a_page = await self._request(reader)
+            patience.reschedule(now() + _ANSWER_SECONDS)
             if path == "/metrics":
                 # The first time it takes as long as a start does: clients must not wait for it.
                 await asyncio.to_thread(load_exposition)
             if self._refresh is not None and path != "/livez":
                 await self._refresh()
-            page = await self._posted(path, query, from_a_page) if method == "POST" else self._page(path)
+            if method == "POST":
+                answer = await self._posted(path, query, from_a_page)
+            else:
+                answer = await self._page(path, query)
         except _Refused as e:
-            page = _Page(e.status, _TEXT, f"{e}\n".encode())
+            answer = _Page(e.status, _TEXT, f"{e}\n".encode())
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         except Exception as e:
             _log.crash("status page crashed", e)
-            page = _Page(500, _TEXT, b"this page crashed; the log says why\n")
+            answer = _Page(500, _TEXT, b"this page crashed; the log says why\n")
         head = [
-            f"HTTP/1.1 {page.status} {_REASONS[page.status]}",
-            f"Content-Type: {page.content_type}",
-            f"Content-Length: {len(page.body)}",
+            f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
+            f"Content-Type: {answer.content_type}",
+            f"Content-Length: {len(answer.body)}",
             "Connection: close",
             "Cache-Control: no-store",
             "X-Content-Type-Options: nosniff",
-            "Content-Security-Policy: default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'",
+            "Referrer-Policy: no-referrer",
+            "Cross-Origin-Resource-Policy: same-origin",
+            f"Content-Security-Policy: {page.CONTENT_SECURITY_POLICY}",
         ]
-        if page.status == 405:
+        if answer.status == 405:
             head.append("Allow: GET, HEAD")
-        writer.write("\r\n".join([*head, "", ""]).encode() + (b"" if method == "HEAD" else page.body))
+        patience.reschedule(now() + _REQUEST_SECONDS)  # to be taken in
+        writer.write("\r\n".join([*head, "", ""]).encode() + (b"" if method == "HEAD" else answer.body))
         await writer.drain()
         if writer.can_write_eof():
             writer.write_eof()
@@ -258,6 +238,8 @@ class StatusServer:
         path, _, query = target.partition("?")
         if method not in ("GET", "HEAD") and not (method == "POST" and path.startswith(_GROUPS)):
             raise _Refused(405, f"only GET and HEAD, and POST {_GROUPS}GROUP{_RELEASE}?topic=TOPIC")
+        if self._loopback and path != "/livez" and not _is_loopback_name(_host(head)):
+            raise _Refused(421, "this page is only told to who asks for it by address, or as localhost")
         return method, path, query, b"\r\norigin:" in head.lower()
 
     async def _posted(self, path: str, query: str, from_a_page: bool) -> _Page:
@@ -270,182 +252,128 @@ class StatusServer:
             raise _Refused(403, "not from a web page")
         return _Page(200, _TEXT, f"{await self._release(unquote(group), topics[0])}\n".encode())
 
-    def _page(self, path: str) -> _Page:
+    async def _page(self, path: str, query: str) -> _Page:
         if path == "/livez":
             return _Page(200, _TEXT, b"ok\n")
         if path == "/metrics":
             return _Page(200, CONTENT_TYPE, self._metrics.exposition())
+        if path == "/readyz":
+            snapshot = self._snapshot()
+            text = "ready" if snapshot.ready else "\n".join(("not ready", *snapshot.not_ready))
+            return _Page(200 if snapshot.ready else 503, _TEXT, f"{text}\n".encode())
+        if path in ("/", "/status.json"):
+            seen = await self._overview(_FIRST_SHOWN if path == "/" else _FIRST_IN_JSON)
+            if path == "/":
+                return _html(page.overview(seen, time.time()), query, seen.snapshot.version)
+            return _Page(200, _JSON, _json(_as_json(seen)))
+        name, dot, kind = path.removeprefix("/").partition(".")
+        if name not in _LISTS or (dot and kind != "json"):
+            raise _Refused(404, _PATHS)
+        wanted = _wanted(_LISTS[name], query)
+        (listed,) = await self._lists((wanted,))
+        if dot:
+            return _Page(200, _JSON, _json(_list_as_json(path, wanted, listed)))
+        return _html(page.list_page(wanted, listed, time.time()), query, fencepost_version())
+
+    async def _overview(self, rows: int) -> page.Overview:
+        wanted = [Wanted(what, limit=rows) for what in _FIRST]
+        lists = dict(zip(_FIRST, await self._lists(wanted), strict=True))
         snapshot = self._snapshot()
-        match path:
-            case "/readyz":
-                text = "ready" if snapshot.ready else "\n".join(("not ready", *snapshot.not_ready))
-                return _Page(200 if snapshot.ready else 503, _TEXT, f"{text}\n".encode())
-            case "/status.json":
-                return _Page(200, "application/json", _as_json(snapshot))
-            case "/":
-                return _Page(200, "text/html; charset=utf-8", _as_html(snapshot).encode())
-        raise _Refused(404, "there are /, /status.json, /metrics, /livez and /readyz")
+        problems = diagnose(snapshot, lists["expansions"].rows, lists["groups"].rows, time.time())
+        return page.Overview(snapshot, problems, lists)
 
 
-def _as_json(snapshot: StatusSnapshot) -> bytes:
-    return json.dumps({"ready": snapshot.ready, **_plain_fields(snapshot)}, indent=2).encode()
+def _html(shown: page.Page, query: str, version: str) -> _Page:
+    """The whole page; or, for the script in it, what has changed."""
+    if "live" in _asked(query):
+        return _Page(200, _JSON, json.dumps({"title": shown.title, "sections": shown.sections}).encode())
+    return _Page(200, "text/html; charset=utf-8", page.html(shown, version).encode())
 
 
-def _plain_fields(
-    value: StatusSnapshot | BrokerStatus | GuardedTopicStatus | ExpansionStatus | WithheldStatus,
-) -> dict[str, object]:
-    return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+def _asked(query: str) -> dict[str, str]:
+    try:
+        return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
+    except ValueError:
+        raise _Refused(400, f"more than {_FIELDS_MAX} fields in the query") from None
+
+
+def _wanted(what: What, query: str) -> Wanted:
+    asked = _asked(query)
+    return Wanted(
+        what,
+        search=asked.get("search", "").strip()[:_CHARACTERS_MAX],
+        topic=asked.get("topic"),
+        offset=_number(asked, "offset", 0, 0, OFFSET_MAX),
+        limit=_number(asked, "limit", 50, 1, ROWS_MAX),
+    )
+
+
+def _number(asked: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = asked.get(name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
+        raise _Refused(400, f"{name} is a number from {least} to {most}")
+    return int(text)
+
+
+def _as_json(seen: page.Overview) -> dict[str, object]:
+    snapshot = seen.snapshot
+    lists = {_JSON_NAMES.get(what, what): listed for what, listed in seen.lists.items()}
+    return {
+        "ready": snapshot.ready,
+        "state": page.state_of(snapshot, seen.problems),
+        **{each.name: getattr(snapshot, each.name) for each in fields(snapshot)},
+        "problems": seen.problems,
+        "totals": {name: listed.matching for name, listed in lists.items()},
+        **{
+            name: _with_thresholds(listed.rows) if name == "expansions" else listed.rows
+            for name, listed in lists.items()
+        },
+    }
+
+
+def _list_as_json(path: str, wanted: Wanted, listed: Listed) -> dict[str, object]:
+    rows: Sequence[object] = listed.rows
+    if wanted.what == "expansions":
+        rows = _with_thresholds(listed.rows)
+    after = wanted.offset + len(rows)
+    asked = {"topic": wanted.topic, "search": wanted.search or None, "offset": after, "limit": wanted.limit}
+    given = urlencode({name: value for name, value in asked.items() if value is not None})
+    more = bool(rows) and after < listed.matching and after <= OFFSET_MAX
+    return {
+        "matching": listed.matching,
+        "offset": wanted.offset,
+        "rows": rows,
+        "next": f"{path}?{given}" if more else None,
+    }
+
+
+def _with_thresholds(rows: Sequence[ExpansionStatus]) -> Sequence[ExpansionStatus]:
+    """One for each old partition: a topic may have thousands. What they are too many for comes with the next answer."""
+    count = 0
+    for index, each in enumerate(rows):
+        count += len(each.thresholds)
+        if count > _THRESHOLDS_MAX and index:
+            return rows[:index]
+    return rows
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(_plain(value), separators=(",", ":")).encode()
 
 
 def _plain(value: object) -> object:
+    """What JSON has. Texts that peers have chosen are cut: an answer is bounded, whatever they are called."""
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     match value:
         case Address():
             return str(value)
-        case BrokerStatus() | GuardedTopicStatus() | ExpansionStatus() | WithheldStatus():
-            return _plain_fields(value)
-        case tuple():
+        case str() if len(value) > _CHARACTERS_MAX:
+            return f"{value[:_CHARACTERS_MAX]}…"
+        case tuple() | list():
             return [_plain(each) for each in value]
         case Mapping():
-            return dict(value)
+            return {name: _plain(each) for name, each in value.items()}
     return value
-
-
-# --- the page -------------------------------------------------------------------------------------------------------
-
-_STYLE: Final = """
-:root { color-scheme: light dark; --bg: #f7f7f5; --card: #fff; --ink: #1d2126; --soft: #667078; --line: #e3e4e0;
-  --good: #1a7f4b; --bad: #b3261e; --warn: #9a6700; }
-@media (prefers-color-scheme: dark) { :root { --bg: #14171a; --card: #1c2024; --ink: #e6e8ea; --soft: #98a2aa;
-  --line: #2c3238; --good: #4cc38a; --bad: #ff8a80; --warn: #e3b341; } }
-* { box-sizing: border-box }
-body { margin: 0; background: var(--bg); color: var(--ink); font: 15px/1.5 system-ui, sans-serif }
-main { max-width: 60rem; margin: 0 auto; padding: 2rem 1.25rem 4rem }
-header { display: flex; flex-wrap: wrap; gap: .5rem 1rem; align-items: baseline; margin-bottom: 1.5rem }
-h1 { font-size: 1.5rem; margin: 0; letter-spacing: -.01em }
-h2 { font-size: .8rem; text-transform: uppercase; letter-spacing: .06em; color: var(--soft); margin: 2rem 0 .5rem }
-.state { font-weight: 600 } .good { color: var(--good) } .bad { color: var(--bad) } .warn { color: var(--warn) }
-.soft { color: var(--soft) }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(9.5rem, 1fr)); gap: .75rem }
-.tile, .box { background: var(--card); border: 1px solid var(--line); border-radius: .6rem }
-.tile { padding: .75rem 1rem } .tile b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums }
-.tile span { color: var(--soft); font-size: .85rem }
-.box { overflow-x: auto } ul.box { margin: 0; padding: .75rem 1rem .75rem 2rem }
-table { border-collapse: collapse; width: 100% }
-th, td { text-align: left; padding: .5rem 1rem; border-bottom: 1px solid var(--line); white-space: nowrap }
-th { color: var(--soft); font-weight: 500; font-size: .85rem } tr:last-child td { border-bottom: 0 }
-td.number, th.number { text-align: right; font-variant-numeric: tabular-nums }
-code { font: .9em ui-monospace, monospace } footer { margin-top: 2.5rem; color: var(--soft); font-size: .85rem }
-a { color: inherit }
-"""
-
-
-def _as_html(s: StatusSnapshot) -> str:
-    state = '<span class="state good">ready</span>' if s.ready else '<span class="state bad">not ready</span>'
-    bootstrap = f"<code>{escape(str(s.bootstrap))}</code>" if s.bootstrap else "not listening"
-    lease = "–" if s.state_lease_seconds is None else f"{max(0.0, s.state_lease_seconds):.1f} s"
-    tiles = [
-        ("connections", f"{s.connections:,}"),
-        ("requests in flight", f"{s.requests_in_flight:,}"),
-        ("to Kafka", _bytes(s.bytes_to_kafka)),
-        ("to clients", _bytes(s.bytes_to_clients)),
-        ("held in memory", _bytes(s.buffered_bytes)),
-        ("refusals", f"{sum(s.refusals.values()):,}"),
-        ("violations", f"{s.violations:,}"),
-        ("time added (median, p99)", _added(s.added_seconds)),
-        ("config lease left", lease),
-    ]
-    parts = [
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Fencepost</title>',
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta http-equiv="refresh" content="5">',
-        f"<style>{_STYLE}</style></head><body><main><header><h1>Fencepost</h1>{state}",
-        f'<span class="soft">{bootstrap} · cluster <code>{escape(s.cluster_id or "unknown")}</code> · '
-        f"up {_duration(s.uptime_seconds)}</span></header>",
-        _list("Why it is not ready", s.not_ready, "bad"),
-        _list("Look at this", s.warnings, "warn"),
-        '<div class="tiles">',
-        *(f'<div class="tile"><b>{value}</b><span>{name}</span></div>' for name, value in tiles),
-        "</div>",
-        _table(
-            "Brokers",
-            ("id", "clients connect to", "Kafka", "connections"),
-            [(b.node_id, b.listener or "no listener", b.kafka, b.connections) for b in s.brokers],
-        ),
-        _table(
-            "Guarded topics",
-            ("topic", "check.expected.offsets", "partitions", "waiting"),
-            [(t.topic, t.check, t.partitions, t.waiting) for t in s.guarded_topics],
-        ),
-        _table(
-            "Topics that grow, or have grown",
-            ("topic", "partitions", "state", "since", "appends held", "thresholds"),
-            [_expansion_row(each) for each in s.expansions],
-        ),
-        _table(
-            "Groups that wait for a new partition",
-            ("group", "partition", "records left, at most", "for", "why"),
-            [
-                (w.group, f"{w.topic}-{w.partition}", w.records_max, _duration(w.seconds), "; ".join(w.waits) or w.why)
-                for w in s.withheld
-            ],
-        ),
-        _table("Refusals", ("reason", "batches"), sorted(s.refusals.items())),
-        f'<footer>fencepost {escape(s.version)}, {escape(s.build)} · <a href="/status.json">status.json</a> · '
-        '<a href="/metrics">metrics</a> · this page reloads every 5 s</footer></main></body></html>',
-    ]
-    return "\n".join(part for part in parts if part)
-
-
-def _expansion_row(e: ExpansionStatus) -> tuple[object, ...]:
-    state = e.state if e.step is None else f"{e.state}: {e.step}" + (f" ({e.waits_for})" if e.waits_for else "")
-    since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(e.at_ms / 1000))
-    held = "–" if e.held_ms is None else f"{e.held_ms / 1000:.1f} s"
-    shown = [str(each) for each in e.thresholds[:_THRESHOLDS_SHOWN]]
-    if len(e.thresholds) > _THRESHOLDS_SHOWN:
-        shown.append("…")
-    return e.topic, f"{e.from_count} → {e.to_count}", state, since, held, ", ".join(shown) or "–"
-
-
-def _list(title: str, items: tuple[str, ...], tone: str) -> str:
-    if not items:
-        return ""
-    return f'<h2>{title}</h2><ul class="box {tone}">' + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
-
-
-def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[object, ...]]) -> str:
-    if not rows:
-        return ""
-
-    def cell(tag: str, value: object, number: bool) -> str:
-        return f"<{tag}{' class=number' if number else ''}>{escape(str(value))}</{tag}>"
-
-    numbers = [index > 0 and isinstance(value, int) for index, value in enumerate(rows[0])]
-    head = "".join(cell("th", name, number) for name, number in zip(columns, numbers, strict=True))
-    body = "".join(
-        "<tr>" + "".join(cell("td", value, number) for value, number in zip(row, numbers, strict=True)) + "</tr>"
-        for row in rows
-    )
-    return f'<h2>{title}</h2><div class="box"><table><tr>{head}</tr>{body}</table></div>'
-
-
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def _added(bounds: tuple[float, float] | None) -> str:
-    """They are bounds of a histogram: below them it was."""
-    if bounds is None:
-        return "–"
-    return " · ".join(f"&lt; {each * 1e6:.0f} µs" if each < 0.001 else f"&lt; {each * 1e3:g} ms" for each in bounds)
-
-
-def _duration(seconds: float) -> str:
-    minutes, hours, days = int(seconds // 60), int(seconds // 3600), int(seconds // 86400)
-    if days:
-        return f"{days} d {hours % 24} h"
-    if hours:
-        return f"{hours} h {minutes % 60} min"
-    return f"{minutes} min" if minutes else f"{seconds:.0f} s"

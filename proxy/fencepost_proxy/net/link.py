@@ -7,12 +7,11 @@ to write at once, from the receive buffer where it only passes. All else goes by
 from __future__ import annotations
 
 import asyncio
-import socket
 from time import monotonic
 from typing import NamedTuple, Protocol
 
 from fencepost_proxy.net.metrics import Traffic
-from fencepost_proxy.net.side import Buffers, Paused, Side
+from fencepost_proxy.net.side import Buffers, Paused, Side, Socket
 from fencepost_proxy.session import messages
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.types import Address, NodeId
@@ -33,9 +32,9 @@ class Driver(Protocol):
 class GivenAway(NamedTuple):
     """The sockets of a link, and what each of them is still to get."""
 
-    client: socket.socket
+    client: Socket
     to_client: bytes
-    upstream: socket.socket
+    upstream: Socket
     to_upstream: bytes
 
 
@@ -45,7 +44,7 @@ class _LinkSide(Side):
     __slots__ = ("_link",)
     __deletable__ = ("_link",)  # for mypyc
 
-    def __init__(self, sock: socket.socket, buffers: Buffers, loop: asyncio.AbstractEventLoop, link: Link) -> None:
+    def __init__(self, sock: Socket, buffers: Buffers, loop: asyncio.AbstractEventLoop, link: Link) -> None:
         super().__init__(sock, buffers, loop)
         self._link = link
 
@@ -73,7 +72,7 @@ class UpstreamSide(_LinkSide):
                 return
             data = data[taken:]
         link.driver.session_event(link.connection, messages.UpstreamBytes(data))
-        self.passing_bytes = session.passing_down_bytes
+        self._passes(session.passing_down_bytes)
 
     def _passed(self, byte_count: int) -> None:
         link = self._link
@@ -110,7 +109,7 @@ class ClientSide(_LinkSide):
                 return
             data = data[taken:]
         link.driver.session_event(link.connection, messages.ClientBytes(data))
-        self.passing_bytes = session.passing_up_bytes
+        self._passes(session.passing_up_bytes)
 
     def _passed(self, byte_count: int) -> None:
         link = self._link
@@ -156,7 +155,7 @@ class Link:
     def __init__(
         self,
         connection: int,
-        client: socket.socket,
+        client: Socket,
         driver: Driver,
         buffers: Buffers,
         *,
@@ -180,7 +179,7 @@ class Link:
         self._client_gone = False
         self._upstream_gone = False
 
-    def connected(self, sock: socket.socket) -> None:
+    def connected(self, sock: Socket) -> None:
         """The upstream connection is there: from now on both sides are read."""
         if self._client_gone:
             # It left before this; nobody would ever end a session that began now.
@@ -188,7 +187,7 @@ class Link:
             return
         self._both_there(sock, self.driver.link_opened(self))
 
-    def _both_there(self, sock: socket.socket, session: Session) -> None:
+    def _both_there(self, sock: Socket, session: Session) -> None:
         self.upstream = upstream = UpstreamSide(sock, self._buffers, self._loop, self)
         upstream.other, self.client.other = self.client, upstream
         self.session = session
@@ -211,9 +210,7 @@ class Link:
         self.driver.link_closed(self)
         return GivenAway(client_sock, to_client, upstream_sock, to_upstream)
 
-    def take_over(
-        self, sock: socket.socket, session: Session, *, unread: bytes, to_client: bytes, to_upstream: bytes
-    ) -> None:
+    def take_over(self, sock: Socket, session: Session, *, unread: bytes, to_client: bytes, to_upstream: bytes) -> None:
         """Goes on where another process has stopped: instead of `connected`."""
         self._both_there(sock, session)
         assert self.upstream is not None

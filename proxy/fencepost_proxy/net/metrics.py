@@ -1,4 +1,6 @@
-"""The process in numbers. No label takes a value from a peer: the number of series is bounded.
+"""The process in numbers. Labels are words of our own, or partitions, at most so many: the number of series is bounded.
+
+What a number means, and under which name it is shown, stands in the table of `net/exposition.py`.
 
 Everything here is a plain integer: a `prometheus_client` counter takes a lock each time, and importing that library
 takes longer than half of a start. `net/exposition.py` makes Prometheus's text of it, when somebody scrapes.
@@ -12,7 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from fencepost_proxy.types import Monotonic
+from fencepost_proxy.transactions.watched import TransactionsReport
+from fencepost_proxy.types import Monotonic, TopicPartition
 from fencepost_proxy.wire.apis import APIS
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -88,15 +91,13 @@ class Distribution:
 
 
 class Traffic:
-    """Counters of the hot path: `traffic.bytes_to_kafka += n`, `traffic.requests[api_key] += 1`.
+    """Counters of the hot path: `traffic.bytes_to_kafka += n`, `traffic.requests[api_key][version] += 1`.
 
-    `requests` has a key for every API of the table; for another API key use `UNKNOWN_API`. `request_seconds`,
-    `response_seconds` – the time that the proxy adds to a request, and to its answer: from the read that brought its
-    last byte to where it was handed to the other socket. What a request waits for at gates is not in it
-    (`Metrics.gate_wait_seconds`).
+    `requests` has every API of the table, with a place for each version up to its highest, and one behind them for
+    `UNKNOWN_VERSION`. `request_seconds`, `response_seconds` – the time that the proxy adds to a request, and to its
+    answer: from the read that brought its last byte to where it was handed to the other socket. What a request waits
+    for at gates is not in it (`Metrics.gate_wait_seconds`).
     """
-
-    UNKNOWN_API: Final = -1
 
     __slots__ = (
         "bytes_to_clients",
@@ -110,10 +111,58 @@ class Traffic:
     def __init__(self) -> None:
         self.bytes_to_kafka = 0
         self.bytes_to_clients = 0
-        self.requests: dict[int, int] = dict.fromkeys((*APIS, self.UNKNOWN_API), 0)
+        self.requests: dict[int, list[int]] = {key: [0] * (api.max_version + 2) for key, api in APIS.items()}
         self.requests_in_flight = 0
         self.request_seconds = Distribution(_ADDED_SECONDS)
         self.response_seconds = Distribution(_ADDED_SECONDS)
+
+    @property
+    def requests_in_all(self) -> int:
+        return sum(map(sum, self.requests.values()))
+
+
+class PartitionNumbers(NamedTuple):
+    """A guarded partition's gate. `shift` – by how many offsets the stamp's sequence is behind the log end."""
+
+    log_end_offset: int
+    shift: int
+
+
+class AddressNumbers(NamedTuple):
+    """Client connections from the address that most come from in one process, and how many there may be."""
+
+    connections: int = 0
+    connections_max: int = 0
+
+
+class Moment:
+    """What is looked at when somebody asks, and not counted meanwhile.
+
+    `connections_max`, `buffered_bytes_max` – the process's limits, beside what there is. `address` – of those that
+    clients come from. `gates` – of guarded partitions, by phase. `partitions` – what is known of some of them, the
+    others of which are `partitions_left_out`.
+    """
+
+    __slots__ = (
+        "address",
+        "appends_waiting",
+        "buffered_bytes",
+        "buffered_bytes_max",
+        "connections_max",
+        "gates",
+        "partitions",
+        "partitions_left_out",
+    )
+
+    def __init__(self) -> None:
+        self.connections_max = 0
+        self.address = AddressNumbers()
+        self.buffered_bytes = 0
+        self.buffered_bytes_max = 0
+        self.appends_waiting = 0
+        self.gates: dict[str, int] = {}
+        self.partitions: dict[TopicPartition, PartitionNumbers] = {}
+        self.partitions_left_out = 0
 
 
 class WorkerNumbers(NamedTuple):
@@ -126,6 +175,11 @@ class WorkerNumbers(NamedTuple):
     starts: int
     cpu_seconds: float
     resident_bytes: int
+    open_files: int
+
+
+def seen() -> None:
+    """For a `Metrics.look` where there is nothing to look at any more: it goes to another process."""
 
 
 class Metrics:
@@ -138,6 +192,7 @@ class Metrics:
         self.violations = Count()
         self.gate_wait_seconds = Distribution(_WAIT_SECONDS)
         self.door_wait_seconds = Distribution(_WAIT_SECONDS)
+        self.commit_wait_seconds = Distribution(_WAIT_SECONDS)
         self.handed_over = Count()
         self.expansion_held_seconds = Distribution(_HELD_SECONDS)
         self.expansions_pending = Count()
@@ -145,11 +200,96 @@ class Metrics:
         self.partitions_handed_over = Count()
         self.partitions_waited_out = Count()
         self.state_fresh_until = state_fresh_until
+        #: Whether clients should be sent here; None where that is not known.
+        self.ready: bool | None = None
+        self.moment = Moment()
+        #: Brings these two up to date, and `log_lines`. To be called before they are shown.
+        self.look: Callable[[], None] = seen
+        #: By level, and `left_out`.
+        self.log_lines: dict[str, int] = {}
+        #: What is known of the cluster's transactions; None where nobody looks.
+        self.transactions: Callable[[], TransactionsReport] | None = None
         #: Where this is the sum of several worker processes: each of them.
         self.workers: Sequence[WorkerNumbers] = ()
         self._refusals: dict[str, int] = {}
         self._closed: dict[str, int] = {}
         self._expansions: dict[str, int] = {}
+        self._commits: dict[str, int] = {}
+        self._downgrades: dict[str, int] = {}
+        self._tls_handshakes: dict[str, int] = {}
+        self._upstream_tls_failures: dict[str, int] = {}
+        self._logins: dict[str, int] = {}
+        self._upstream_errors: dict[str, dict[str, int]] = {"clients": {}, "proxy": {}}
+        self._kafka_errors: dict[str, int] = {}
+        self._certificate_reloads: dict[str, int] = {}
+        #: When each of our own certificates ends, seconds since 1970; not a sum, where there are several workers.
+        self.certificate_ends: tuple[tuple[str, float], ...] = ()
+
+    @property
+    def tls_handshakes(self) -> Mapping[str, int]:
+        """TLS handshakes of clients: `ok`, or why they failed."""
+        return self._tls_handshakes
+
+    def tls_handshake(self, result: str) -> None:
+        _count(self._tls_handshakes, result)
+
+    @property
+    def upstream_tls_failures(self) -> Mapping[str, int]:
+        """Connections to brokers that TLS did not come to, by reason."""
+        return self._upstream_tls_failures
+
+    def upstream_tls_failed(self, reason: str) -> None:
+        _count(self._upstream_tls_failures, reason)
+
+    @property
+    def logins(self) -> Mapping[str, int]:
+        """Logins of the proxy itself, by result."""
+        return self._logins
+
+    def logged_in(self, succeeded: bool) -> None:
+        _count(self._logins, "ok" if succeeded else "failed")
+
+    @property
+    def certificate_reloads(self) -> Mapping[str, int]:
+        return self._certificate_reloads
+
+    def certificates_loaded(self, succeeded: bool) -> None:
+        _count(self._certificate_reloads, "ok" if succeeded else "failed")
+
+    def certificates_end(self, ends: Mapping[str, float]) -> None:
+        self.certificate_ends = tuple(ends.items())
+
+    @property
+    def upstream_errors(self) -> Mapping[str, Mapping[str, int]]:
+        """Connections to brokers that could not be had or were lost: whose (`clients`, `proxy`), and by reason."""
+        return self._upstream_errors
+
+    def upstream_failed(self, of: str, reason: str) -> None:
+        _count(self._upstream_errors[of], reason)
+
+    @property
+    def kafka_errors(self) -> Mapping[str, int]:
+        """Errors that Kafka answered guarded appends with, by name."""
+        return self._kafka_errors
+
+    def kafka_refused(self, error: str) -> None:
+        _count(self._kafka_errors, error)
+
+    @property
+    def downgrades(self) -> Mapping[str, int]:
+        """Batches of `safe` topics that went to Kafka without their producer ids, by reason."""
+        return self._downgrades
+
+    def downgraded(self, why: str, batches: int) -> None:
+        self._downgrades[why] = self._downgrades.get(why, 0) + batches
+
+    @property
+    def commits(self) -> Mapping[str, int]:
+        """Commits of transactions that were looked into: `pass`, or why they were not let through."""
+        return self._commits
+
+    def judged(self, outcome: str) -> None:
+        _count(self._commits, outcome)
 
     @property
     def expansions(self) -> Mapping[str, int]:
@@ -176,6 +316,13 @@ class Metrics:
     def closed(self, reason: str) -> None:
         """Counts a client connection that the proxy ended: a limit's name, `protocol`, `drain`, …"""
         _count(self._closed, reason)
+
+    def ended(self) -> None:
+        """Its process is gone. Counters never go down, so they stay; all that rises and falls is nothing now."""
+        for each in (self.connections, self.expansions_pending, self.partitions_withheld):
+            each.value = 0
+        self.traffic.requests_in_flight = 0
+        self.moment = Moment()
 
     def plus(self, other: Metrics) -> Metrics:
         """Of both processes together."""
@@ -206,9 +353,14 @@ def _together(one: Any, other: Any) -> Any:
         return one.plus(other)
     if isinstance(one, int | float):
         return one + other
+    if isinstance(one, PartitionNumbers | AddressNumbers):
+        return max(one, other)  # of several gates of a partition, the one that knows more; limits are of each process
+    if isinstance(one, list):
+        return [_together(each, others) for each, others in zip(one, other, strict=True)]
     if isinstance(one, dict):
-        return {key: one.get(key, 0) + other.get(key, 0) for key in (*one, *(key for key in other if key not in one))}
-    if isinstance(one, Count | Traffic | Metrics):
+        both = {key: _together(value, other[key]) if key in other else value for key, value in one.items()}
+        return both | {key: value for key, value in other.items() if key not in one}
+    if isinstance(one, Count | Traffic | Moment | Metrics):
         whole = copy.copy(one)
         for name in vars(one) if isinstance(one, Metrics) else one.__slots__:
             setattr(whole, name, _together(getattr(one, name), getattr(other, name)))

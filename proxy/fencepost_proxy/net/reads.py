@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
 from fencepost_proxy import logs
@@ -29,6 +29,8 @@ _READ_SECONDS = 5.0
 _CONSISTENT_READS_MAX = 10
 _RESEND_TIMEOUT_MS = 5_000
 _PRODUCER_EPOCH_MAX = 32_767
+#: What the states of a transaction begin with whose markers are being written (PrepareCommit, PrepareAbort).
+_ENDING = "Prepare"
 
 
 class GateReads:
@@ -46,7 +48,7 @@ class GateReads:
         try:
             return await self._carry_out(wanted)
         except Exception as error:
-            _log.crash(f"reading {wanted.partition} crashed", error)
+            _log.crash("reading a partition crashed", error, partition=wanted.partition)
             match wanted.effect:
                 case gates.ReadTail():
                     return gates.TailUnknown(f"reading it crashed: {error!r}")
@@ -105,7 +107,7 @@ class GateReads:
             facts = await self.facts(partition.topic)
             # Before the log end: where a transaction is over, its marker is in what is read behind.
             asked_at = time.monotonic()
-            ended = await self._ended(partition, transactional_ids)
+            ended, ending, producer_ids = await self._transactions(partition, transactional_ids)
             for _ in range(_CONSISTENT_READS_MAX):
                 reading = await self._control.read_partition(partition, timeout_seconds=_READ_SECONDS)
                 if reading.consistent:
@@ -129,20 +131,30 @@ class GateReads:
                 else gates.ProducerState(known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS),
                 stamp_base=(0, 0) if base is None else (base.producer_epoch, base.base),
                 open_transactions=frozenset(reading.open_transactions),
+                in_transaction={
+                    each: gates.ProducerState(state.epoch, (state.last_sequence + 1) % SEQUENCE_MODULUS)
+                    for each, state in reading.open_transactions.items()
+                },
                 log_append_time=facts.log_append_time,
                 expiration_seconds=self.producer_id_expiration_ms / 1000,
                 wall_minus_monotonic_seconds=time.time() - time.monotonic(),
                 ended_transactions=ended,
+                ending_transactions=ending,
                 transactions_as_of=asked_at,
+                producer_ids=producer_ids,
             )
         )
 
-    async def _ended(self, partition: TopicPartition, transactional_ids: Sequence[str]) -> frozenset[str]:
-        """Those that are not on the partition, as their coordinators know it."""
-        ended = set()
+    async def _transactions(
+        self, partition: TopicPartition, transactional_ids: Sequence[str]
+    ) -> tuple[frozenset[str], frozenset[str], Mapping[str, int]]:
+        """Those that are not on the partition, as their coordinators know it; those of the others that are about to
+        leave it; and whose they are, see `Tail`."""
+        ended, ending = set(), set()
+        producer_ids = dict.fromkeys(transactional_ids, -1)
         for transactional_id in transactional_ids:
             try:
-                on = await self._control.transaction_partitions(transactional_id, timeout_seconds=_READ_SECONDS)
+                found = await self._control.transaction(transactional_id, timeout_seconds=_READ_SECONDS)
             except UpstreamUnavailable as error:
                 _limited_log.error(
                     f"transaction {transactional_id}",
@@ -153,9 +165,13 @@ class GateReads:
                     reason=error,
                 )
                 continue
-            if partition not in on:
+            if found is not None and not found.state.startswith(_ENDING):  # its next one may have a new id
+                producer_ids[transactional_id] = found.producer_id
+            if found is None or partition not in found.partitions:
                 ended.add(transactional_id)
-        return frozenset(ended)
+            elif found.state.startswith(_ENDING):
+                ending.add(transactional_id)
+        return frozenset(ended), frozenset(ending), producer_ids
 
     async def _look(self, partition: TopicPartition, offset: int) -> gates.LookResult:
         try:

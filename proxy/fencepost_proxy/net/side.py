@@ -22,7 +22,9 @@ import sys
 import termios
 from collections import deque
 from time import monotonic
-from typing import Final
+from typing import Final, Protocol
+
+from fencepost_proxy.net.tls import TlsBuffers, TlsSocket
 
 #: For every connection of the process: what was read is handled before the next read, so nothing of it outlives that.
 RECEIVE_BUFFER_BYTES: Final = 256 * 1024
@@ -30,6 +32,8 @@ RECEIVE_BUFFER_BYTES: Final = 256 * 1024
 UNSENT_BYTES_MAX: Final = 64 * 1024
 #: What one `sendmsg` takes (IOV_MAX of Linux and macOS).
 _CHUNKS_MAX: Final = 1024
+#: So long what came of a frame that passes may lie in the socket, while more of it is expected.
+_TRICKLE_SECONDS: Final = 1.0
 #: Where at least as much is still to pass of a frame, it is spliced.
 SPLICE_BYTES_MIN: Final = 64 * 1024
 _PIPE_BYTES: Final = 1024 * 1024
@@ -43,6 +47,24 @@ _CAN_SPLICE: Final = sys.platform == "linux" and hasattr(os, "splice")
 _AGAIN: Final = (BlockingIOError, InterruptedError)
 
 
+class Socket(Protocol):
+    """What a side does with its socket: one of the kernel's, or one that speaks TLS."""
+
+    @property
+    def family(self) -> int: ...
+    def fileno(self) -> int: ...
+    def setblocking(self, flag: bool, /) -> None: ...
+    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None: ...
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes: ...
+    def getsockname(self) -> tuple[str, int]: ...
+    def getpeername(self) -> tuple[str, int]: ...
+    def recv_into(self, buffer: memoryview, /) -> int: ...
+    def send(self, chunk: bytes | memoryview, /) -> int: ...
+    def sendmsg(self, chunks: list[bytes | memoryview], /) -> int: ...
+    def shutdown(self, how: int, /) -> None: ...
+    def close(self) -> None: ...
+
+
 class Paused:
     """Why a side is not read: bits, since several may have a reason."""
 
@@ -52,8 +74,6 @@ class Paused:
     SESSION: Final = 2
     #: There is no upstream connection yet.
     CONNECTING: Final = 4
-    #: The process is draining: no further request is read.
-    DRAINING: Final = 8
     #: It does not read its answers: those made here would pile up without it, whatever upstream does.
     UNREAD: Final = 16
 
@@ -106,9 +126,17 @@ class Buffers:
     def __init__(self) -> None:
         self.received = memoryview(bytearray(RECEIVE_BUFFER_BYTES))
         self.pipes = Pipes()
+        self._tls: TlsBuffers | None = None
+
+    @property
+    def tls(self) -> TlsBuffers:
+        """For who speaks TLS."""
+        if self._tls is None:
+            self._tls = TlsBuffers()
+        return self._tls
 
 
-def _send_unpaced_within_this_host(sock: socket.socket) -> None:
+def _send_unpaced_within_this_host(sock: Socket) -> None:
     """Loopback drops nothing and has no rate to find, but a host whose default is BBR paces it all the same.
 
     Its timers, each a trip to the hypervisor on a virtual machine, were two fifths of what an answer's bytes cost.
@@ -145,14 +173,17 @@ class Side:  # extended in tests
         "passing_bytes",
         "paused",
         "received_at",
+        "secured",
     )
 
-    def __init__(self, sock: socket.socket, buffers: Buffers, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, sock: Socket, buffers: Buffers, loop: asyncio.AbstractEventLoop) -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        _send_unpaced_within_this_host(sock)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            _send_unpaced_within_this_host(sock)
         self._sock = sock
+        self.secured = isinstance(sock, TlsSocket)
         self._fd = sock.fileno()
         self._loop = loop
         self._buffers = buffers
@@ -214,10 +245,23 @@ class Side:  # extended in tests
         else:
             self._end_of_input()
 
+    def _passes(self, byte_count: int) -> None:
+        """So many of the next bytes just go to the other side."""
+        self.passing_bytes = byte_count
+        sock = self._sock
+        if isinstance(sock, TlsSocket):
+            sock.expect(byte_count)
+
+    def take_trickle(self, now: float) -> None:
+        """What has come of a frame that passes is worth a read by now, however little: time limits count from there."""
+        sock = self._sock
+        if isinstance(sock, TlsSocket) and now - self.received_at > _TRICKLE_SECONDS:
+            sock.expect(0)
+
     def _splice(self) -> bool:
         """False: it cannot be done now, read instead."""
         other = self.other
-        if other is None or other.closing or other._unsent_bytes:
+        if other is None or other.closing or other._unsent_bytes or self.secured or other.secured:
             return False
         pipes = self._buffers.pipes
         pipe = pipes.take()
@@ -252,6 +296,9 @@ class Side:  # extended in tests
         """What lies in the socket's buffer."""
         if self._ended:
             return 0
+        sock = self._sock
+        if isinstance(sock, TlsSocket):
+            return sock.unread_bytes()
         waiting = array.array("i", [0])
         fcntl.ioctl(self._fd, termios.FIONREAD, waiting)
         return waiting[0]
@@ -373,7 +420,7 @@ class Side:  # extended in tests
 
     # ---- in other hands
 
-    def give_away(self) -> tuple[socket.socket, bytes]:
+    def give_away(self) -> tuple[Socket, bytes]:
         """The socket, which is the caller's from now on, and what is still to be written to it."""
         assert not self.closing
         self.pause(self.paused)
@@ -396,6 +443,11 @@ class Side:  # extended in tests
         return self._sock, bytes(unsent)
 
     # ---- the end
+
+    @property
+    def unsent(self) -> bool:
+        """Something that was written has not gone out yet."""
+        return self._unsent_bytes > 0
 
     @property
     def ended(self) -> bool:

@@ -1,11 +1,13 @@
 """The state topic kept in view: created if need be, read to its end, followed from there, appended to.
 
 Every proxy of a cluster follows the same topic, so what one stores the others know within `lease_seconds`, or they
-know that they do not: `fresh_until` moves only when the topic's leader answers that there is nothing more to read.
-It counts from when that question was sent, since a record that was acknowledged before is in the answer.
+know that they do not: `fresh_until` moves only when the topic's leader has said where it ends, and it is read to
+there. It counts from when that question was sent, since a record that was acknowledged before is in front of that end.
 
-What the lease cannot see: a leader that was deposed, does not know it yet and answers all the same. It has seconds
-for that at most, until it loses its own session with the controller.
+A leader that was deposed may not know it: one that is cut off from the other brokers, but not from us, answers as
+leader for as long as it is. So where what is stored takes several replicas (`min.insync.replicas`) others are asked
+too, and none of them may know of a later leader (docs/decisions/0014 has the proof). Where it takes one, nobody can
+tell.
 
 Fails closed. A topic that was created again, lost records or belongs to another cluster means that what it protected
 may be unknown: `failure` says so, `fresh_until` stands still, and only a person can decide. Merely unreachable, or
@@ -16,8 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, NamedTuple
 from uuid import UUID, uuid4
 
 from fencepost_proxy import logs
@@ -62,6 +64,8 @@ TOPIC_CONFIGS: Final = {
 #: How often a process says that it lives, and after what silence the others take it for gone.
 _ALIVE_SECONDS: Final = 20.0
 _GONE_SECONDS: Final = 90.0
+#: The same, as long as it is not certain that the others have ever heard of it.
+_UNHEARD_SECONDS: Final = 1.0
 #: A process that could not say so for that long does not serve guarded topics: soon the others think that it is gone.
 _SILENT_SECONDS_MAX: Final = 75.0
 _LEAVE_SECONDS: Final = 2.0
@@ -71,6 +75,8 @@ _IN_SYNC_REPLICAS_MAX: Final = 2
 _FETCH_WAIT_MAX_MS: Final = 250
 _FETCH_BYTES_MAX: Final = 1_048_576
 _LOOK_AGAIN_SECONDS: Final = 0.1
+#: Of a lease: half of it and more is left for a leader that moves.
+_RENEWED_AFTER: Final = 1 / 6
 _CLIENT_ID: Final = "fencepost-state"
 
 #: With base offset -1, these say that nothing was appended: the batch may be sent again.
@@ -83,6 +89,19 @@ _NOT_APPENDED: Final = frozenset(
         Error.KAFKA_STORAGE_ERROR,
     }
 )
+
+
+def created_with(brokers: int) -> tuple[int, Mapping[str, str]]:
+    """Of a state topic that is not there yet: its replicas, and its configs."""
+    replicas = min(_REPLICAS_MAX, brokers)
+    return replicas, {**TOPIC_CONFIGS, "min.insync.replicas": str(min(_IN_SYNC_REPLICAS_MAX, replicas))}
+
+
+class _End(NamedTuple):
+    """Where the topic ended at some time since it was asked."""
+
+    asked_at: Monotonic
+    offset: Offset
 
 
 class StateTopic:
@@ -110,13 +129,23 @@ class StateTopic:
         self._limits = limits
         self._on_change = on_change
         self.view = StateView(self._cluster_id)
+        #: While `start` waits: why, as of the last attempt.
+        self.waits_because: str | None = None
         self._topic_id: UUID | None = None
+        self._in_sync = 1  # so many replicas take part in what is stored
         self._position = Offset(0)
+        #: When was sent what said that the view was whole: the last Fetch, and the last question that others confirmed.
+        self._read_as_of = self._confirmed_as_of = float("-inf")
         self._fresh_until = Monotonic(float("-inf"))
         self._failure: str | None = None
+        self._created = False  # by this process, so that it is there even where no broker shows it yet
         self._link: BrokerLink | None = None
         self._tail: asyncio.Task[None] | None = None
+        self._renewal: asyncio.Task[None] | None = None
         self._waiting: list[tuple[Offset, asyncio.Future[None]]] = []
+        self._next_end: asyncio.Task[_End] | None = None
+        self._asking_end = asyncio.Lock()
+        self._asking: set[asyncio.Task[_End]] = set()
         self._loaded = asyncio.Event()
         self._tag = 0
         self._tag_as_of = Offset(-1)
@@ -125,6 +154,8 @@ class StateTopic:
         self._others: dict[UUID, float] = {}  # when they were heard of last
         self._found_gone: dict[UUID, float] = {}  # of this machine: when that was seen first
         self._heard_until = float("inf")  # until when the others take this one for alive
+        self._said_at = float("-inf")  # when it first told them of its present name
+        self._former: set[UUID] = set()  # names given up, of which it is not certain that the others know that
         self._signs: asyncio.Task[None] | None = None
 
     @property
@@ -135,6 +166,11 @@ class StateTopic:
     @property
     def fresh(self) -> bool:
         return time.monotonic() < self.fresh_until
+
+    @property
+    def unheard(self) -> bool:
+        """Whether the others may not know of this process at all."""
+        return self._heard_until == float("-inf")
 
     @property
     def failure(self) -> str | None:
@@ -149,10 +185,12 @@ class StateTopic:
         while True:
             try:
                 await self._open()
+                self.waits_because = None
                 break
             except UpstreamUnavailable as e:
                 if e.error_code is not None:
                     raise
+                self.waits_because = f"waiting for the state topic {self._tp.topic}: {e}"
                 _limited_log.warning("open", "waiting for the state topic", topic=self._tp.topic, reason=e)
                 await asyncio.sleep(self._limits.reconnect_backoff_max_seconds)
         self._tail = asyncio.create_task(self._follow(), name="state topic")
@@ -165,15 +203,26 @@ class StateTopic:
             raise StateError(self._failure)
         if self._tail.done():
             await self._tail
+        if self._confirming:
+            try:
+                await self.read_to_end(timeout_seconds=self._limits.connect_timeout_seconds)
+            except UpstreamUnavailable as e:
+                self._log_unconfirmed(e)
+        self._renewal = asyncio.create_task(self._keep_fresh(), name="lease on the state topic")
         _log.info("state topic loaded", topic=self._tp.topic, topic_id=self._topic_id, end=self._position)
 
     async def close(self) -> None:
         if self._signs is not None:
             self._signs.cancel()
             await asyncio.wait({self._signs})
-        if self._tail is not None:
-            self._tail.cancel()
-            await asyncio.wait({self._tail})
+        for task in (self._renewal, self._tail):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
+        if self._asking:
+            for asked in self._asking:
+                asked.cancel()
+            await asyncio.wait(self._asking)
         if self._link is not None:
             await self._link.close()
         self._release(None)
@@ -219,6 +268,7 @@ class StateTopic:
                 )
             if result.error_code not in _NOT_APPENDED:
                 raise UpstreamUnavailable(text, error_code=result.error_code)
+            self.waits_because = f"nothing can be stored in {text}"
             if remaining(deadline) <= pause:
                 raise UpstreamUnavailable(text)
             await asyncio.sleep(pause)
@@ -226,6 +276,43 @@ class StateTopic:
         last = Offset(result.base_offset + len(records) - 1)
         await self._applied(last, deadline)
         return [Offset(result.base_offset + delta) for delta in range(len(records))]
+
+    async def read_to_end(self, *, timeout_seconds: float) -> None:
+        """Returns once `view` has all that was stored before this call. Calls at the same time share the question.
+
+        Raises UpstreamUnavailable if that cannot be found out in time, StateError after a failure.
+        """
+        deadline = deadline_in(timeout_seconds)
+        self._raise_failure()
+        asked = self._next_end
+        if asked is None:
+            asked = self._next_end = asyncio.create_task(self._ask_end(), name="end of the state topic")
+            self._asking.add(asked)
+            asked.add_done_callback(self._end_told)
+        done, _ = await asyncio.wait({asked}, timeout=remaining(deadline))
+        if not done or asked.cancelled():
+            raise UpstreamUnavailable(f"{self._tp.topic}: its leader did not say in time where it ends")
+        end = asked.result()
+        await self._applied(Offset(end.offset - 1), deadline)
+        self._raise_failure()
+        self._confirmed_as_of = max(self._confirmed_as_of, end.asked_at)
+        self._renew()
+
+    def _end_told(self, asked: asyncio.Task[_End]) -> None:
+        self._asking.discard(asked)
+        if not asked.cancelled():
+            asked.exception()  # who waited for it may have given up
+
+    async def _ask_end(self) -> _End:
+        # One question at a time. Whoever comes while it is under way joins the next one: its answer may lack what was
+        # stored meanwhile.
+        async with self._asking_end:
+            self._next_end = None
+            asked_at = Monotonic(time.monotonic())
+            end = await self._control.confirmed_high_watermark(
+                self._tp, in_sync=self._in_sync, timeout_seconds=self._limits.connect_timeout_seconds
+            )
+            return _End(asked_at, end)
 
     async def acquire_producer_id(self, *, timeout_seconds: float | None = None) -> ProducerId:
         """The producer id that all proxies of this cluster stamp with: the one agreed on, else a new one is proposed.
@@ -312,6 +399,11 @@ class StateTopic:
         Without a tag (it was not stored in time) this process works, and proves less: see `gate`. Also renews a tag.
         Raises UpstreamUnavailable, StateError.
 
+        It serves nobody before it has read its own first sign back. Otherwise: its record is lost, or comes late; an
+        expansion is begun, waits for all processes that it knows of, and ends; and an append that this one let through
+        in the meantime, by a view without that expansion, lands behind a threshold. What it has read back stands in
+        front of every expansion that its view does not show, and so whoever drives one knows of it.
+
         On the way it finds out whether this Kafka still lets a producer that a partition does not know begin at any
         sequence, as stamps do: its first record goes under a producer id of its own, and not at sequence 0. (Kafka has
         withdrawn that leniency for transactions v2 already.)
@@ -329,6 +421,11 @@ class StateTopic:
             self._heard_until = sent_at + _SILENT_SECONDS_MAX
         except OutcomeUnknown as error:
             _log.warning("this process has no tag", reason=error)
+            self._said_at = sent_at
+            if before is None:
+                self._heard_until = float("-inf")
+            else:
+                self._former.add(before)  # under that name it is known until the others hear that it is given up
         self._process = process
         self._tag_as_of = Offset(-1)
         self._others.pop(process, None)
@@ -348,24 +445,30 @@ class StateTopic:
 
     async def _give_signs(self) -> None:
         while True:
-            await asyncio.sleep(_ALIVE_SECONDS)
+            await asyncio.sleep(_UNHEARD_SECONDS if self.unheard else _ALIVE_SECONDS)
             sent_at = time.monotonic()
+            former = frozenset(self._former)
             # Those that died unasked are taken off the list, or it would grow for ever.
             # Not before all agree that what they had sent is over: a sign that is taken away says that one ended well.
             over = max(_GONE_SECONDS, _SILENT_SECONDS_MAX + self._limits.takeover_seconds + _ALIVE_SECONDS)
-            gone = [each for each, heard in self._others.items() if sent_at - heard >= over]
+            gone = [*(each for each, heard in self._others.items() if sent_at - heard >= over), *former]
             assert self._process is not None
             try:
                 await self.append(
                     [encode_alive(self._process, int(time.time() * 1000)), *map(encode_alive_tombstone, gone)]
                 )
                 self._heard_until = sent_at + _SILENT_SECONDS_MAX
+                self._former -= former
             except (UpstreamUnavailable, StateError) as error:
                 _limited_log.warning("alive", "the other processes cannot be told that this one lives", reason=error)
 
     def _hear(self, record: StateRecord) -> None:
         sign = sign_of_life(record)
-        if sign is None or sign.process == self._process:
+        if sign is None:
+            return
+        if sign.process == self._process:
+            if self.unheard and sign.at_ms is not None:
+                self._heard_until = self._said_at + _SILENT_SECONDS_MAX
             return
         if sign.at_ms is None:
             self._others.pop(sign.process, None)
@@ -384,24 +487,25 @@ class StateTopic:
         if info is None:
             if not self._control.brokers:  # a controller that takes all of them for dead, as after a pause
                 raise UpstreamUnavailable("Kafka names no brokers that a topic could be created on")
-            replicas = min(_REPLICAS_MAX, len(self._control.brokers))
-            in_sync = min(_IN_SYNC_REPLICAS_MAX, replicas)
-            created = await self._control.create_topic(
-                name,
-                partitions=1,
-                replication_factor=replicas,
-                configs={**TOPIC_CONFIGS, "min.insync.replicas": str(in_sync)},
-            )
+            replicas, configs = created_with(len(self._control.brokers))
+            created = await self._control.create_topic(name, partitions=1, replication_factor=replicas, configs=configs)
             if created:
                 _log.warning(
                     "state topic created, so only patterns in the configuration file guard anything. If this cluster "
                     "had one before, what admins had switched on is lost with it: switch it on again",
                     topic=name,
                     replicas=replicas,
-                    min_insync_replicas=in_sync,
+                    min_insync_replicas=int(configs["min.insync.replicas"]),
                 )
+                self._created = True
             # `log_start` asks until there is a leader, and refreshes metadata on the way.
-            await self._control.log_start(self._tp)
+            try:
+                await self._control.log_start(self._tp)
+            except UpstreamUnavailable as e:
+                if self._created and e.error_code == Error.UNKNOWN_TOPIC_OR_PARTITION:
+                    # A broker that is busy with thousands of new partitions learns of this one after a minute.
+                    raise UpstreamUnavailable(f"{name}: was created, and is not known to all brokers yet") from e
+                raise
             info = self._control.topic(name)
         if info is None:
             raise UpstreamUnavailable(f"{name}: is not known to all brokers yet")
@@ -420,6 +524,14 @@ class StateTopic:
                 f"{info.name} has cleanup.policy={','.join(sorted(facts.cleanup_policy))}: Kafka would delete what "
                 "must be kept for ever. Set it to compact, before the first record is gone"
             )
+        self._in_sync = _IN_SYNC_REPLICAS_MAX if facts.assumed else facts.min_insync_replicas
+        if info.replication_factor > 1 and self._in_sync == 1:
+            _log.warning(
+                "state topic has min.insync.replicas=1: a leader of it that is cut off from the other brokers "
+                "cannot be told from one that leads. Set it to 2, then restart every proxy",
+                topic=info.name,
+                replicas=info.replication_factor,
+            )
         if info.replication_factor < min(_REPLICAS_MAX, len(self._control.brokers)):
             _log.warning(
                 "state topic has too few replicas: losing it means losing the virtual configs and the producer id",
@@ -436,6 +548,7 @@ class StateTopic:
                 try:
                     await self._fetch(await self._leader())
                 except UpstreamUnavailable as e:
+                    self.waits_because = f"the state topic {self._tp.topic} cannot be read: {e}"
                     _limited_log.warning("fetch", "state topic cannot be read", topic=self._tp.topic, reason=e)
                     await self._look_again()
         except StateError as e:
@@ -479,7 +592,7 @@ class StateTopic:
         if self._link is None or self._link.address != address:
             if self._link is not None:
                 await self._link.close()
-            self._link = BrokerLink(address, limits=self._limits, client_id=_CLIENT_ID)
+            self._link = BrokerLink(address, limits=self._limits, client_id=_CLIENT_ID, access=self._control.access)
         return await self._link.connected(deadline_in(self._limits.connect_timeout_seconds))
 
     async def _fetch(self, leader: Leader) -> None:
@@ -508,15 +621,55 @@ class StateTopic:
             raise StateError(
                 f"{self._tp.topic} lost records (read up to offset {self._position}, it starts at "
                 f"{partition.log_start_offset}): retention, DeleteRecords or an unclean leader election took virtual "
-                "configs or the producer id away. Find out what is missing, then restart every proxy"
+                "configs or the producer id away. Decide what to guard; then stop every proxy, delete this topic, and "
+                "start them"
             )
         if partition.error_code:
             raise UpstreamUnavailable(f"Fetch answered error {partition.error_code}")
         if partition.records:
             self._apply(partition.records)
         if self._position >= partition.high_watermark:
-            self._fresh_until = Monotonic(max(self._fresh_until, asked_at + self._lease_seconds))
+            self._read_as_of = asked_at
+            self._renew()
             self._loaded.set()
+
+    # --- the lease on it ----------------------------------------------------------------------------------------------
+
+    @property
+    def _confirming(self) -> bool:
+        """Whether it takes more than a Fetch for the view to be fresh. One replica alone, or one that is enough: no."""
+        if self._in_sync == 1:
+            return False
+        info = self._control.topic(self._tp.topic)
+        return info is None or info.replication_factor > 1
+
+    def _renew(self) -> None:
+        as_of = min(self._read_as_of, self._confirmed_as_of) if self._confirming else self._read_as_of
+        self._fresh_until = Monotonic(as_of + self._lease_seconds)
+        if self.fresh:
+            self.waits_because = None
+
+    async def _keep_fresh(self) -> None:
+        """Asks where the topic ends as often as the lease wants it, and nobody else has asked since."""
+        while self._failure is None:
+            often = self._lease_seconds * _RENEWED_AFTER
+            due_in = self._confirmed_as_of + often - time.monotonic() if self._confirming else often
+            if due_in > 0:
+                await asyncio.sleep(due_in)
+                continue
+            try:
+                await self.read_to_end(timeout_seconds=self._limits.connect_timeout_seconds)
+            except UpstreamUnavailable as e:
+                self._log_unconfirmed(e)
+                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+            except StateError:
+                return
+
+    def _log_unconfirmed(self, reason: UpstreamUnavailable) -> None:
+        self.waits_because = f"who leads the state topic {self._tp.topic} is not certain: {reason}"
+        _limited_log.warning(
+            "unconfirmed", "who leads the state topic is not certain", topic=self._tp.topic, reason=reason
+        )
 
     def _apply(self, data: bytes) -> None:
         applied = []

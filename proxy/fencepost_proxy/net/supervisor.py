@@ -15,6 +15,8 @@ Worker 0 starts first, so that what it does once for a cluster is done once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import mmap
 import os
 import signal
@@ -22,8 +24,9 @@ import socket
 import sys
 import time
 from asyncio.subprocess import Process
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Final
 
 from fencepost_compiled import what_runs
@@ -31,16 +34,20 @@ from fencepost_proxy import logs
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.net.channel import Channel, Packet, pair, receive_packet, send_packet
-from fencepost_proxy.net.http import BrokerStatus, GuardedTopicStatus, StatusServer, StatusSnapshot, WithheldStatus
+from fencepost_proxy.net.http import StatusServer
 from fencepost_proxy.net.listeners import bind
+from fencepost_proxy.net.lists import Found, merged
 from fencepost_proxy.net.metrics import Metrics, WorkerNumbers, fencepost_version
+from fencepost_proxy.net.status import BrokerStatus, Listed, StatusSnapshot, Wanted
 from fencepost_proxy.net.worker import (
     AWAY,
     HAND_OVER,
+    LIST,
     LOAD_BYTES,
     OWNER,
     READY,
     RELEASE,
+    RELOAD,
     REPORT,
     START,
     Report,
@@ -70,13 +77,32 @@ class _Slot:
     channel: Channel | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     starts: int = 0
+    configured: bool = False  # it was told with which configuration it is to serve
     report: Report | None = None  # of the process that runs, the last one
     retired: Metrics | None = None  # what those that have ended had counted
 
 
-async def supervise(config: ProxyConfig, *, on_ready: Callable[[Address], None]) -> int:
-    """Runs until SIGTERM or SIGINT, and gives the exit status. Raises ConfigError where a port cannot be had."""
+@dataclass(slots=True)
+class _Question:
+    """Lists that all workers were asked for."""
+
+    awaited: set[int] = field(default_factory=set)
+    found: dict[int, list[Found]] = field(default_factory=dict)
+    answered: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+async def supervise(
+    config: ProxyConfig,
+    *,
+    on_ready: Callable[[Address], None],
+    on_reload: Callable[[Callable[[ProxyConfig], None]], None] = lambda reload: None,
+) -> int:
+    """Runs until SIGTERM or SIGINT, and gives the exit status. Raises ConfigError where a port cannot be had.
+
+    `on_reload` is given, at the beginning, what goes on with another configuration, as `app.serve` has it.
+    """
     supervisor = Supervisor(config, on_ready)
+    on_reload(supervisor.reload)
     try:
         return await supervisor.run()
     finally:
@@ -93,6 +119,7 @@ class Supervisor:
         self._loads = memoryview(mmap.mmap(self._loads_file, 0)).cast("q")
         self._listening: dict[NodeId | None, socket.socket] = {}
         self._stopping = asyncio.Event()
+        self._hastened = False
         self._bootstrap: Address | None = None
         self._status_code = 0
         self._served = False  # all of them, at least once
@@ -101,7 +128,9 @@ class Supervisor:
         self._awaited: set[int] = set()
         self._reported = asyncio.Event()
         self._combined = _Combined(self)
-        self._status = StatusServer(self._snapshot, self._combined, self._ask_all, self._release)
+        self._status = StatusServer(self._snapshot, self._combined, self._ask_all, self._release, self._listed)
+        self._questions: dict[int, _Question] = {}
+        self._numbers = itertools.count(1)
 
     # ---- life
 
@@ -123,26 +152,51 @@ class Supervisor:
             tasks.create_task(self._tell_ready(), name="ready")
         return self._status_code
 
+    def reload(self, config: ProxyConfig) -> None:
+        """Only `live` keys may differ. A worker that is started later begins with it."""
+        self._config = config
+        logs.change(config.log.level, config.log.format)
+        for slot in self._slots:
+            if not slot.configured or slot.channel is None:
+                continue
+            if not slot.channel.send(Packet.of(RELOAD, self._of_worker())):
+                _log.error("a worker could not be told of the new configuration", worker=slot.index)
+
     def _signalled(self) -> None:
-        if self._stopping.is_set():
-            _log.warning("asked twice to stop: ended at once, answers under way are lost")
+        if self._hastened:
+            _log.warning("asked three times to stop: ended at once, answers under way are lost")
             for slot in self._slots:
                 if slot.process is not None and slot.process.returncode is None:
                     slot.process.kill()
             os._exit(1)
+        if self._stopping.is_set():
+            self._hastened = True
+            self._listen_no_more()
+            self._terminate_workers()
+            return
         _log.info("draining", longest_seconds=self._config.limits.drain_seconds)
         self._stop()
 
     def _stop(self) -> None:
         self._stopping.set()
+        self._terminate_workers()
+        # The workers close theirs at the same time: who connects then is told that nobody is here.
+        asyncio.get_running_loop().call_later(self._config.limits.drain_notice_seconds, self._listen_no_more)
+
+    def _terminate_workers(self) -> None:
         for slot in self._slots:
             if slot.process is not None and slot.process.returncode is None:
                 slot.process.terminate()
 
-    async def close(self) -> None:
+    def _listen_no_more(self) -> None:
         for sock in self._listening.values():
             sock.close()
+        self._listening.clear()
+
+    async def close(self) -> None:
+        self._listen_no_more()
         await self._status.close()
+        logs.tell_left_out(at_once=True)
 
     async def _tell_ready(self) -> None:
         for slot in self._slots:
@@ -207,25 +261,33 @@ class Supervisor:
         slot.channel = Channel(ours, lambda packet: self._received(slot, packet))
         owner = self._slots[OWNER]
         if slot is owner or self._served or await self._unless_stopping(owner.ready.wait()):
-            slot.channel.send(Packet.of(START, replace(self._config, status=None)))
+            slot.configured = slot.channel.send(Packet.of(START, self._of_worker()))
         if self._stopping.is_set():
-            slot.process.terminate()
+            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+                slot.process.terminate()
         status = await self._end_of(slot.process)
         loop.remove_reader(listeners)
         listeners.close()
         slot.channel.close()
         slot.channel = None
+        slot.configured = False
         slot.ready.clear()
         self._loads[slot.index] = AWAY
         self._retire(slot)
         return status
+
+    def _of_worker(self) -> ProxyConfig:
+        """Status page and metrics are shown here."""
+        watched = self._config.watch_transactions and self._config.status is not None
+        return replace(self._config, status=None, watch_transactions=watched)
 
     async def _end_of(self, process: Process) -> int:
         ended = asyncio.create_task(process.wait())
         if await self._unless_stopping(asyncio.shield(ended)):
             return ended.result()
         try:
-            async with asyncio.timeout(self._config.limits.drain_seconds + _END_SECONDS):
+            limits = self._config.limits
+            async with asyncio.timeout(limits.drain_notice_seconds + limits.drain_seconds + _END_SECONDS):
                 return await ended
         except TimeoutError:
             process.kill()
@@ -236,7 +298,7 @@ class Supervisor:
             owner = self._slots[OWNER]
             if not (owner.ready.is_set() and owner.channel is not None and owner.channel.send(packet)):
                 packet.close()
-                _limited_log.warning("owner", "connection closed: the owner process is not there", worker=slot.index)
+                _limited_log.warning("owner", "connection closed", worker=slot.index, reason="the owner is not there")
         elif packet.kind == READY:
             bootstrap = packet.message()
             if slot.index == OWNER:
@@ -247,6 +309,8 @@ class Supervisor:
             self._awaited.discard(slot.index)
             if not self._awaited:
                 self._reported.set()
+        elif packet.kind == LIST:
+            self._found(slot, *packet.message())
 
     # ---- listeners
 
@@ -280,8 +344,10 @@ class Supervisor:
 
     async def _ask(self) -> None:
         self._reported.clear()
-        self._awaited = {slot.index for slot in self._slots if slot.channel is not None and slot.process is not None}
-        for slot in self._slots:
+        # One that was not told to start yet would take the question for that.
+        asked = [slot for slot in self._slots if slot.configured and slot.channel is not None]
+        self._awaited = {slot.index for slot in asked}
+        for slot in asked:
             if slot.channel is not None and not slot.channel.send(Packet.of(REPORT)):
                 self._awaited.discard(slot.index)
         if self._awaited:
@@ -291,17 +357,48 @@ class Supervisor:
             except TimeoutError:
                 pass
 
+    async def _listed(self, wanted: Sequence[Wanted]) -> Sequence[Listed]:
+        """What each worker has, put together; without those that do not say in time."""
+        number = next(self._numbers)
+        question = self._questions[number] = _Question()
+        try:
+            for slot in self._slots:
+                if slot.channel is not None and slot.ready.is_set():
+                    question.awaited.add(slot.index)
+                    if not slot.channel.send(Packet.of(LIST, (number, tuple(wanted)))):
+                        question.awaited.discard(slot.index)
+            if question.awaited:
+                async with asyncio.timeout(_REPORT_SECONDS):
+                    await question.answered.wait()
+        except TimeoutError:
+            pass
+        finally:
+            del self._questions[number]
+        found = [question.found[index] for index in sorted(question.found)]
+        return [
+            merged(each, [lists[position] for lists in found]) if found else Listed()
+            for position, each in enumerate(wanted)
+        ]
+
+    def _found(self, slot: _Slot, number: int, found: list[Found]) -> None:
+        question = self._questions.get(number)
+        if question is not None:
+            question.found[slot.index] = found
+            question.awaited.discard(slot.index)
+            if not question.awaited:
+                question.answered.set()
+
     def _retire(self, slot: _Slot) -> None:
         """Counters never go down: what a worker had told stays counted when it ends."""
         if slot.report is None:
             return
         metrics, slot.report = slot.report.metrics, None
-        metrics.connections.value = 0
-        metrics.traffic.requests_in_flight = 0
+        metrics.ended()
         slot.retired = metrics if slot.retired is None else slot.retired.plus(metrics)
 
     def metrics(self) -> Metrics:
         whole = Metrics()
+        whole.log_lines = logs.lines()
         workers = []
         fresh_until = float("inf")
         for slot in self._slots:
@@ -317,15 +414,25 @@ class Supervisor:
                     slot.index,
                     of_slot.connections.value,
                     of_slot.connections_accepted.value,
-                    sum(of_slot.traffic.requests.values()),
+                    of_slot.traffic.requests_in_all,
                     slot.starts,
                     0.0 if slot.report is None else slot.report.cpu_seconds,
                     0 if slot.report is None else slot.report.resident_bytes,
+                    0 if slot.report is None else slot.report.open_files,
                 )
             )
+        owner = self._slots[OWNER].report
+        if owner is not None and (transactions := owner.snapshot.transactions) is not None:
+            whole.transactions = lambda: transactions
+        if owner is not None:
+            whole.certificate_ends = owner.metrics.certificate_ends
         whole.state_fresh_until = lambda: fresh_until  # type: ignore[assignment]
         whole.workers = workers
         return whole
+
+    @property
+    def ready(self) -> bool:
+        return self._snapshot().ready
 
     async def _release(self, group: str, topic: str) -> str:
         """The owner stores it, and all learn of it from there."""
@@ -360,8 +467,12 @@ class Supervisor:
             state_lease_seconds=min(leases, default=None),
             refusals=dict(metrics.refusals),
             brokers=_brokers(snapshots),
-            guarded_topics=_guarded(snapshots),
-            withheld=_withheld(snapshots),
+            problems=tuple(dict.fromkeys(each for snapshot in snapshots for each in snapshot.problems)),
+            last_violation=max(
+                (each.last_violation for each in snapshots if each.last_violation is not None),
+                key=attrgetter("at_ms"),
+                default=None,
+            ),
         )
 
 
@@ -373,7 +484,9 @@ class _Combined(Metrics):
         self._supervisor = supervisor
 
     def exposition(self) -> bytes:
-        return self._supervisor.metrics().exposition()
+        metrics = self._supervisor.metrics()
+        metrics.ready = self._supervisor.ready
+        return metrics.exposition()
 
 
 def _brokers(snapshots: list[StatusSnapshot]) -> tuple[BrokerStatus, ...]:
@@ -382,22 +495,9 @@ def _brokers(snapshots: list[StatusSnapshot]) -> tuple[BrokerStatus, ...]:
         for each in snapshot.brokers:
             before = brokers.get(each.node_id)
             connections = each.connections + (0 if before is None else before.connections)
-            brokers[each.node_id] = replace(before or each, connections=connections)
-    return tuple(brokers[node_id] for node_id in sorted(brokers))
-
-
-def _withheld(snapshots: list[StatusSnapshot]) -> tuple[WithheldStatus, ...]:
-    """Members of one group may go through several workers, each of which looks how far it is."""
-    found = {(each.group, each.topic, each.partition): each for snapshot in snapshots for each in snapshot.withheld}
-    return tuple(found[key] for key in sorted(found))
-
-
-def _guarded(snapshots: list[StatusSnapshot]) -> tuple[GuardedTopicStatus, ...]:
-    topics: dict[str, GuardedTopicStatus] = {}
-    for snapshot in snapshots:
-        for each in snapshot.guarded_topics:
-            before = topics.get(each.topic)
-            topics[each.topic] = replace(
-                before or each, waiting=each.waiting + (0 if before is None else before.waiting)
+            brokers[each.node_id] = replace(
+                before or each,
+                connections=connections,
+                problem=each.problem or (None if before is None else before.problem),
             )
-    return tuple(topics[topic] for topic in sorted(topics))
+    return tuple(brokers[node_id] for node_id in sorted(brokers))

@@ -10,16 +10,16 @@ import os
 import resource
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.net.channel import Channel, Packet, receive_packet, send_packet
-from fencepost_proxy.net.http import StatusSnapshot
-from fencepost_proxy.net.link import GivenAway
+from fencepost_proxy.net.lists import Found
 from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.net.status import StatusSnapshot, Wanted
 from fencepost_proxy.session.messages import Handed
 from fencepost_proxy.types import Address, NodeId
 
@@ -32,7 +32,8 @@ LOAD_BYTES: Final = 8
 #: Of a worker that does not serve: nothing is left to it.
 AWAY: Final = sys.maxsize
 
-START, READY, HAND_OVER, REPORT, RELEASE = "start", "ready", "hand-over", "report", "release"
+START, READY, HAND_OVER, REPORT, RELEASE, LIST = "start", "ready", "hand-over", "report", "release", "list"
+RELOAD = "reload"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,7 @@ class Report:
     state_fresh_until: float
     cpu_seconds: float
     resident_bytes: int
+    open_files: int
 
 
 class Proxy(Protocol):
@@ -72,6 +74,8 @@ class Proxy(Protocol):
     def take_over(self, handed: HandedLink, client: socket.socket, upstream: socket.socket) -> None: ...
     def report(self) -> tuple[StatusSnapshot, Metrics, float]: ...
     def release_group(self, group: str, topic: str) -> None: ...
+    def found(self, wanted: Sequence[Wanted]) -> list[Found]: ...
+    def reload(self, config: ProxyConfig) -> None: ...
 
 
 class Worker:
@@ -134,9 +138,9 @@ class Worker:
         sock.setblocking(False)
         return sock
 
-    def hand_over(self, handed: HandedLink, given: GivenAway) -> bool:
+    def hand_over(self, handed: HandedLink, client: socket.socket, upstream: socket.socket) -> bool:
         """False: the connections are closed."""
-        return self._send(Packet.of(HAND_OVER, handed, [given.client, given.upstream]))
+        return self._send(Packet.of(HAND_OVER, handed, [client, upstream]))
 
     def _send(self, packet: Packet) -> bool:
         if self._channel is None:
@@ -151,11 +155,17 @@ class Worker:
             self._proxy.take_over(message, *packet.sockets())
         elif packet.kind == RELEASE:
             self._proxy.release_group(*message)
+        elif packet.kind == RELOAD:
+            self._proxy.reload(message)
         elif packet.kind == REPORT:
             snapshot, metrics, fresh_until = self._proxy.report()
             usage = resource.getrusage(resource.RUSAGE_SELF)
-            report = Report(snapshot, metrics, fresh_until, usage.ru_utime + usage.ru_stime, _resident_bytes())
+            cpu_seconds = usage.ru_utime + usage.ru_stime
+            report = Report(snapshot, metrics, fresh_until, cpu_seconds, _resident_bytes(), _open_files())
             self._send(Packet.of(REPORT, (message, report)))
+        elif packet.kind == LIST:
+            number, wanted = message
+            self._send(Packet.of(LIST, (number, self._proxy.found(wanted))))
 
     def close(self) -> None:
         if self._channel is not None:
@@ -166,3 +176,7 @@ class Worker:
 def _resident_bytes() -> int:
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd")) - 1  # but for the one by which they are listed

@@ -5,6 +5,7 @@ The machine itself is `gate.py`; nothing here decides anything.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from uuid import UUID
@@ -38,6 +39,8 @@ class GateLimits:
 
     `queued_seconds` – how long a request whose connection is gone may be expected to sit in a broker's queue.
     `violation_seconds` – for finding out who wrote around the proxy, before its victim is told.
+    `transaction_wait_seconds` – for how long one transaction is told to come again because another has the partition,
+    where what it owns by other processes is not known here.
     `stamping` is off only in tests that show what it is for.
     """
 
@@ -48,6 +51,7 @@ class GateLimits:
     settle_seconds: float = 15.0
     queued_seconds: float = 35.0
     violation_seconds: float = 1.0
+    transaction_wait_seconds: float = 10.0
     read_retry_seconds: float = 0.05
     remembered_producers_max: int = 1000
     remembered_batches_max: int = 1000
@@ -73,15 +77,18 @@ NO_PRODUCER = Stamp(-1, -1, -1)
 class Ticket:
     """One append at one gate, from its offer to its answer. Times are monotonic seconds.
 
-    `tag` – this process's, for the stamp. `connected_at` – since when its upstream connection is open.
-    `leader_epoch` – of the partition, as last heard, -1 if not. `alone` – no other process is known to serve the
-    cluster. `taken_over` – what an earlier process had under way is over. The fields after it are the gate's. `at`
-    – the offset that it must land at, once that is decided. `stamp` – None for a batch that goes as its producer
-    made it. `sent_as` – its number among all that this gate saw sent, 0 for none. `acknowledged` – Kafka said 0,
-    but the log has to confirm it. `actual` – the log end that it was compared with. `appended_at` – where it
-    landed, if that is not `at`. `sent_before` – it is the retry of a try that ended unknown. `behind` – the answer
-    of a failed batch ahead of it in its chain. `followers` – retries of this very batch that wait for its outcome.
+    `tag` – this process's, for the stamp. `connected_at` – since when its upstream connection is open. `leader_epoch` –
+    of the partition, as last heard, -1 if not. `alone` – no other process is known to serve the cluster. `taken_over` –
+    what an earlier process had under way is over. The fields after it are the gate's. `at` – the offset that it must
+    land at, once that is decided. `stamp` – None for a batch that goes as its producer made it. `offered_as`, `sent_as`
+    – its number among all that this gate was offered, or saw sent, 0 for none. `acknowledged` – Kafka said 0, but the
+    log has to confirm it. `actual` – the log end that it was compared with. `appended_at` – where it landed, if that is
+    not `at`. `sent_before` – it is the retry of a try that ended unknown. `is_there` – the log has it, or had it when
+    it was read, though not where it expected: Kafka is to say where. `said_at` – where Kafka says that it lies, as a
+    duplicate: that is to be read back. `behind` – the answer of a failed batch ahead of it in its chain. `followers` –
+    retries of this very batch that wait for its outcome.
 
+    `owns_partitions` – its transaction has appended to some guarded partition, as far as this process knows.
     Two are the session's: `may_write` – Kafka has said that its client may write the topic, so that the proxy may send
     the batch again by itself. `topic_id` – which topic it was sent to, None where Kafka took it by name.
     """
@@ -100,9 +107,11 @@ class Ticket:
     alone: bool = False
     taken_over: bool = True
     transactional_id: str | None = None
+    owns_partitions: bool = False
     kind: Kind = Kind.CONDITIONAL
     stamp: Stamp | None = None
     at: int | None = None
+    offered_as: int = 0
     sent_at: float | None = None
     sent_as: int = 0
     attempts: int = 0
@@ -111,6 +120,8 @@ class Ticket:
     actual: int = -1
     appended_at: int | None = None
     sent_before: bool = False
+    is_there: bool = False
+    said_at: int | None = None
     may_write: bool = False
     topic_id: UUID | None = None
     behind: PartitionResult | None = None
@@ -123,7 +134,7 @@ class Ticket:
 
 @value
 class ProducerState:
-    """What the leader remembers of the stamping producer id. `next_sequence` is 0 .. 2^31-1."""
+    """What the leader remembers of a producer id. `next_sequence` is 0 .. 2^31-1."""
 
     producer_epoch: int
     next_sequence: int
@@ -133,11 +144,14 @@ class ProducerState:
 class Tail:
     """The end of a log as its leader sees it, with the producers' states of the same moment.
 
-    `requested_at` – when the reading began. `open_transactions` – producer ids that have one on this partition.
+    `requested_at` – when the reading began. `open_transactions` – producer ids that have one on this partition;
+    `in_transaction` – what the leader remembers of these.
     `stamp_base` – the published (epoch, base), (0, 0) if none ever was. `expiration_seconds` – after that age, by its
     newest record's timestamp, Kafka forgets a producer. `wall_minus_monotonic_seconds` turns `now` into Unix time.
     `ended_transactions` – of the transactional ids that were asked for: their coordinators said, before the log end was
-    read, that they are not on this partition; asked from `transactions_as_of` on.
+    read, that they are not on this partition; asked from `transactions_as_of` on. `ending_transactions` – of these,
+    those whose markers are about to be written. `producer_ids` – whose they are, -1 where that is not known, or about
+    to change; None: nobody was asked.
     """
 
     requested_at: float
@@ -151,7 +165,10 @@ class Tail:
     expiration_seconds: float
     wall_minus_monotonic_seconds: float
     ended_transactions: frozenset[str] = frozenset()
+    ending_transactions: frozenset[str] = frozenset()
     transactions_as_of: float = float("-inf")
+    in_transaction: Mapping[int, ProducerState] = field(default_factory=dict)
+    producer_ids: Mapping[str, int] | None = None
 
 
 # --------------------------------------------------------------------------------------------------------------- events
@@ -248,14 +265,19 @@ class Resent:
 
 @value
 class TransactionJoins:
-    """A transaction asks its coordinator to add this partition: a marker will come, written to or not."""
+    """A transaction wants its coordinator to add this partition: then a marker will come, written to or not.
+
+    `connection` – waits for `MayJoin` before it sends that.
+    """
 
     transactional_id: str
+    connection: int
 
 
 @value
 class TransactionJoined:
-    """The coordinator has `answered`; or the connection broke, and the request may still come to it."""
+    """The coordinator has `answered`, or will never be asked; else the connection broke, and the request may still
+    come to it."""
 
     transactional_id: str
     answered: bool
@@ -316,6 +338,13 @@ class Answer:
 
 
 @value
+class MayJoin:
+    """Nothing stamped is on its way any more that the marker of this transaction could put one further."""
+
+    connection: int
+
+
+@value
 class ReadTail:
     """`transactional_ids` – ask their coordinators first whether they are still on the partition."""
 
@@ -364,4 +393,4 @@ class Violation:
     producer_id: int | None = None
 
 
-Effect = Grant | Answer | ReadTail | Look | Resend | PublishBase | Violation
+Effect = Grant | Answer | MayJoin | ReadTail | Look | Resend | PublishBase | Violation

@@ -29,7 +29,9 @@ What an append is here (`Kind`)
 CONDITIONAL      has an expectation, not transactional. Stamped. Turns: one connection at a time, pipelined while warm.
 PLAIN            no expectation; not idempotent, or its producer was stamped before. Stamped with wherever the log ends.
 OWN              no expectation; idempotent or transactional: keeps its producer id. Shares the turn with other OWN.
-OWN_CONDITIONAL  transactional with an expectation: keeps its producer id. Alone, after a read of the log end.
+OWN_CONDITIONAL  transactional with an expectation: keeps its producer id. Alone, after a read of the log end. Kafka
+                 does not compare: that it lies where it should is seen by its answer, and is asked again before the
+                 transaction is committed (`transactions/`).
 
 Phases
 ------
@@ -45,12 +47,24 @@ An append that ended unknown may sit in a broker's queue and land later. Where a
 lands where it expected, or never. Beside unstamped appends (`true` topics) it is not: a stamped one that waits at 5
 lands at 6 if an OWN append moved the log meanwhile, since the stamp's sequence did not move. So, for as long as a
 request may be expected to wait there (`queued_seconds`), OWN appends wait for what is stamped, unless a later stamp was
-acknowledged, and conditional ones wait for what is not.
+acknowledged, and conditional ones wait for what is not – but for the retry of that very batch. The retry of a stamped
+one is looked for where its first try should be, and gets the same sequence, or none while that one may still land.
+
+Transactions
+------------
+A marker takes an offset and passes no gate. So a stamped append and a marker that may come are not to be under way
+together. Who adds partitions before writing to them joins only once what is stamped has been answered
+(`TransactionJoins`, `MayJoin`), and stamped conditional appends are told to come again until its marker is read back.
+A transaction that has records here owns the partition: another one's conditional append is told to come again, and
+refused if that one owns something too, since the two might wait for each other for ever. Kafka takes a batch for part
+of a transaction that is open here by its producer id alone, whoever may use some transactional id of his own. Not so a
+gate: with an expectation, the producer id has to be that of the transactional id.
 """
 
 from __future__ import annotations
 
 from fencepost_policies.append import Check, Facts, Refusal
+from fencepost_policies.conditional_publish import offset_mismatch
 from fencepost_proxy.errors import Error
 from fencepost_proxy.partitions.events import (
     NO_PRODUCER,
@@ -64,6 +78,7 @@ from fencepost_proxy.partitions.events import (
     Look,
     Looked,
     Lost,
+    MayJoin,
     Offered,
     ReadTail,
     Resent,
@@ -95,7 +110,7 @@ class Gate(Settling):  # extended in tests
         """Whether a grant still holds: a cold one is good for a short time only (it was read, not yet compared)."""
         if ticket is not self._granted or ticket.behind is not None:
             return False
-        if not ticket.kind.stamped and ticket.kind is not Kind.OWN_CONDITIONAL:
+        if ticket.is_there or (not ticket.kind.stamped and ticket.kind is not Kind.OWN_CONDITIONAL):
             return True
         return self._warm(ticket, now) or self._tail_is_fresh(now)
 
@@ -121,9 +136,11 @@ class Gate(Settling):  # extended in tests
                 self._looked(ticket, result, now)
             case Resent(ticket, result):
                 self._resent(ticket, result, now)
-            case TransactionJoins(transactional_id):
+            case TransactionJoins(transactional_id, connection):
                 self._joined(transactional_id, float("inf"))
+                self._joining[transactional_id, connection] = None
             case TransactionJoined(transactional_id, answered):
+                self._joining = {each: None for each in self._joining if each[0] != transactional_id}
                 self._joined(transactional_id, now if answered else now + self._limits.queued_seconds)
             case BasePublished(ok, ours):
                 self._base_published(ok, ours, now)
@@ -131,6 +148,8 @@ class Gate(Settling):  # extended in tests
                 self._tick(now)
             case Forget():
                 self._forget()
+        if self._joining:
+            self._let_join()
         self._advance(now)
         # Given away: the last batch must not stay in memory until the partition's next one.
         effects, self._effects = self._effects, []
@@ -183,7 +202,7 @@ class Gate(Settling):  # extended in tests
 
     def landed(self, ticket: Ticket, result: PartitionResult, now: float) -> PartitionResult | None:
         """`Answered` with the success that was due, and its `Answer`. None: nothing has happened; tell it."""
-        if self._queue or self._granted or self._doubts or self._looking or ticket.followers:
+        if self._queue or self._granted or self._doubts or self._looking or self._joining or ticket.followers:
             return None
         if not self._in_flight or self._in_flight[0] is not ticket or result.error_code != Error.NONE:
             return None
@@ -213,6 +232,8 @@ class Gate(Settling):  # extended in tests
 
     def _offered(self, ticket: Ticket, now: float) -> None:
         ticket.kind = self._kind_of(ticket)
+        self._offered_count += 1
+        ticket.offered_as = self._offered_count
         self._check = ticket.check
         if ticket.kind.stamped and ticket.append.producer_id >= 0:
             self.memory.note_stamped(ticket)
@@ -233,8 +254,7 @@ class Gate(Settling):  # extended in tests
         # A retry is known before anything is compared: its first try moved the log end itself.
         if ticket.kind.stamped and ticket.append.producer_id >= 0 and self._known_retry(ticket):
             return
-        if self._is_unresolved(ticket):
-            self._doubt(ticket, min(ticket.deadline, now + self._limits.settle_seconds))
+        if self._doubt_first_try(ticket, now):
             return
         if len(self._queue) >= self._limits.queue_max:
             self._answer_later(ticket, "the gate's queue is full")
@@ -268,6 +288,25 @@ class Gate(Settling):  # extended in tests
             "cannot keep; set it to true to mix transactional and conditional appends",
         )
 
+    @staticmethod
+    def _transaction_conflict(ticket: Ticket) -> Refusal:
+        where = f"topic={ticket.partition.topic} partition={ticket.partition.partition}"
+        return Refusal(
+            Error.POLICY_VIOLATION,
+            "transaction_conflict",
+            f"TRANSACTION_CONFLICT {where}: another transaction has written here and is not over; this one, which has "
+            "written elsewhere, may not wait for it: abort it and begin anew",
+        )
+
+    @staticmethod
+    def _anothers_producer(ticket: Ticket) -> Refusal:
+        where = f"topic={ticket.partition.topic} partition={ticket.partition.partition}"
+        return Refusal(
+            Error.INVALID_PRODUCER_ID_MAPPING,
+            "anothers_producer",
+            f"ANOTHERS_PRODUCER {where}: producer id {ticket.append.producer_id} is not that of its transactional id",
+        )
+
     def _known_retry(self, ticket: Ticket) -> bool:
         """Answers a batch that this process already has an answer, or a pending send, for."""
         landed = self.memory.retry_of(ticket)
@@ -291,13 +330,14 @@ class Gate(Settling):  # extended in tests
                 return pending
         return None
 
-    def _is_unresolved(self, ticket: Ticket) -> bool:
+    def _doubt_first_try(self, ticket: Ticket, now: float) -> bool:
         """A batch whose last try ended unknown: look where that should be before it goes again."""
         known = self.memory.unresolved(ticket)
         if known is None:
             return False
         ticket.at, ticket.stamp = known
         ticket.sent_before = True
+        self._doubt(ticket, min(ticket.deadline, now + self._limits.settle_seconds))
         return True
 
     def _pending(self) -> tuple[Ticket, ...]:
@@ -338,6 +378,8 @@ class Gate(Settling):  # extended in tests
             self._warm_until = float("-inf")
             if ticket.transactional_id is not None:
                 self._joined(ticket.transactional_id, float("inf"))
+                self._producers[ticket.transactional_id] = ticket.append.producer_id
+                self._told_to_wait.pop(ticket.append.producer_id, None)
 
     def _answered(self, ticket: Ticket, result: PartitionResult, now: float) -> None:
         if ticket not in self._in_flight:
@@ -358,6 +400,10 @@ class Gate(Settling):  # extended in tests
             # Sent once and refused: nothing was appended. Why, only a fresh look at the log can tell.
             self._go_cold()
             self._again(ticket)
+        elif ticket.is_there and error in ABOUT_THE_STAMP:
+            # After a restart Kafka knows of a producer its last batch only.
+            self._go_cold()
+            self._refuse(ticket, offset_mismatch(ticket.append, ticket.actual, self._log_start(), possibly_yours=True))
         else:
             self._go_cold()
             self._answer(ticket, result)
@@ -382,7 +428,13 @@ class Gate(Settling):  # extended in tests
             self._landed_at(ticket, result.log_append_time_ms, result.log_start_offset, now)
 
     def _own_success(self, ticket: Ticket, result: PartitionResult, now: float) -> None:
-        if ticket.kind is Kind.OWN_CONDITIONAL and result.base_offset != ticket.at:
+        self._is_not_queued(ticket)
+        conditional = ticket.kind is Kind.OWN_CONDITIONAL
+        if conditional and ticket.append.transactional and result.log_append_time_ms != -1:
+            self._go_cold()
+            self._confirm(ticket, result)
+            return
+        if conditional and result.base_offset != ticket.at:
             self._landed_elsewhere(ticket, result, now)
             return
         end = result.base_offset + ticket.append.record_count
@@ -423,8 +475,19 @@ class Gate(Settling):  # extended in tests
         """From `believe_from` on its coordinator's word that it is not here counts; before, it may not know yet."""
         self._transactions[transactional_id] = believe_from
         if len(self._transactions) > self._limits.remembered_producers_max:
-            self._transactions.pop(next(iter(self._transactions)))
+            self._forget_transaction(next(iter(self._transactions)))
         self._go_cold()
+
+    def _forget_transaction(self, transactional_id: str) -> None:
+        del self._transactions[transactional_id]
+        self._producers.pop(transactional_id, None)
+
+    def _let_join(self) -> None:
+        """Those that wait to join, once nothing stamped is on its way: its marker would put that one further, or, if it
+        is in doubt, lie where it is looked for. None comes after it: what has been granted is granted cold now."""
+        if not any(ticket.kind.stamped for ticket in (*self._in_flight, *self._doubts)):
+            self._effects += [MayJoin(connection) for _, connection in self._joining]
+            self._joining = {}
 
     def _forget(self) -> None:
         self.memory.clear()
@@ -449,7 +512,7 @@ class Gate(Settling):  # extended in tests
             self.memory.forget_from(tail.log_end_offset)
         for transactional_id in tail.ended_transactions:
             if self._transactions.get(transactional_id, float("inf")) <= tail.transactions_as_of:
-                del self._transactions[transactional_id]
+                self._forget_transaction(transactional_id)
         accounted, self._accounted = self._accounted, False
         self._tail = tail
         published_epoch, base = tail.stamp_base
@@ -498,6 +561,9 @@ class Gate(Settling):  # extended in tests
             if ticket.appended_at is not None:
                 self._end_violation(ticket, None)
                 continue
+            if ticket.said_at is not None:
+                self._end_duplicate(ticket, None, now)
+                continue
             self._answer_later(ticket, "what lies at the expected offset could not be read in time")
         for pending in self._pending():
             for ticket in [t for t in pending.followers if t.deadline <= now]:
@@ -506,8 +572,9 @@ class Gate(Settling):  # extended in tests
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None
             for ticket in self._looking:
-                assert ticket.append.expected_base_offset is not None
-                self._effects.append(Look(ticket, ticket.append.expected_base_offset))
+                at = ticket.append.expected_base_offset if ticket.said_at is None else ticket.said_at
+                assert at is not None
+                self._effects.append(Look(ticket, at))
             if self._settle_again:
                 self._settle_first()
 
@@ -516,10 +583,7 @@ class Gate(Settling):  # extended in tests
     def _advance(self, now: float) -> None:
         """Gives turns for as long as the head of the queue can have one."""
         if self._doubts and not self._in_flight and self._granted is None and self.phase in (Phase.COLD, Phase.OPEN):
-            self.phase = Phase.SETTLING
-            self._clean = True
-            self._holes.clear()
-            self._settle_first()
+            self._settle()
         while self._queue and self._granted is None and self.phase in (Phase.COLD, Phase.OPEN):
             if self._waits_for_what_may_be_queued(self._queue[0], now) and not self._let_others_pass(now):
                 return
@@ -534,7 +598,7 @@ class Gate(Settling):  # extended in tests
             elif ticket.kind.stamped and ticket.append.producer_id >= 0 and self._known_retry(ticket):
                 # Its first try was still waiting here when it came, and has been answered since.
                 self._queue.popleft()
-            elif ticket.kind is Kind.OWN:
+            elif ticket.kind is Kind.OWN or ticket.is_there:
                 self._grant(ticket)
             elif not self._decide(ticket, now):
                 return
@@ -545,7 +609,11 @@ class Gate(Settling):  # extended in tests
             return False
         if not ticket.taken_over and ticket.append.expected_base_offset is not None:
             return True
-        for_own = now < self._own_queued_until and ticket.append.expected_base_offset is not None
+        for_own = (
+            now < self._own_queued_until
+            and ticket.append.expected_base_offset is not None
+            and not (ticket.append.transactional and self._only_itself_is_queued(ticket, now))
+        )
         for_stamped = now < self._stamped_queued_until and not ticket.kind.stamped
         return for_own or for_stamped
 
@@ -594,14 +662,32 @@ class Gate(Settling):  # extended in tests
         if self.phase is Phase.COLD or not (self._in_flight or self._warm(ticket, now) or self._tail_is_fresh(now)):
             return self._read_tail(now)
         assert self._tail is not None
-        if self._another_transaction_is_open(ticket, self._tail):
-            self._queue.popleft()
-            self._answer_later(ticket, "a transaction is open on the partition; its marker will take an offset")
-            self._go_cold()
-            return True
+        if ticket.append.transactional:
+            if not self._knows_transaction(ticket, self._tail):
+                # It was read while its producer's last transaction was still open, whose marker has come since; and an
+                # earlier try of it may be there since then.
+                return self._read_tail(now)
+            if self._is_anothers_producer(ticket, self._tail):
+                self._queue.popleft()
+                self._refuse(ticket, self._anothers_producer(ticket))
+                return True
         end = self._end_of_all_sent()
         expected = end if ticket.kind is Kind.PLAIN else ticket.append.expected_base_offset
         assert expected is not None
+        # No marker makes an offset free again; and it may be a retry of what its transaction has there.
+        passed = ticket.append.transactional and expected < end
+        if not passed and self._another_transaction_is_open(ticket, self._tail):
+            self._queue.popleft()
+            if self._may_not_wait(ticket, self._tail, now):
+                self._refuse(ticket, self._transaction_conflict(ticket))
+            else:
+                self._answer_later(ticket, "a transaction is open on the partition; its marker will take an offset")
+            self._go_cold()
+            return True
+        if ticket.sent_before:
+            decided = self._first_try_decides(ticket, end, now)
+            if decided is not None:
+                return decided
         if expected == end and ticket.append.contradiction is None:
             refusal = self._timestamps(ticket, self._tail, now)
             if refusal is not None and ticket.check is Check.REQUIRED:
@@ -620,8 +706,32 @@ class Gate(Settling):  # extended in tests
             # What is told as `actual` must have been the log's end at some moment of this call.
             return self._read_tail(now)
         self._queue.popleft()
-        self._mismatch(ticket, expected, end)
+        self._mismatch(ticket, expected, end, now)
         return True
+
+    def _first_try_decides(self, ticket: Ticket, end: int, now: float) -> bool | None:
+        """Of a batch whose first try may still be queued in Kafka: as `_decide`, None where that need not be minded.
+
+        When it was looked for it was not there. With the same sequence again, one of the two lands; with another one
+        both may, and what is refused may be appended behind its refusal.
+        """
+        known = self.memory.unresolved(ticket)
+        if known is None or known[0] == end:
+            return None
+        if self._in_flight:
+            return False  # where it ends depends on those before it
+        if end > known[0]:
+            # It has landed since, or another's batch has.
+            self._queue.popleft()
+            self._doubt_first_try(ticket, now)
+            self._settle()
+            return True
+        if now < self._stamped_queued_until:
+            self._queue.popleft()
+            self._answer_unknown(ticket, "an earlier try of this batch may still land, behind one ahead of it", now)
+            return True
+        self.memory.resolved(ticket)
+        return None
 
     def _end_of_all_sent(self) -> int:
         """Where the log ends once what is in flight has landed."""
@@ -649,7 +759,11 @@ class Gate(Settling):  # extended in tests
             return False
         self._retry_at = None
         self.phase = Phase.READING
-        self._effects.append(ReadTail(self.partition, tuple(self._transactions)))
+        asked = tuple(self._transactions)
+        mine = self._queue[0].transactional_id
+        if mine is not None and mine not in self._transactions:
+            asked += (mine,)
+        self._effects.append(ReadTail(self.partition, asked))
         return False
 
     def _grant(self, ticket: Ticket) -> None:

@@ -10,7 +10,7 @@ A gate is written in parts, base classes one upon the other, as a session is:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import replace
 from enum import Enum, auto
@@ -52,6 +52,8 @@ ABOUT_THE_STAMP = frozenset(
         90,  # PRODUCER_FENCED
     }
 )
+#: A batch that went under its producer's own id: that and the epoch, its sequence. (None, -1) for those without names.
+BatchName = tuple[tuple[int, int] | None, int]
 _SENT_BEHIND = "SENT_BEHIND_A_FAILED_BATCH"
 POLICY = ConditionalPublish()
 DEFAULT_NAMES = HeaderNames()
@@ -69,6 +71,7 @@ class GateState:  # extended in tests
         self._granted: Ticket | None = None  # granted, not yet sent
         self._in_flight: deque[Ticket] = deque()
         self._doubts: deque[Ticket] = deque()
+        self._offered_count = 0
         self._sent_count = 0
         self._looking: list[Ticket] = []  # mismatches whose offset is being looked at; they hold no turn
         self._retry_at: float | None = None
@@ -85,9 +88,13 @@ class GateState:  # extended in tests
         # Remembered whatever the phase.
         self.memory = Memory(limits)
         self._transactions: dict[str, float] = {}  # that have joined: from when their coordinator's word counts
+        self._producers: dict[str, int] = {}  # the producer ids of those of them that have sent something here
+        self._joining: dict[tuple[str, int], None] = {}  # transactional ids, and connections, that wait to join
+        self._told_to_wait: OrderedDict[int, tuple[float, float]] = OrderedDict()  # producer ids: first when, and last
         self._stamped_queued_until = float("-inf")
         self._stamped_queued_to = -1  # the log end that the last of them would make
         self._own_queued_until = float("-inf")
+        self._own_queued: OrderedDict[BatchName, float] = OrderedDict()  # which these are, as far as they have names
         self._check = Check.ON
         self._clean = True  # every doubt being settled was acknowledged and only had to be confirmed
         self._read_is_stale = False
@@ -96,7 +103,6 @@ class GateState:  # extended in tests
         self._foreign: Tail | None = None  # PUBLISHING, since the partition knows an epoch that this process does not
         self._holes: set[tuple[int, int]] = set()  # chains of which a batch was not found where it should be
         self._accounted = False  # every append up to `_log_end` passed a gate, as far as this one knows
-        self._last_refusal: str | None = None
 
     # ---- what others may look at
 
@@ -121,10 +127,6 @@ class GateState:  # extended in tests
     @property
     def waiting(self) -> int:
         return len(self._queue)
-
-    @property
-    def last_refusal(self) -> str | None:
-        return self._last_refusal
 
     # ---- what is known, and for how long
 
@@ -159,13 +161,35 @@ class GateState:  # extended in tests
 
     def _another_transaction_is_open(self, ticket: Ticket, tail: Tail) -> bool:
         """One that is known to have joined counts until its coordinator says that it is over, whatever the partition's
-        leader says: it may not have written yet, and after an admin's abort its own marker still comes."""
+        leader says: it may not have written yet, and after an admin's abort its own marker still comes.
+
+        Two transactions that have only joined each other's partitions must not both wait: so one that has joined
+        counts for another only once the leader knows a record of it, or when it is ending and waits for nobody. Where
+        its marker comes in between all the same, that is seen by where the other's append lands.
+        """
         if ticket.append.expected_base_offset is None:
             return False
-        return bool(
-            tail.open_transactions - {ticket.append.producer_id}
-            or self._transactions.keys() - {ticket.transactional_id}
-        )
+        if tail.open_transactions - {ticket.append.producer_id}:
+            return True
+        joined = self._transactions.keys() - {ticket.transactional_id}
+        if not ticket.append.transactional:
+            return bool(joined)
+        # Its own may be ending, too: its producer's last one.
+        return ticket.transactional_id in tail.ending_transactions or not joined.isdisjoint(tail.ending_transactions)
+
+    @staticmethod
+    def _knows_transaction(ticket: Ticket, tail: Tail) -> bool:
+        """What its coordinator says of it was asked for since it came."""
+        if tail.transactions_as_of < ticket.offered_at:
+            return False
+        named, known = ticket.transactional_id, tail.producer_ids
+        return named is None or known is None or named in known
+
+    @staticmethod
+    def _is_anothers_producer(ticket: Ticket, tail: Tail) -> bool:
+        if ticket.transactional_id is None or tail.producer_ids is None:
+            return False
+        return tail.producer_ids.get(ticket.transactional_id, -1) not in (-1, ticket.append.producer_id)
 
     @staticmethod
     def _timestamps(ticket: Ticket, tail: Tail, now: float) -> Refusal | None:
@@ -211,13 +235,36 @@ class GateState:  # extended in tests
             ),
         )
 
+    def _may_not_wait(self, ticket: Ticket, tail: Tail, now: float) -> bool:
+        """Another transaction has what this one wants. Whoever owns something itself must let go of it: that other one
+        may be about to want just that, unless it is ending. What the waiting one owns by other processes is not known
+        here: there it waits for so long.
+        """
+        if not ticket.append.transactional:
+            return False
+        ending = {self._producers[each] for each in self._producers.keys() & tail.ending_transactions}
+        if tail.open_transactions <= ending | {ticket.append.producer_id}:
+            return False
+        if ticket.owns_partitions:
+            return True
+        producer_id = ticket.append.producer_id
+        since, last = self._told_to_wait.pop(producer_id, (now, now))
+        if now - last > self._limits.transaction_wait_seconds:
+            since = now  # that was another time
+        waited = now - since > self._limits.transaction_wait_seconds
+        if waited and not ticket.alone:
+            return True
+        self._told_to_wait[producer_id] = since, now
+        if len(self._told_to_wait) > self._limits.remembered_producers_max:
+            self._told_to_wait.popitem(last=False)
+        return False
+
     def _refuse(self, ticket: Ticket, refusal: Refusal) -> None:
-        self._last_refusal = refusal.message
         result = PartitionResult(
             partition=ticket.partition.partition,
             error_code=refusal.error_code,
             base_offset=refusal.base_offset,
-            log_start_offset=refusal.log_start_offset,
+            log_start_offset=refusal.log_start_offset if refusal.log_start_offset >= 0 else self._log_start(),
             error_message=refusal.message,
         )
         self._answer(ticket, result, refusal.reason)
@@ -238,7 +285,30 @@ class GateState:  # extended in tests
             self._stamped_queued_to = max(self._stamped_queued_to, ticket.at + ticket.append.record_count)
         else:
             self._own_queued_until = now + self._limits.queued_seconds
+            self._note_own_queued(ticket)
         self._answer_error(ticket, Error.REQUEST_TIMED_OUT, f"OUTCOME_UNKNOWN {why}", "outcome_unknown")
+
+    def _note_own_queued(self, ticket: Ticket) -> None:
+        """So that its own retry need not wait for it: which of the two comes first is for Kafka to say."""
+        named = ticket.stamp is None and ticket.append.producer_id >= 0
+        name = (ticket.producer, ticket.append.base_sequence) if named else (None, -1)
+        self._own_queued[name] = self._own_queued_until
+        self._own_queued.move_to_end(name)
+        if len(self._own_queued) > self._limits.remembered_batches_max:
+            until = self._own_queued.popitem(last=False)[1]
+            self._own_queued[None, -1] = max(until, self._own_queued.get((None, -1), until))
+
+    def _only_itself_is_queued(self, ticket: Ticket, now: float) -> bool:
+        mine = (ticket.producer, ticket.append.base_sequence)
+        return not any(until > now and name != mine for name, until in self._own_queued.items())
+
+    def _is_queued(self, ticket: Ticket, now: float) -> bool:
+        return self._own_queued.get((ticket.producer, ticket.append.base_sequence), now) > now
+
+    def _is_not_queued(self, ticket: Ticket) -> None:
+        """The log has it. If an earlier try of it still comes to a broker, that one is a duplicate."""
+        if self._own_queued.pop((ticket.producer, ticket.append.base_sequence), None) is not None:
+            self._own_queued_until = max(self._own_queued.values(), default=float("-inf"))
 
     def _answer_error(self, ticket: Ticket, error: Error, message: str, reason: str) -> None:
         result = PartitionResult(

@@ -34,6 +34,7 @@ from fencepost_proxy.partitions.events import (
 from fencepost_proxy.partitions.gate_state import IN_DOUBT, Phase, chain_of
 from fencepost_proxy.partitions.memory import Landed
 from fencepost_proxy.partitions.publishing import Publishing
+from fencepost_proxy.types import SEQUENCE_MODULUS
 from fencepost_proxy.wire.batch import digest_batch, parse_batch_header, scan_batch
 from fencepost_proxy.wire.produce import PartitionResult
 
@@ -62,13 +63,20 @@ class Settling(Publishing):  # extended in tests
             if ticket.appended_at is not None:
                 self._end_violation(ticket, result)
                 return
+            if ticket.said_at is not None:
+                self._end_duplicate(ticket, result, now)
+                return
             expected = ticket.append.expected_base_offset
             assert expected is not None
             there = self._read_landed(result, expected, ticket) if isinstance(result, Found) else None
+            if isinstance(result, Found) and there is not None and self._is_itself(result, there, ticket):
+                self._is_not_queued(ticket)
+                self._accept(ticket, there)
+                return
             if isinstance(result, OutOfRange):
                 # Deleted: by now nobody can say what lay there, unless this process remembers.
                 there = self.memory.landed.get(expected)
-            self._end_mismatch(ticket, there, deleted=there is None and isinstance(result, OutOfRange))
+            self._end_mismatch(ticket, there, now, deleted=there is None and isinstance(result, OutOfRange))
 
     def _read_landed(self, found: Found, offset: int, ticket: Ticket) -> Landed | None:
         """What the log has at `offset`, None if no batch begins there (or it cannot be decoded)."""
@@ -93,26 +101,86 @@ class Settling(Publishing):  # extended in tests
 
     # ---- mismatches: whose batch lies there?
 
-    def _mismatch(self, ticket: Ticket, expected: int, end: int) -> None:
+    def _mismatch(self, ticket: Ticket, expected: int, end: int, now: float) -> None:
         """The expectation does not hold. Before it is refused: might it be a retry whose first try is there?"""
-        if not 0 <= expected < end or ticket.append.contradiction is not None:
-            self._refuse(ticket, offset_mismatch(ticket.append, end, self._log_start()))
-            return
         ticket.actual = end
+        if not 0 <= expected < end or ticket.append.contradiction is not None:
+            self._end_mismatch(ticket, None, now)
+            return
+        ticket.is_there = self._sequence_is_taken(ticket)
         remembered = self.memory.landed.get(expected)
         if remembered is not None and remembered.digest != ticket.digest and not self._names_itself(ticket, remembered):
-            self._end_mismatch(ticket, None)
+            self._end_mismatch(ticket, None, now)
             return
         self._looking.append(ticket)
         self._effects.append(Look(ticket, expected))
 
-    def _end_mismatch(self, ticket: Ticket, there: Landed | None, *, deleted: bool = False) -> None:
+    def _sequence_is_taken(self, ticket: Ticket) -> bool:
+        """Its transaction is open here and has come past it: so the log has it, at whatever offset. Sent again, it is a
+        duplicate, and Kafka says where it lies."""
+        if not ticket.append.transactional or self._tail is None:
+            return False
+        known = self._tail.in_transaction.get(ticket.append.producer_id)
+        if known is None or known.producer_epoch != ticket.append.producer_epoch:
+            return False
+        return 0 < (known.next_sequence - ticket.append.base_sequence) % SEQUENCE_MODULUS < SEQUENCE_MODULUS // 2
+
+    @staticmethod
+    def _is_itself(found: Found, there: Landed, ticket: Ticket) -> bool:
+        """Of a transactional batch: it is the one that was found. By its producer's sequence it names itself."""
+        append = ticket.append
+        if not append.transactional or there.digest != ticket.digest:
+            return False
+        header = parse_batch_header(found.batch)
+        return (append.producer_id, append.producer_epoch, append.base_sequence) == (
+            header.producer_id,
+            header.producer_epoch,
+            header.base_sequence,
+        )
+
+    def _end_mismatch(self, ticket: Ticket, there: Landed | None, now: float, *, deleted: bool = False) -> None:
+        if ticket.is_there:
+            ticket.at = ticket.append.expected_base_offset
+            self._queue.appendleft(ticket)
+            return
         equal = deleted or (there is not None and there.digest == ticket.digest)
         if there is not None and equal and self._names_itself(ticket, there):
             self._accept(ticket, there)
+        elif self._own_queued_until > now and self._is_queued(ticket, now):
+            # It would land behind its refusal: in its producer's next transaction, if that has the same epoch.
+            self._answer_later(ticket, "an earlier try of this batch may still be on its way")
         else:
             refusal = offset_mismatch(ticket.append, ticket.actual, self._log_start(), possibly_yours=equal)
             self._refuse(ticket, refusal)
+
+    def _confirm(self, ticket: Ticket, result: PartitionResult) -> None:
+        """Kafka says that a batch under its producer's own id is there: this one, or another one with its sequence.
+
+        That may be one of a transaction before, which sat in a broker's queue while that was aborted.
+        """
+        ticket.said_at = result.base_offset
+        self._looking.append(ticket)
+        self._effects.append(Look(ticket, result.base_offset))
+
+    def _end_duplicate(self, ticket: Ticket, result: LookResult | None, now: float) -> None:
+        at, ticket.said_at = ticket.said_at, None
+        assert at is not None
+        there = self._read_landed(result, at, ticket) if isinstance(result, Found) else None
+        if isinstance(result, Found) and there is not None and self._is_itself(result, there, ticket):
+            self._is_not_queued(ticket)
+            if at == ticket.at:
+                self._accept(ticket, there)
+            else:
+                self._landed_elsewhere(ticket, PartitionResult(ticket.partition.partition, Error.NONE, at), now)
+        elif isinstance(result, Found):
+            where = f"topic={self.partition.topic} partition={self.partition.partition}"
+            message = (
+                f"SEQUENCE_TAKEN {where} offset={at}: an earlier batch of this producer has its sequence number "
+                f"({ticket.append.base_sequence}) and other records; abort the transaction and begin a new epoch"
+            )
+            self._refuse(ticket, Refusal(Error.POLICY_VIOLATION, "sequence_taken", message))
+        else:
+            self._answer_unknown(ticket, "Kafka has it, but it could not be read back", now, queued=False)
 
     @staticmethod
     def _names_itself(ticket: Ticket, there: Landed) -> bool:
@@ -137,13 +205,17 @@ class Settling(Publishing):  # extended in tests
     def _end_violation(self, ticket: Ticket, result: LookResult | None) -> None:
         assert ticket.at is not None
         assert ticket.appended_at is not None
-        producer_id = _producer_id(result)
-        self._effects.append(Violation(self.partition, ticket.at, ticket.appended_at, producer_id=producer_id))
+        producer_id, is_marker = _producer_of(result)
+        if is_marker and ticket.append.transactional:
+            # Of a transaction that had only joined, as it may: nobody writes around the proxy.
+            why = "the marker of another transaction came between"
+        else:
+            why = "somebody writes to this partition around the proxy"
+            self._effects.append(Violation(self.partition, ticket.at, ticket.appended_at, producer_id=producer_id))
         message = (
             f"OFFSET_VIOLATION topic={self.partition.topic} partition={self.partition.partition} "
             f"expected={ticket.at} appended_at={ticket.appended_at} "
-            f"producer_id={'unknown' if producer_id is None else producer_id}: "
-            "somebody writes to this partition around the proxy"
+            f"producer_id={'unknown' if producer_id is None else producer_id}: {why}"
         )
         refusal = Refusal(Error.POLICY_VIOLATION, "offset_violation", message, ticket.appended_at)
         self.memory.add_violation(ticket, refusal)
@@ -154,6 +226,13 @@ class Settling(Publishing):  # extended in tests
     def _doubt(self, ticket: Ticket, until: float) -> None:
         ticket.settle_until = until
         self._doubts.append(ticket)
+
+    def _settle(self) -> None:
+        """Nothing is in flight or granted."""
+        self.phase = Phase.SETTLING
+        self._clean = True
+        self._holes.clear()
+        self._settle_first()
 
     def _settle_first(self) -> None:
         self._settle_again = False
@@ -186,7 +265,7 @@ class Settling(Publishing):  # extended in tests
             case Found():
                 self._settled_by_what_is_there(ticket, result, now)
             case NotYet(log_end) if log_end <= ticket.at and ticket.sent_at is None:
-                # Its last try may still be queued in Kafka. It gets the same sequence again: one of the two lands.
+                # Its last try may still be queued in Kafka: see `_first_try_decides` at its turn.
                 self._settled(ticket)
                 self._decide_anew(ticket)
             case NotYet(log_end) if log_end == ticket.at and self._may_resend(ticket):
@@ -205,8 +284,7 @@ class Settling(Publishing):  # extended in tests
         assert ticket.at is not None
         there = self._read_landed(found, ticket.at, ticket)
         if there is None or there.digest != ticket.digest or not self._is_stamp(found, ticket):
-            self._settled(ticket)
-            self._decide_anew(ticket)
+            self._sequence_is_lost(ticket)
             return
         named = self._names_itself(ticket, there)
         mine = self._is_from_here(found, ticket)
@@ -225,8 +303,13 @@ class Settling(Publishing):  # extended in tests
             why = "the connection to Kafka was lost; an equal batch lies there: may be yours"
             self._answer_unknown(ticket, why, now, queued=False)
         else:
-            self._settled(ticket)
-            self._decide_anew(ticket)
+            self._sequence_is_lost(ticket)
+
+    def _sequence_is_lost(self, ticket: Ticket) -> None:
+        """Another's batch has it: none of its tries can land any more."""
+        self.memory.resolved(ticket)
+        self._settled(ticket)
+        self._decide_anew(ticket)
 
     @staticmethod
     def _only_send_was_a_duplicate(ticket: Ticket) -> bool:
@@ -261,7 +344,8 @@ class Settling(Publishing):  # extended in tests
         self._holes.add(chain_of(ticket))
         if ticket.sent_at is None:  # a retry that only had to be looked up first
             ticket.at = ticket.stamp = None
-            self._queue.appendleft(ticket)
+            ahead = sum(1 for each in self._queue if each.offered_as < ticket.offered_as)
+            self._queue.insert(ahead, ticket)
         else:
             self._again(ticket)
 
@@ -310,6 +394,7 @@ class Settling(Publishing):  # extended in tests
         if ticket.kind.stamped:
             self._resent_stamped(ticket, result, now)
         elif result is not None and result.error_code == Error.NONE:
+            self._is_not_queued(ticket)
             self._settled(ticket)
             self._answer(ticket, result)
         elif result is None or result.error_code in IN_DOUBT or result.error_code in _FOR_NOW:
@@ -353,11 +438,12 @@ class Settling(Publishing):  # extended in tests
             self._go_cold()
 
 
-def _producer_id(result: LookResult | None) -> int | None:
-    """Whose batch was found there."""
+def _producer_of(result: LookResult | None) -> tuple[int | None, bool]:
+    """Whose batch was found there; and whether it is a marker."""
     if not isinstance(result, Found):
-        return None
+        return None, False
     try:
-        return parse_batch_header(result.batch).producer_id
+        header = parse_batch_header(result.batch)
     except ProtocolError:
-        return None
+        return None, False
+    return header.producer_id, header.is_control

@@ -6,6 +6,8 @@ needs. They are base classes, one upon the other, since what almost every reques
     Connection         what is under way, and how answers leave, in their order
     Handover           what only one of several worker processes may do
     ControlMessages    requests and answers that are changed on their way
+    Proofs             what Kafka lets its client do, asked before
+    AtTransactions     commits that are judged before they go to Kafka, and what has to be known for that
     AtDoors            requests that concern topics whose partitions are counted
     GuardedProduce     appends that take their turns at gates
     ShortWay           whole frames of the usual kind, while nothing else is going on
@@ -24,6 +26,7 @@ from fencepost_proxy.session.messages import Command, ReadClient
 from fencepost_proxy.session.slots import Answer, Chain, Failed, Slot
 from fencepost_proxy.session.surroundings import Surroundings
 from fencepost_proxy.session.turn import Turn
+from fencepost_proxy.wire.api_versions import Software
 from fencepost_proxy.wire.apis import PRODUCE
 
 #: What every request begins with: API key, version, correlation id. The shortest response is its correlation id.
@@ -35,10 +38,15 @@ INT32 = struct.Struct(">i")
 _PRODUCE_ENDPOINTS_FROM = 10
 #: Answers made here without Kafka, per event: it is Kafka's pace that keeps one client from all the others' time.
 _MADE_HERE_MAX = 16
+#: Rights may be taken away: who is only ever answered here proves again so often that it may write.
+_PROOF_SECONDS = 30.0
 
 
 class Connection:
-    """`opened_at` – since when its upstream connection is open, monotonic seconds."""
+    """`opened_at` – since when its upstream connection is open, monotonic seconds.
+
+    `client_id`, `software` – what the client calls itself, None before it has said so.
+    """
 
     __slots__ = (
         "_answer_by",
@@ -52,15 +60,20 @@ class Connection:
         "_commands",
         "_failed_chains",
         "_from_upstream",
+        "_held",
         "_inside",
+        "_leaving_because",
         "_leaving_until",
+        "_login_ends",
         "_made_here",
+        "_may_use",
         "_may_write",
         "_now",
         "_opened_at",
         "_owner_wanted",
         "_probes",
         "_received_bytes",
+        "_silent_to",
         "_to_client",
         "_turn",
         "_turn_slot",
@@ -72,6 +85,7 @@ class Connection:
         "client_id",
         "connection",
         "local_host",
+        "software",
         "upstream_gone",
     )
 
@@ -80,6 +94,7 @@ class Connection:
         self._opened_at = opened_at
         self.local_host = local_host
         self.client_id: str | None = None
+        self.software: Software | None = None
         self._around = around
         self._client = FrameCutter(REQUEST_BYTES_MIN, around.frame_bytes_max, ClientProtocolError)
         self._upstream = FrameCutter(RESPONSE_BYTES_MIN, 2**31 - 1, UpstreamProtocolError)
@@ -87,13 +102,18 @@ class Connection:
         self._from_upstream: list[Slot] = []
         self._turn: Turn | None = None  # the one that waits at a gate; nothing behind it is read
         self._turn_slot: Slot | None = None
+        self._held = False  # a request waits before it is sent; nothing behind it is read
         self._turns: dict[Slot, Turn] = {}  # sent, not completely answered
         self._answer_by: dict[Slot, float] = {}
-        self._may_write: dict[str, None] = {}  # topics this client has proved WRITE for, on this connection
+        self._may_write: dict[str, float] = {}  # when Kafka said last that this client may write a topic, by topic
+        self._may_use: str | None = None  # the transactional id that Kafka let this client use, the last one asked for
         self._failed_chains: dict[Chain, Failed] = {}
         self._inside: dict[CountedTurn, None] = {}  # requests inside the doors of counted topics
-        self._leaving_until: float | None = None  # since a 37: nothing more is read, and then it ends
+        self._login_ends = float("inf")  # about when Kafka ends the connection at its next request
+        self._leaving_until: float | None = None  # nothing more is begun, and then it ends
+        self._leaving_because = ""
         self._received_bytes = 0  # of the client, in all
+        self._silent_to = -1  # where its last frame ends that passes, appends, and has no answer
         self._probes: list[tuple[Slot, list[bytes | memoryview]]] = []
         self._owner_wanted = False  # another process is to go on with this connection; nothing is read
         self._collecting_bytes = 0
@@ -122,7 +142,14 @@ class Connection:
     @property
     def needs_ticks(self) -> bool:
         turn = self._turn
-        return bool(self._answer_by) or self.client_gone or (self._client_paused if turn is None else turn.at_door)
+        if self._answer_by or self.client_gone or self._held:
+            return True
+        return self._client_paused if turn is None else turn.at_door
+
+    @property
+    def waits(self) -> bool:
+        """For a gate, a door, or a judge; nothing behind that is read."""
+        return self._turn is not None or self._held
 
     @property
     def at_door(self) -> bool:
@@ -152,6 +179,11 @@ class Connection:
         return not self._to_client and not self._from_upstream and self._client.between_frames
 
     @property
+    def unanswered(self) -> list[int]:
+        """The API keys of the requests whose client waits for an answer."""
+        return [slot.api_key for slot in self._to_client]
+
+    @property
     def passing_up_bytes(self) -> int:
         """How many of the client's next bytes just go to the broker; see `ClientPassed`."""
         return self._client.passing_bytes
@@ -166,6 +198,7 @@ class Connection:
     def _client_is_blocked(self) -> bool:
         return (
             self._turn is not None
+            or self._held
             or self._owner_wanted
             or self._leaving_until is not None
             or len(self._to_client) >= self._around.in_flight_requests_max
@@ -179,6 +212,11 @@ class Connection:
 
     def _nothing_under_way(self) -> bool:
         return not (self._to_client or self._from_upstream or self._turns or self._turn is not None or self._probes)
+
+    def _has_proved(self, topic: str) -> bool:
+        """Whether this client may write the topic, as Kafka has said on this connection, not too long ago."""
+        said_at = self._may_write.get(topic)
+        return said_at is not None and self._now < said_at + _PROOF_SECONDS
 
     # ---- answers
 
@@ -211,6 +249,8 @@ class Connection:
         for chain in chains:
             if chain in self._failed_chains:
                 self._failed_chains[chain].behind_bytes = float(sent_bytes)
+        if self._held:
+            return  # what is held may be an append, which was read before this
         read_bytes = self._received_bytes - self._client.unread_bytes
         if self._turn is not None:
             read_bytes = self._turn.starts_at  # it still has batches to offer

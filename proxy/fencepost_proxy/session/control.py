@@ -3,12 +3,13 @@
 What such an answer depends on is waited for here: that Kafka has answered, that what follows of its answer is stored
 (`Store`, `Stored`), that topics have grown (`Expand`, `Expanded`), that it is known how far a group is (`Ask`,
 `Replied`). And who has to know of it beforehand is
-told: that a transaction joins a partition, its gate hears before Kafka does.
+told: that a transaction joins a partition, its gate hears before Kafka does, and may put it off.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from fencepost_proxy.groups.questions import Question, Reply
 from fencepost_proxy.partitions.events import TransactionJoined, TransactionJoins
@@ -18,12 +19,26 @@ from fencepost_proxy.session.messages import Ask, Expand, Noticed, Store, ToPart
 from fencepost_proxy.session.slots import Answer, Slot
 from fencepost_proxy.session.surroundings import Surroundings
 from fencepost_proxy.topics.planning import ExpansionOutcome, Joins
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.api_versions import introduced
+from fencepost_proxy.wire.apis import API_VERSIONS
+
+
+@dataclass(slots=True)
+class Joining:
+    """A request that adds partitions to a transaction and has not been sent. `waiting` – for these gates."""
+
+    slot: Slot
+    exchange: Exchange
+    joins: Joins
+    waiting: set[TopicPartition]
+    until: float
 
 
 class ControlMessages(Handover):
     """`exchanges` – what is to be done with each of them."""
 
-    __slots__ = ("_asks", "_exchanges", "_expansions", "_joins", "_next_token", "_stores")
+    __slots__ = ("_asks", "_exchanges", "_expansions", "_joining", "_joins", "_next_token", "_stores")
 
     def __init__(
         self,
@@ -37,6 +52,7 @@ class ControlMessages(Handover):
     ) -> None:
         super().__init__(connection, local_host, around, opened_at, owner=owner)
         self._exchanges = exchanges
+        self._joining: Joining | None = None
         self._joins: dict[Slot, Joins] = {}
         self._asks: dict[int, Callable[[Reply], None]] = {}
         self._stores: dict[int, Callable[[str | None], None]] = {}
@@ -53,6 +69,9 @@ class ControlMessages(Handover):
         if not self._owner and exchange.joins is not None:
             self._want_owner(frame)
             return
+        if api_key == API_VERSIONS and self.software is None:
+            client_id, self.software = introduced(frame)
+            self.client_id = self.client_id or client_id
         slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         self._to_client.append(slot)
         if exchange.forward is None:
@@ -90,7 +109,8 @@ class ControlMessages(Handover):
 
             slot.on_response = on_response
         if exchange.joins is not None:
-            self._join(slot, exchange.joins)
+            self._wants_to_join(slot, exchange, exchange.joins)
+            return
         if exchange.first is not None:
             self._send_first(api_key, version, correlation_id, exchange)
         self._from_upstream.append(slot)
@@ -139,8 +159,42 @@ class ControlMessages(Handover):
 
     # ---- transactions
 
+    def _wants_to_join(self, slot: Slot, exchange: Exchange, joins: Joins) -> None:
+        raise NotImplementedError
+
+    def _ask_to_join(self, slot: Slot, exchange: Exchange, joins: Joins) -> None:
+        """The gates hear of it before Kafka does, and say when: from then on its marker may come at any time."""
+        until = self._now + self._around.gate_wait_max_seconds
+        self._joining = Joining(slot, exchange, joins, set(joins.partitions), until)
+        self._held = True
+        for partition in joins.partitions:
+            self._commands.append(ToPartition(partition, TransactionJoins(joins.transactional_id, self.connection)))
+
+    def _may_join(self, partition: TopicPartition) -> None:
+        joining = self._joining
+        if joining is None or self.client_gone or self.upstream_gone:
+            return
+        joining.waiting.discard(partition)
+        if joining.waiting:
+            return
+        self._joining, self._held = None, False
+        self._join(joining.slot, joining.joins)
+        assert joining.exchange.forward is not None
+        self._from_upstream.append(joining.slot)
+        self._upstream_out.append(joining.exchange.forward)
+        self._around.forwarded(0.0)
+
+    def _join_later(self, now: float) -> None:
+        """Appends are in doubt where it wants to join: its client is to try again, and nothing has been added."""
+        joining = self._joining
+        if joining is None or joining.until > now or self.client_gone:
+            return
+        self._joining, self._held = None, False
+        self._tell_joined(joining.joins, answered=True)
+        joining.slot.answer = Answer.MADE_HERE
+        self._end(joining.slot, [joining.exchange.answer_later()])
+
     def _join(self, slot: Slot, joins: Joins) -> None:
-        """The gates hear of it before Kafka does: from then on its marker may come at any time."""
         finish = slot.on_response
         assert finish is not None
 
@@ -150,11 +204,12 @@ class ControlMessages(Handover):
 
         slot.on_response = on_response
         self._joins[slot] = joins
-        for partition in joins.partitions:
-            self._commands.append(ToPartition(partition, TransactionJoins(joins.transactional_id)))
 
     def _leave_joins(self) -> None:
-        """Nobody will hear whether these were added."""
+        """Nobody will hear whether these were added; what has not been sent will not be."""
+        joining, self._joining, self._held = self._joining, None, False
+        if joining is not None:
+            self._tell_joined(joining.joins, answered=True)
         for joins in self._joins.values():
             self._tell_joined(joins, answered=False)
         self._joins.clear()

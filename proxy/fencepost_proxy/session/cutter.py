@@ -12,6 +12,8 @@ from enum import Enum, auto
 from fencepost_proxy.errors import LimitError, ProtocolError
 
 LENGTH_BYTES = 4
+#: How a client's TLS begins, taken for a length: a record of a handshake, some version 3.
+_TLS_HANDSHAKE = 0x1603
 _EMPTY = memoryview(b"")
 
 
@@ -98,6 +100,8 @@ class FrameCutter:
         if length < self._frame_bytes_min:
             raise self._fault(f"a frame of {length} bytes: no Kafka frame is shorter than {self._frame_bytes_min}")
         if length > self._frame_bytes_max:
+            if length >> 16 == _TLS_HANDSHAKE:
+                raise self._fault("it speaks TLS, and this listener does not: security.protocol, or listen_tls here")
             raise LimitError(f"a frame of {length} bytes is above frame_bytes_max={self._frame_bytes_max}")
         if len(data) < start + self._frame_bytes_min:
             return None

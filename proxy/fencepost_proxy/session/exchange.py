@@ -14,7 +14,16 @@ from fencepost_proxy.errors import ConfigError, Error, UpstreamProtocolError
 from fencepost_proxy.groups.desk import FOLLOWING, Desk
 from fencepost_proxy.groups.questions import Notice, Question, Reply
 from fencepost_proxy.session.counted import partition_counts
-from fencepost_proxy.topics.closed import CLOSED_APIS, hide, mentions, plan_closed
+from fencepost_proxy.session.cutter import LENGTH_BYTES
+from fencepost_proxy.topics.closed import (
+    CLOSED_APIS,
+    hide,
+    leave_out_of_assignment,
+    leave_out_of_subscription,
+    mentions,
+    plan_closed,
+)
+from fencepost_proxy.topics.idempotence import make_up_producer_id
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest, Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import TopicConfigChange
@@ -23,6 +32,7 @@ from fencepost_proxy.wire.api_versions import restrict_api_versions, unsupported
 from fencepost_proxy.wire.apis import (
     API_VERSIONS,
     APIS,
+    CONSUMER_GROUP_HEARTBEAT,
     DESCRIBE_CLUSTER,
     DESCRIBE_TOPIC_PARTITIONS,
     FIND_COORDINATOR,
@@ -37,6 +47,7 @@ from fencepost_proxy.wire.control import (
     decode_response,
     encode_request,
     encode_response,
+    encode_response_frame,
     parse_request_header,
     parse_response_header,
     replace_body,
@@ -78,8 +89,9 @@ class Exchange:
 
     `forward` – the request frame to send upstream, None if it is answered here with `answer`. `finish` – makes the
     client's answer of the response frame; None: the response passes as it is. Frames given include their length,
-    those taken do not. `joins` – a transaction is about to have these partitions. `first` – a frame that goes upstream
-    before, on behalf of the same request; `finish_first` takes its response.
+    those taken do not. `joins` – a transaction is about to have these partitions; `answer_later` makes the answer if
+    that has to be put off: nothing was done, try again. `first` – a frame that goes upstream before, on behalf of the
+    same request; `finish_first` takes its response.
     """
 
     forward: bytes | None
@@ -88,12 +100,15 @@ class Exchange:
     joins: Joins | None = None
     first: bytes | None = None
     finish_first: Callable[[memoryview], None] = lambda response: None
+    answer_later: Callable[[], bytes] = lambda: b""
 
 
 class Exchanges:
     """`known` and `shared_producer_id` are asked anew for each request.
 
     `open_listeners` is told of brokers that are new or have moved; when it returns they may be told to clients.
+    `own_addresses` – False: clients are told the brokers' addresses as Kafka has them.
+    `some_are_safe` – whether there is a topic with `idempotence.level=safe`.
     """
 
     def __init__(
@@ -103,7 +118,14 @@ class Exchanges:
         shared_producer_id: Callable[[], ProducerId | None],
         open_listeners: Callable[[Sequence[NodeId]], None],
         groups: Desk | None = None,
+        *,
+        own_addresses: bool = True,
+        some_are_safe: Callable[[], bool] = lambda: False,
+        make_up_producer_id: Callable[[], int] = make_up_producer_id,
     ) -> None:
+        self._own_addresses = own_addresses
+        self._some_are_safe = some_are_safe
+        self._make_up_producer_id = make_up_producer_id
         self._groups = groups
         self._book = book
         self._known = known
@@ -126,14 +148,36 @@ class Exchanges:
         if named and api_key in CLOSED_APIS:
             request = decode_request(api_key, version, frame[header.body_offset :])
             return self._planned(header, frame, plan_closed(api_key, request, known))
+        if named and api_key == CONSUMER_GROUP_HEARTBEAT:
+            request = decode_request(api_key, version, frame[header.body_offset :])
+            leave_out_of_subscription(request, known)
+            body = encode_request(api_key, version, request)
+            frame = memoryview(replace_body(frame, header.body_offset, body))[LENGTH_BYTES:]
         if self._groups is not None and api_key in FOLLOWING and _can_be_read(api_key, version):
-            return self._of_a_group(self._groups, header, frame)
+            return self._of_a_group(self._groups, header, frame, known)
         forward = replace_body(frame, len(frame), b"")
         if not treatment & Treatment.REWRITE_RESPONSE:
             return Exchange(forward)
-        return Exchange(forward, finish=lambda response: self._rewrite(header, response, known, named, local_host))
+        if api_key == INIT_PRODUCER_ID and self._some_are_safe():
+            request = decode_request(api_key, version, frame[header.body_offset :])
+            if request.transactional_id is None:
+                return Exchange(forward, finish=lambda response: self._idempotent_or_not(header, response))
+        if api_key == CONSUMER_GROUP_HEARTBEAT:
+            return Exchange(forward, finish=lambda response: self._told_of_assignment(header, response, known))
+        by_name = named and known.state_topic.encode() in bytes(frame)
+        return Exchange(
+            forward,
+            finish=lambda response: self._rewrite(header, response, known, local_host, named=named, by_name=by_name),
+        )
 
-    def _of_a_group(self, desk: Desk, header: RequestHeader, frame: memoryview) -> Exchange:
+    def _told_of_assignment(self, header: RequestHeader, frame: memoryview, known: Known) -> Finished:
+        if not mentions(frame, known):
+            return Finished(replace_body(frame, len(frame), b""))
+        response, offset = _decode(header, frame)
+        leave_out_of_assignment(response, known)
+        return Finished(_encode(header, frame, offset, response))
+
+    def _of_a_group(self, desk: Desk, header: RequestHeader, frame: memoryview, known: Known) -> Exchange:
         request = decode_request(header.api_key, header.api_version, frame[header.body_offset :])
         plan = desk.begin(header.api_key, header.api_version, header.client_id, request)
         if plan.forward is None:
@@ -144,6 +188,9 @@ class Exchanges:
 
         def finish(frame: memoryview) -> Finished:
             response, offset = _decode(header, frame)
+            cut = header.api_key == CONSUMER_GROUP_HEARTBEAT and mentions(frame, known)
+            if cut:
+                leave_out_of_assignment(response, known)
             outcome = plan.finish(response)
 
             def complete(reply: Reply) -> bytes:
@@ -152,7 +199,7 @@ class Exchanges:
 
             if outcome.question is not None:
                 return Finished(b"", question=outcome.question, complete=complete)
-            if outcome.changed:
+            if outcome.changed or cut:
                 return Finished(_encode(header, frame, offset, response))
             return Finished(replace_body(frame, len(frame), b""), notice=outcome.notice)
 
@@ -191,7 +238,14 @@ class Exchanges:
 
         forward = replace_body(frame, header.body_offset, body)
         if growing is None or growing.first is None:
-            return Exchange(forward, finish=finish, joins=plan.joins)
+            later = plan.later
+            if plan.joins is None or later is None:
+                return Exchange(forward, finish=finish)
+
+            def answer_later() -> bytes:
+                return encode_response_frame(header.api_key, header.api_version, header.correlation_id, later)
+
+            return Exchange(forward, finish=finish, joins=plan.joins, answer_later=answer_later)
         finish_first = growing.finish_first
         first = encode_request(header.api_key, header.api_version, growing.first)
         return Exchange(
@@ -202,11 +256,19 @@ class Exchanges:
         )
 
     def _rewrite(
-        self, header: RequestHeader, frame: memoryview, known: Known, named: bool, local_host: str
+        self,
+        header: RequestHeader,
+        frame: memoryview,
+        known: Known,
+        local_host: str,
+        *,
+        named: bool = False,
+        by_name: bool = True,
     ) -> Finished:
         api_key = header.api_key
         response, offset = _decode(header, frame)
-        if api_key in _NAMES_BROKERS:
+        changed = True
+        if api_key in _NAMES_BROKERS and self._own_addresses:
             self._open_listeners(learn_brokers(api_key, response, self._book))
             try:
                 rewrite_response(api_key, response, self._book, local_host)
@@ -214,7 +276,7 @@ class Exchanges:
                 # A broker that no listener could be opened for: to name its own address would lead around the proxy.
                 raise UpstreamProtocolError(f"an answer names a broker that cannot be reached here: {error}") from error
         if api_key in _LISTS_TOPICS:
-            hide(response, known, asked=named)
+            changed = hide(response, known, asked=named, by_name=by_name) or self._own_addresses
         elif api_key == API_VERSIONS:
             restrict_api_versions(response)
         elif api_key == INIT_PRODUCER_ID and response.producer_id == self._shared_producer_id():
@@ -222,8 +284,22 @@ class Exchanges:
                 f"Kafka gave a client producer id {response.producer_id}, which stamps the conditional appends here"
             )
         counts = tuple(partition_counts(response.topics)) if api_key == METADATA else ()
-        answer = _encode(header, frame, offset, response)
+        answer = _encode(header, frame, offset, response) if changed else replace_body(frame, len(frame), b"")
         return Finished(answer, partition_counts=counts, client_id=header.client_id)
+
+    def _idempotent_or_not(self, header: RequestHeader, frame: memoryview) -> Finished:
+        """Who may not be idempotent gets a producer id all the same, which counts on `safe` topics: there its batches
+        are appended without (`session/levels.py`). Elsewhere they are refused with what Kafka says here.
+
+        Where nobody reads them, Kafka does: a broker that asks for the right to be idempotent asks for it again at the
+        append; one that does not (2.8 and later ask for WRITE, on any topic) takes them as any idempotent producer's.
+        """
+        response, offset = _decode(header, frame)
+        if response.error_code == Error.CLUSTER_AUTHORIZATION_FAILED:
+            response.error_code = Error.NONE
+            response.producer_id, response.producer_epoch = self._make_up_producer_id(), 0
+            return Finished(_encode(header, frame, offset, response))
+        return self._rewrite(header, frame, self._known(), "")
 
 
 def _can_be_read(api_key: int, version: int) -> bool:

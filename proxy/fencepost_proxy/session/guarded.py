@@ -7,12 +7,13 @@ gates' last words are put into one answer.
 While a turn waits at a gate, nothing behind it is read, as a broker would not either (it handles one request of a
 connection at a time). Once it is sent it is one of `_turns`, until the last of its partitions has a result.
 
-A refusal tells where the log ends. So before it is told, Kafka is asked whether this client may write (`_prove_write`).
+A refusal tells where the log ends. So before it is told, or anything else that Kafka did not say itself, Kafka is asked
+whether this client may write (`_prove_write`). Where clients log in it is asked before the first turn (`proofs.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -24,12 +25,15 @@ from fencepost_proxy.session.connection import INT32
 from fencepost_proxy.session.counted import producer_of
 from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.doors import AtDoors
+from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED, downgraded, levelled_turn
 from fencepost_proxy.session.messages import Count, ToGate, TopicStale
+from fencepost_proxy.session.proofs import PROVES_NOTHING
 from fencepost_proxy.session.slots import Answer, Failed, Slot
-from fencepost_proxy.session.turn import Bid, Turn, make_ticket, refused
+from fencepost_proxy.session.turn import NOTHING_DENIED, Bid, Turn, make_ticket, refused
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import PRODUCE
+from fencepost_proxy.wire.apis import LIST_OFFSETS, PRODUCE
+from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
 from fencepost_proxy.wire.produce import (
     PartitionData,
     PartitionResult,
@@ -41,15 +45,37 @@ from fencepost_proxy.wire.produce import (
     parse_produce_request,
     parse_produce_response,
 )
+from fencepost_proxy.wire.schema import Message
 
+#: The first version whose answer says where the log starts.
+LOG_START_OFFSET_FROM = 5
+#: Beside them Kafka says nothing of the log either: it is another broker's, or there is none.
+_WITHOUT_LOG_START = frozenset(
+    {
+        Error.UNKNOWN_TOPIC_OR_PARTITION,
+        Error.LEADER_NOT_AVAILABLE,
+        Error.TOPIC_AUTHORIZATION_FAILED,
+        Error.CLUSTER_AUTHORIZATION_FAILED,
+        Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        Error.UNKNOWN_TOPIC_ID,
+        Error.INCONSISTENT_TOPIC_ID,
+    }
+)
+#: One offset for each partition, and understood by every broker since 0.10.1.
+_LIST_OFFSETS_VERSION = 1
 #: Names topics by id: a stamped append cannot land in a topic that was deleted and created anew.
 PRODUCE_BY_ID = 13
 #: Answers that say that what is known of the topic (its id, its leaders) is out of date.
 _STALE = frozenset({Error.UNKNOWN_TOPIC_OR_PARTITION, Error.NOT_LEADER_OR_FOLLOWER})
 #: Clients give up at `timeout_ms`; what is not known by then is told a little earlier.
 _ANSWER_BY = 0.9
-#: Answers that say neither where a log ends nor how it is guarded: anybody may have them, without waiting for Kafka.
-_TELLS_NOTHING = frozenset({Error.NONE, Error.NOT_LEADER_OR_FOLLOWER, Error.REQUEST_TIMED_OUT})
+#: Answers beside which no log start is worth a question of its own.
+_TELLS_NOTHING = PROVES_NOTHING | {Error.NONE, Error.NOT_LEADER_OR_FOLLOWER, Error.REQUEST_TIMED_OUT}
+#: Anybody may have them, without waiting for Kafka: what may have been appended is never told as "try again".
+_NEEDS_NO_PROOF = PROVES_NOTHING | {Error.REQUEST_TIMED_OUT}
+_LOGIN_IS_OVER = "its client's login has ended"
+#: To try again is told without a proof, and without a reason, where Kafka has not given one so soon: it may hang.
+_REASON_SECONDS = 1.0
 
 
 class GuardedProduce(AtDoors):
@@ -59,7 +85,8 @@ class GuardedProduce(AtDoors):
 
     # ---- a request, and what it wants of which gate
 
-    def _produce(self, frame: memoryview, now: float) -> None:
+    def _produce(self, frame: memoryview, now: float, denied: Mapping[str, int] = NOTHING_DENIED) -> None:
+        """`denied` – topics that its client may not write, and Kafka's words, where it was asked first."""
         around = self._around
         request = parse_produce_request(frame)
         self.client_id = request.client_id
@@ -70,20 +97,49 @@ class GuardedProduce(AtDoors):
         ):
             self._want_owner(frame)
             return
+        if request.transactional_id is not None and self._is_to_be_proved(request):
+
+            def done(allowed: bool) -> None:
+                if allowed:
+                    self._produce(frame, self._now)
+                else:
+                    self._deny_append(request)
+
+            self._prove_use(request.transactional_id, request.correlation_id, request.client_id, done)
+            return
+        answer_by = due_by(now, request.timeout_ms)
+        if around.clients_log_in and around.fresh(now):
+            unproved = self._unproved(self._concerned(request, denied))
+            if unproved:
+                self._prove_write_first(
+                    request, unproved, answer_by, lambda told: self._produce(frame, self._now, {**denied, **told})
+                )
+                return
         slot = Slot(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
         starts_at = self._received_bytes - self._client.unread_bytes - len(frame)
         turn = Turn(
-            request, starts_at=starts_at, answer_by=due_by(now, request.timeout_ms), received_at=now, offered_at=now
+            request,
+            starts_at=starts_at,
+            answer_by=answer_by,
+            received_at=now,
+            offered_at=now,
+            denied=denied,
         )
+        if self._failed_chains:
+            # Whatever is read from here on was sent knowing of those.
+            self._failed_chains = {c: f for c, f in self._failed_chains.items() if f.behind_bytes > starts_at}
         if not around.fresh(now):
-            self._fail_closed(turn)
-        elif not self._waits_at_door(turn, now):
-            self._take_bids_inside(turn, now)
+            self._fail_closed(slot, turn)
+        else:
+            self._look_at_levels(turn, now)
+            self._deny_topics(turn)
+            if not (self._waits_to_go_without(turn, now) or self._waits_at_door(turn, now)):
+                self._take_bids_inside(turn, now)
         # Only now: a request that could not be read leaves no slot behind that would have to give its memory back.
         slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         if request.acks != 0:
             self._to_client.append(slot)
-        if not turn.tickets and not turn.results and turn.counted is None:
+        if not turn.tickets and not turn.results and turn.counted is None and turn.levelled is None:
             self._forward_unread(slot, request, frame)
             return
         self._turn, self._turn_slot = turn, slot
@@ -98,8 +154,9 @@ class GuardedProduce(AtDoors):
             return
         if not self._around.fresh(now):
             turn.at_door = False
-            self._fail_closed(turn)
-        elif self._waits_at_door(turn, now):
+            assert self._turn_slot is not None
+            self._fail_closed(self._turn_slot, turn)
+        elif self._waits_to_go_without(turn, now) or self._waits_at_door(turn, now):
             return
         else:
             self._take_bids_inside(turn, now)
@@ -109,11 +166,16 @@ class GuardedProduce(AtDoors):
 
     def _chains_fail_at_door(self, slot: Slot, turn: Turn) -> None:
         """What never came to its gate has failed as if it had: what follows it follows a hole."""
-        for topic in turn.request.topics if turn.miscounted else ():
+        if turn.levelled is not None:
+            for key in turn.levelled.tries_again:
+                chain = (key, turn.levelled.producers[key])
+                self._failed_chains[chain] = Failed(turn.results[key])
+                slot.chains.append(chain)
+        for topic in turn.request.topics if turn.miscounted or turn.denied else ():
             policy = self._around.policy(topic.name)
             for data in topic.partitions if policy is not None and policy.guarded else ():
                 key = TopicPartition(topic.name, data.partition)
-                if key in turn.miscounted:
+                if key in turn.miscounted or topic.name in turn.denied:
                     chain = (key, producer_of(data))
                     self._failed_chains[chain] = Failed(turn.results[key])
                     slot.chains.append(chain)
@@ -135,13 +197,44 @@ class GuardedProduce(AtDoors):
         self._upstream_out += [INT32.pack(len(frame)), frame]
         self._around.forwarded(0.0)
 
-    def _fail_closed(self, turn: Turn) -> None:
-        """Whether a topic is guarded is not known: no append is let through, and each may be tried again."""
+    def _concerned(self, request: ProduceRequest, denied: Mapping[str, int]) -> dict[str, int]:
+        """The topics that it may have to wait for, a partition of each."""
+        around = self._around
+        return {
+            topic.name: topic.partitions[0].partition
+            for topic in request.topics
+            if topic.partitions
+            and topic.name not in denied
+            and topic.name != around.state_topic
+            and around.policy(topic.name) is not None
+        }
+
+    def _deny_topics(self, turn: Turn) -> None:
+        """Kafka has said so, and nothing here has a say in it: neither a level, nor a door, nor a gate."""
+        for key in turn.partitions() if turn.denied else ():
+            error_code = turn.denied.get(key.topic)
+            if error_code is not None:
+                turn.results[key] = PartitionResult(partition=key.partition, error_code=error_code)
+                if turn.levelled is not None:
+                    turn.levelled.safe.discard(key)
+
+    def _fail_closed(self, slot: Slot, turn: Turn) -> None:
+        """Whether a topic is guarded is not known: no append is let through, and each may be tried again.
+
+        Its chains fail with it, as at a gate: A, expecting 15, comes while the configs are too old. B, expecting 16,
+        was sent behind it and comes when they are not any more, and another writer has won 15.
+        """
         message = "TRY_AGAIN the proxy has not (re)read its topic configs yet"
-        for key in turn.partitions():
-            turn.results[key] = PartitionResult(
-                partition=key.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
-            )
+        for topic in turn.request.topics:
+            for data in topic.partitions:
+                result = PartitionResult(
+                    partition=data.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
+                )
+                key = TopicPartition(topic.name, data.partition)
+                chain = (key, producer_of(data))
+                turn.results[key] = result
+                self._failed_chains[chain] = Failed(result)
+                slot.chains.append(chain)
         self._commands.append(Count("refusal", "not_ready"))
 
     def _take_bids_inside(self, turn: Turn, now: float) -> None:
@@ -151,11 +244,119 @@ class GuardedProduce(AtDoors):
             self._leave_door(turn, unsent=True)
             raise
 
+    # ---- levels of idempotence
+
+    def _look_at_levels(self, turn: Turn, now: float) -> None:
+        """What the levels of its topics, and its own, forbid; and which of its batches may go without producer ids."""
+        around = self._around
+        deadline = now + min(around.gate_wait_max_seconds, max(turn.request.timeout_ms, 0) / 3000)
+        turn.request, turn.levelled = levelled_turn(turn.request, self._policy_for(turn), deadline)
+        if turn.levelled is not None:
+            for key, refusal in turn.levelled.refused.items():
+                self._refuse(turn, key, refusal)
+            stripped = [key for key in turn.levelled.stripped if not self._is_behind_a_failed(turn, key)]
+            self._commands += downgraded(stripped, NOT_PERMITTED)
+
+    def _waits_to_go_without(self, turn: Turn, now: float) -> bool:
+        """False: nothing of it goes without its producer id, or all that does may. See `levels.py` about the order."""
+        levelled = turn.levelled
+        if levelled is None or not levelled.safe:
+            return False
+        levelled.safe -= {key for key in levelled.safe if self._is_behind_a_failed(turn, key)}
+        without = levelled.goes_without(self._around.idempotence, now)
+        behind = [key for key in without if any(self._has_id_upstream(each, key) for each in self._turns.values())]
+        if behind and now < levelled.deadline:
+            turn.at_door = levelled.waits = True
+            return True
+        if levelled.waits:
+            turn.at_door = levelled.waits = False
+            turn.gate_seconds = now - turn.received_at
+        for key in without:
+            if key in behind:
+                message = (
+                    f"TRY_AGAIN topic={key.topic} partition={key.partition}: what was sent before is not answered yet"
+                )
+                self._refuse(turn, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "level_unknown", message))
+                levelled.safe.discard(key)
+                levelled.tries_again.add(key)
+            else:
+                levelled.give_up_id(key)
+        self._commands += downgraded(set(without) & levelled.without, MESSAGE_FORMAT)
+        return False
+
+    def _is_behind_a_failed(self, turn: Turn, key: TopicPartition) -> bool:
+        """Then it is refused like that one, which its client sends again first."""
+        assert turn.levelled is not None
+        failed = self._failed_chains.get((key, turn.levelled.producers[key]))
+        if failed is None or turn.starts_at >= failed.behind_bytes:
+            return False
+        message = f"SENT_BEHIND_A_FAILED_BATCH {failed.result.error_message}"
+        self._refuse(turn, key, Refusal(failed.result.error_code, "behind_refused", message))
+        return True
+
+    @staticmethod
+    def _has_id_upstream(turn: Turn, key: TopicPartition) -> bool:
+        return turn.levelled is not None and turn.levelled.has_id_upstream(key) and key not in turn.results
+
+    def _send_without(self, slot: Slot, turn: Turn, keys: Sequence[TopicPartition], now: float) -> None:
+        """Kafka takes no producer ids there, and has appended nothing: the same batches once more, without."""
+        assert turn.levelled is not None
+        for key in keys:
+            self._around.idempotence.refused(key.topic, now)
+            turn.levelled.give_up_id(key)
+        self._commands += downgraded(keys, MESSAGE_FORMAT)
+        for part in self._by_topic_id(turn.request_without(keys)):
+            self._probes.append((self._slot_of_part(slot, turn, part), encode_produce_request(part)))
+            if turn.counted is not None:
+                turn.counted.was_sent()
+        self._send_probes()
+
+    def _note_acknowledged(self, ticket: Ticket, base_offset: int) -> None:
+        """Of an append that kept its producer's own id."""
+        append = ticket.append
+        if append.producer_id >= 0:
+            last_offset = base_offset + append.record_count - 1
+            self._around.idempotence.acknowledged(ticket.partition, append.producer_id, last_offset)
+
+    def _told(self, turn: Turn, key: TopicPartition, result: PartitionResult) -> PartitionResult:
+        """Kafka's answer, as the client is to hear it: 45 only where records are lost that were acknowledged.
+
+        If the log starts behind all that its producer was told, it is Kafka that has forgotten: 59, with which
+        producers begin anew. Told once: one that sends the same batch again would do so for ever (kafka-python 3).
+        """
+        memory = self._around.idempotence
+        memory.note_log_start(key, result.log_start_offset, self._now)
+        ticket = turn.tickets.get(key)
+        if ticket is not None:
+            append = ticket.append
+            batch, record_count = (append.producer_id, append.producer_epoch, append.base_sequence), append.record_count
+            if ticket.stamp is not None:
+                return result
+        elif turn.levelled is not None and key in turn.levelled.own:
+            batch, record_count = turn.levelled.own[key]
+        else:
+            return result
+        producer_id = batch[0]
+        if producer_id < 0:
+            return result
+        if result.error_code == Error.NONE:
+            memory.acknowledged(key, producer_id, result.base_offset + record_count - 1)
+        elif result.error_code == Error.OUT_OF_ORDER_SEQUENCE_NUMBER:
+            start = result.log_start_offset if result.log_start_offset >= 0 else memory.log_start(key)
+            if memory.is_gone(key, producer_id, start) and not memory.was_told(key, batch):
+                message = (
+                    f"PRODUCER_FORGOTTEN topic={key.topic} partition={key.partition}: all that this producer appended "
+                    f"lies below the log start {start}, and nothing of it was lost otherwise"
+                )
+                return replace(result, error_code=Error.UNKNOWN_PRODUCER_ID, error_message=message)
+        return result
+
     def _take_bids(self, turn: Turn, now: float) -> None:
         """A ticket for each guarded partition, or a refusal where its batch cannot be one."""
         around = self._around
         request = turn.request
         wait_seconds = min(around.gate_wait_max_seconds, max(request.timeout_ms, 0) / 3000)
+        refused_before = frozenset(turn.results)
         for topic in request.topics:
             if topic.name == around.state_topic:
                 self._deny(turn, topic)
@@ -165,7 +366,7 @@ class GuardedProduce(AtDoors):
                 continue
             bid = self._bid(policy, request.transactional_id, now, now + wait_seconds)
             for data in topic.partitions:
-                if TopicPartition(topic.name, data.partition) not in turn.miscounted:
+                if TopicPartition(topic.name, data.partition) not in refused_before:
                     self._take_bid(turn, bid, topic, data)
 
     def _bid(self, policy: TopicPolicy, transactional_id: str | None, now: float, deadline: float) -> Bid:
@@ -201,6 +402,14 @@ class GuardedProduce(AtDoors):
             self._refuse(turn, key, ticket)
             return
         ticket.leader_epoch = self._around.leader_epoch(key)
+        transactional_id = bid.transactional_id
+        if ticket.append.transactional and transactional_id is not None:
+            ticket.owns_partitions = self._around.transactions.owns(transactional_id, *ticket.producer)
+            if self._is_ending(transactional_id, ticket):
+                where = f"topic={topic.name} partition={data.partition}"
+                message = f"TRY_AGAIN {where}: a commit of its transaction is on its way to Kafka"
+                self._refuse(turn, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
+                return
         if turn.silent and ticket.append.expected_base_offset is not None:
             raise ClientProtocolError(f"an expectation for {key} with acks=0, which nobody could answer")
         if not self._falls_with_its_chain(turn, ticket):
@@ -217,7 +426,7 @@ class GuardedProduce(AtDoors):
 
     def _refuse(self, turn: Turn, key: TopicPartition, refusal: Refusal) -> None:
         turn.results[key] = refused(key, refusal)
-        self._commands.append(Count("refusal", refusal.reason))
+        self._commands.append(Count("refusal", refusal.reason, key))
 
     # ---- its turns
 
@@ -229,6 +438,8 @@ class GuardedProduce(AtDoors):
             if self._falls_with_its_chain(turn, ticket):
                 continue  # while it waited for its turn at another gate
             turn.waiting_for, turn.offered_at = ticket, now
+            if ticket.append.transactional:
+                self._offers(ticket)
             self._commands.append(ToGate(ticket, Offered(ticket)))
             return
         turn.waiting_for = None
@@ -257,12 +468,22 @@ class GuardedProduce(AtDoors):
             self._not_sent(sent, ticket, "the client's next request is on its way")
             self._finish_turn(slot, sent)
             return
+        if now >= self._login_ends:
+            self._not_sent(sent, ticket, _LOGIN_IS_OVER)
+            self._finish_turn(slot, sent)
+            return
         self._forward(slot, sent, sent.request_for(ticket))
+        if ticket.append.transactional:
+            self._sends(ticket)
         self._commands.append(ToGate(ticket, Sent(ticket)))
 
     def _turn_ended(self, ticket: Ticket, result: PartitionResult, reason: str | None, now: float) -> None:
         if reason is not None:
-            self._commands.append(Count("refusal", reason))
+            expected = ticket.append.expected_base_offset
+            self._commands.append(Count("refusal", reason, ticket.partition, expected, result.base_offset))
+        self._around.idempotence.note_log_start(ticket.partition, result.log_start_offset, now)
+        if ticket.append.transactional:
+            self._has_landed(ticket, result)
         turn = self._turn
         if turn is not None and ticket is turn.waiting_for:
             turn.results[ticket.partition] = result
@@ -299,6 +520,8 @@ class GuardedProduce(AtDoors):
         """All verdicts are there: forward what passed, answer what did not."""
         if turn.refused and self._around.refuse_whole_requests:
             self._refuse_the_rest(turn)
+        if turn.granted and now >= self._login_ends:
+            self._give_back_unsent(turn)
         stale = [ticket for ticket in turn.granted if not self._around.may_send(ticket, now)]
         if stale:
             # It waited so long for another gate that a cold grant is no longer good: ask again, in order.
@@ -323,9 +546,31 @@ class GuardedProduce(AtDoors):
         turn.sent = True
         self._around.forwarded(max(0.0, now - turn.received_at - turn.gate_seconds))
         for ticket in turn.granted:
+            if ticket.append.transactional:
+                self._sends(ticket)
             self._commands.append(ToGate(ticket, Sent(ticket)))
         self._forward(slot, turn, request)
         self._answer_by[slot] = turn.answer_by
+
+    def _give_back_unsent(self, turn: Turn) -> None:
+        """Its client's login has ended while it waited. Kafka would end the connection, and say nothing of the append.
+
+        Its client tries again: then its connection ends here, or it has logged in anew.
+        """
+        slot = self._turn_slot
+        assert slot is not None
+        for key in turn.partitions():
+            if key not in turn.results:
+                turn.results[key] = PartitionResult(
+                    partition=key.partition,
+                    error_code=Error.NOT_LEADER_OR_FOLLOWER,
+                    error_message=f"TRY_AGAIN {_LOGIN_IS_OVER}",
+                )
+        for ticket in turn.granted:
+            self._chain_failed(slot, ticket, turn.results[ticket.partition])
+            self._commands.append(ToGate(ticket, Withdrawn(ticket)))
+            self._commands.append(Count("refusal", "try_again", ticket.partition))
+        turn.granted = []
 
     def _forward(self, slot: Slot, turn: Turn, request: ProduceRequest) -> None:
         """Sends (a part of) a turn upstream; `slot` is where its client waits."""
@@ -338,14 +583,16 @@ class GuardedProduce(AtDoors):
                 ticket = turn.tickets.get(TopicPartition(topic.name, data.partition))
                 if ticket is not None:
                     ticket.topic_id = topic.topic_id
-        version = request.api_version
-        names: dict[UUID | None, str] = {topic.topic_id: topic.name for topic in request.topics}
-        asked = {TopicPartition(topic.name, data.partition) for topic in request.topics for data in topic.partitions}
-        upstream = self._upstream_slot(slot, turn, version, names=names, asked=asked)
+        upstream = self._slot_of_part(slot, turn, request)
         if turn.counted is not None:
             turn.counted.was_sent()
         self._from_upstream.append(upstream)
         self._upstream_out += encode_produce_request(request)
+
+    def _slot_of_part(self, slot: Slot, turn: Turn, request: ProduceRequest) -> Slot:
+        names: dict[UUID | None, str] = {topic.topic_id: topic.name for topic in request.topics}
+        asked = {TopicPartition(topic.name, data.partition) for topic in request.topics for data in topic.partitions}
+        return self._upstream_slot(slot, turn, request.api_version, names=names, asked=asked)
 
     def _upstream_slot(
         self,
@@ -371,7 +618,7 @@ class GuardedProduce(AtDoors):
         for ticket in turn.granted:
             self._commands.append(ToGate(ticket, Withdrawn(ticket)))
         turn.granted = []
-        first = next(result for result in turn.results.values() if result.error_code)
+        first = next(turn.refusals())
         for key in turn.partitions():
             if key not in turn.results:
                 message = f"WHOLE_REQUEST_REFUSED topic={key.topic} partition={key.partition}: {first.error_message}"
@@ -421,7 +668,7 @@ class GuardedProduce(AtDoors):
         )
         self._commands += [
             TopicStale(ticket.partition.topic),
-            Count("refusal", "try_again"),
+            Count("refusal", "try_again", ticket.partition),
             ToGate(ticket, Withdrawn(ticket)),
         ]
 
@@ -446,18 +693,37 @@ class GuardedProduce(AtDoors):
             raise UpstreamProtocolError(f"the broker answered for {sorted(answers)}, asked were {sorted(asked)}")
         if turn.counted is not None:
             turn.counted.was_answered()
+        again = [] if turn.levelled is None else self._to_send_without(slot, turn, answers)
         for key, result in answers.items():
-            self._partition_answered(turn, key, _for_names(result))
+            if key not in again:
+                self._partition_answered(turn, key, self._told(turn, key, _for_names(result)))
+        if again:
+            self._send_without(slot, turn, again, self._now)
         self._finish_turn(slot, turn)
+        waiting = self._turn
+        if waiting is not None and waiting.levelled is not None and waiting.levelled.waits:
+            self._look_at_door(self._now)
+
+    def _to_send_without(
+        self, slot: Slot, turn: Turn, answers: Mapping[TopicPartition, PartitionResult]
+    ) -> list[TopicPartition]:
+        """What was told as unknown may have been sent again by its client; what nobody waits for need not be."""
+        assert turn.levelled is not None
+        if slot.done or self.client_gone:
+            return []
+        safe = turn.levelled.safe
+        format_error = Error.UNSUPPORTED_FOR_MESSAGE_FORMAT
+        return [key for key, result in answers.items() if result.error_code == format_error and key in safe]
 
     def _partition_answered(self, turn: Turn, key: TopicPartition, result: PartitionResult) -> None:
-        if result.error_code != Error.TOPIC_AUTHORIZATION_FAILED:
-            self._may_write[key.topic] = None
+        self._note_proof(key.topic, result.error_code)
         if result.error_code in _STALE:
             self._commands.append(TopicStale(key.topic))
         ticket = turn.tickets.get(key)
         if ticket is not None and ticket in turn.granted:
-            ticket.may_write = key.topic in self._may_write
+            ticket.may_write = self._has_proved(key.topic)
+            if result.error_code:
+                self._around.kafka_refused(result.error_code)
             self._commands.append(ToGate(ticket, Answered(ticket, result)))
         else:
             turn.results.setdefault(key, result)
@@ -467,10 +733,23 @@ class GuardedProduce(AtDoors):
         if slot not in self._turns or not turn.complete:
             return
         if not (self.client_gone or slot.done or turn.silent):
-            unproved = sorted({key.topic for key in self._told_without_proof(turn)})
-            if unproved:
-                self._prove_write(slot, turn, unproved)
+            if turn.asking:
                 return
+            untold = self._told_without_proof(turn)
+            unproved = sorted({key.topic for key in untold})
+            unknown = self._tell_log_starts(turn, unproved)
+            if unproved:
+                if all(turn.results[key].error_code == Error.NOT_LEADER_OR_FOLLOWER for key in untold):
+                    turn.answer_by = min(turn.answer_by, self._now + _REASON_SECONDS)
+                self._prove_write(slot, turn, unproved)
+            if unknown:
+                self._ask_log_starts(slot, turn, unknown)
+            if turn.asking:
+                return
+        if turn.request.transactional_id is not None:
+            if self._waits_for_notes(slot, turn):
+                return
+            self._let_go(turn)
         del self._turns[slot]
         self._answer_by.pop(slot, None)
         if turn.silent:
@@ -492,6 +771,7 @@ class GuardedProduce(AtDoors):
             self._give_up_waiting(turn)
             if turn.silent:
                 continue
+            self._tell_later_instead(turn)
             message = "OUTCOME_UNKNOWN Kafka did not answer in time; it may have been appended"
             results = {
                 key: PartitionResult(partition=key.partition, error_code=Error.REQUEST_TIMED_OUT, error_message=message)
@@ -507,6 +787,34 @@ class GuardedProduce(AtDoors):
             told = Turn(turn.request, results=results | turn.results | unproved)
             self._commands.append(Count("refusal", "outcome_unknown"))
             self._end(slot, [encode_produce_response(told.response(), turn.request.api_version)])
+            if turn.request.transactional_id is not None and turn.notes is None:
+                # Too late to wait for it. What comes of these after all is looked at then.
+                for transaction in self._failed(turn, told.results):
+                    self._note_poison(slot, turn, transaction)
+                turn.notes = None
+
+    def _hurry(self, now: float) -> None:
+        """The connection ends in a moment. What waits at a gate or a door is told to try again: nothing of it was sent.
+        What was sent and is not answered is told as unknown, as when Kafka's time for it is up.
+        """
+        if not self._in_a_hurry(now):
+            return
+        self._no_short_ways()
+        turn, slot = self._turn, self._turn_slot
+        if turn is not None and slot is not None:
+            self._give_turns_back()
+            # Of a transaction nothing is told that is not noted beforehand; its client sees the end, and tries again.
+            if not (self.client_gone or turn.silent or turn.request.transactional_id is not None):
+                message = "TRY_AGAIN this proxy is shutting down"
+                left = set(turn.partitions()) - turn.results.keys() | set(self._told_without_proof(turn))
+                for key in left:
+                    turn.results[key] = PartitionResult(
+                        partition=key.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
+                    )
+                self._commands.append(Count("refusal", "try_again"))
+                self._end(slot, [encode_produce_response(turn.response(), turn.request.api_version)])
+        for slot in self._answer_by:
+            self._answer_by[slot] = now
 
     def _give_up_waiting(self, turn: Turn) -> None:
         """A leader that stands still may never answer, and never break the connection either: others have to go on.
@@ -515,7 +823,7 @@ class GuardedProduce(AtDoors):
         """
         for ticket in turn.granted:
             if turn.sent and ticket.partition not in turn.results:
-                ticket.may_write = ticket.partition.topic in self._may_write
+                ticket.may_write = self._has_proved(ticket.partition.topic)
                 self._commands.append(ToGate(ticket, Lost(ticket)))
                 if turn.counted is not None:
                     turn.counted.in_doubt = True  # the gate may send it once more by itself
@@ -525,6 +833,7 @@ class GuardedProduce(AtDoors):
         turn, self._turn = self._turn, None
         slot, self._turn_slot = self._turn_slot, None
         if turn is not None:
+            self._let_go(turn)
             for ticket in (*turn.granted, turn.waiting_for):
                 if ticket is not None:
                     self._commands.append(ToGate(ticket, Withdrawn(ticket)))
@@ -536,69 +845,107 @@ class GuardedProduce(AtDoors):
     # ---- who may know
 
     def _told_without_proof(self, turn: Turn) -> list[TopicPartition]:
-        """The refusals that tell of a topic for which this client has not proved WRITE."""
+        """The answers made here that tell of a topic for which this client has not proved WRITE: that it is guarded or
+        grows, where its log ends, that it holds what the client has sent, that it is the proxy's own."""
         return [
             key
             for key, result in turn.results.items()
-            if result.error_code not in _TELLS_NOTHING
-            and (key in turn.tickets or key in turn.miscounted)
-            and key.topic not in self._may_write
+            if not (self._has_proved(key.topic) or key.topic in turn.said)
+            and (
+                key.topic == self._around.state_topic
+                or (
+                    result.error_code not in _NEEDS_NO_PROOF
+                    and not (result.error_code == Error.NOT_LEADER_OR_FOLLOWER and self._now >= self._login_ends)
+                    and (
+                        key in turn.tickets
+                        or key in turn.miscounted
+                        or (turn.levelled is not None and key in turn.levelled.refused)
+                    )
+                )
+            )
         ]
 
     def _prove_write(self, slot: Slot, turn: Turn, topics: Sequence[str]) -> None:
         """A refusal tells where the log ends, or how many partitions there are. Only who may write the topic learns
         that, and Kafka says who may.
-
-        A Produce request without a record batch: authorisation comes first (29), then Kafka finds nothing to append
-        (87). Nothing can be written by it.
         """
-        if turn.proving:
-            return
-        turn.proving = True
+        turn.asking += 1
+
+        def done(answers: dict[str, PartitionResult]) -> None:
+            for topic, answer in answers.items():
+                self._proved(turn, topic, answer)
+            turn.asking -= 1
+            self._finish_turn(slot, turn)
+
         names = dict.fromkeys(topics)
         partitions = {name: next(k.partition for k in turn.partitions() if k.topic == name) for name in names}
-        version = min(9, turn.request.api_version)
-        probe = replace(
-            turn.request,
-            api_version=version,
-            transactional_id=None,
-            acks=1,
-            topics=tuple(
-                TopicData(name, None, (PartitionData(partition, memoryview(b""), b""),), b"")
-                for name, partition in partitions.items()
-            ),
-        )
-        upstream = Slot(PRODUCE, version, probe.correlation_id, Answer.MADE_FROM_RESPONSE)
+        self._answer_by[slot] = turn.answer_by
+        self._ask_for_write(turn.request, partitions, done)
+
+    def _proved(self, turn: Turn, topic: str, answer: PartitionResult) -> None:
+        turn.said |= {topic}
+        if answer.error_code not in PROVES_NOTHING:
+            return
+        for key in list(turn.results):
+            if key.topic == topic:
+                turn.results[key] = PartitionResult(partition=key.partition, error_code=answer.error_code)
+
+    # ---- where the log starts
+
+    def _tell_log_starts(self, turn: Turn, unproved: Collection[str]) -> list[TopicPartition]:
+        """Puts the log start into refusals (KAFKA-5793), as Kafka does into its own. Given back is of which partitions
+        nobody here knows it yet."""
+        if turn.request.api_version < LOG_START_OFFSET_FROM:
+            return []
+        unknown = []
+        memory = self._around.idempotence
+        for key, result in turn.results.items():
+            if not result.error_code or result.log_start_offset >= 0 or result.error_code in _WITHOUT_LOG_START:
+                continue
+            if not self._has_proved(key.topic):
+                told_later = key.topic in unproved and result.error_code not in _TELLS_NOTHING
+                if told_later and memory.recent_log_start(key, self._now) < 0:
+                    unknown.append(key)
+                continue
+            asked = turn.starts_asked or result.error_code in _TELLS_NOTHING
+            start = memory.log_start(key) if asked else memory.recent_log_start(key, self._now)
+            if start >= 0:
+                turn.results[key] = replace(result, log_start_offset=start)
+            elif not asked:
+                unknown.append(key)
+        return [] if turn.starts_asked else unknown
+
+    def _ask_log_starts(self, slot: Slot, turn: Turn, keys: Sequence[TopicPartition]) -> None:
+        """On the client's own connection: who may not see the topic is told nothing of it. Once for each refusal."""
+        turn.starts_asked = True
+        turn.asking += 1
+        topics = [
+            Message(
+                name=name,
+                partitions=[Message(partition_index=key.partition, timestamp=-2) for key in keys if key.topic == name],
+            )
+            for name in dict.fromkeys(key.topic for key in keys)
+        ]
+        asked = Message(replica_id=-1, topics=topics)
+        correlation_id = turn.request.correlation_id
+        frame = encode_request_frame(LIST_OFFSETS, _LIST_OFFSETS_VERSION, correlation_id, turn.request.client_id, asked)
+        upstream = Slot(LIST_OFFSETS, _LIST_OFFSETS_VERSION, correlation_id, Answer.MADE_FROM_RESPONSE)
         upstream.inner = True
 
         def on_response(frame: memoryview) -> None:
-            for topic in parse_produce_response(frame, version).topics:
-                for result in topic.partitions:
-                    self._proved(turn, topic.name, result)
-            turn.proving = False
+            offset = parse_response_header(frame, LIST_OFFSETS, _LIST_OFFSETS_VERSION).body_offset
+            for topic in decode_response(LIST_OFFSETS, _LIST_OFFSETS_VERSION, frame[offset:]).topics:
+                for each in topic.partitions:
+                    if not each.error_code:
+                        key = TopicPartition(topic.name, each.partition_index)
+                        self._around.idempotence.note_log_start(key, each.offset, self._now)
+            turn.asking -= 1
             self._finish_turn(slot, turn)
 
         upstream.on_response = on_response
         self._answer_by[slot] = turn.answer_by
-        self._probes.append((upstream, encode_produce_request(probe)))
+        self._probes.append((upstream, [frame]))
         self._send_probes()
-
-    def _send_probes(self) -> None:
-        """Not into the middle of a frame of the client's that is being streamed."""
-        if self._client.state is CutterState.PASSING:
-            return
-        while self._probes:
-            upstream, chunks = self._probes.pop(0)
-            self._from_upstream.append(upstream)
-            self._upstream_out += chunks
-
-    def _proved(self, turn: Turn, topic: str, answer: PartitionResult) -> None:
-        self._may_write[topic] = None
-        if answer.error_code != Error.TOPIC_AUTHORIZATION_FAILED:
-            return
-        for key, result in list(turn.results.items()):
-            if key.topic == topic and result.error_code:
-                turn.results[key] = PartitionResult(partition=key.partition, error_code=answer.error_code)
 
 
 def due_by(now: float, timeout_ms: int) -> float:

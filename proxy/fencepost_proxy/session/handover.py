@@ -70,12 +70,14 @@ class Handover(Connection):
             local_host=self.local_host,
             client_id=self.client_id,
             opened_at=self._opened_at,
-            may_write=tuple(self._may_write),
+            may_write=tuple(self._may_write.items()),
             failed_chains=tuple(
                 (*chain, failed.result, failed.behind_bytes) for chain, failed in self._failed_chains.items()
             ),
             received_bytes=self._received_bytes - len(unread),
+            login_ends=self._login_ends,
             unread=unread,
+            software=self.software,
         )
         self._commands.append(HandOver(handed))
         self._owner_wanted = False
@@ -84,8 +86,10 @@ class Handover(Connection):
     def _take_over(self, handed: Handed) -> None:
         """What the session of another process knew of this connection."""
         self.client_id = handed.client_id
-        self._may_write = dict.fromkeys(handed.may_write)
+        self.software = handed.software
+        self._may_write = dict(handed.may_write)
         self._received_bytes = handed.received_bytes
+        self._login_ends = handed.login_ends
         self._failed_chains = {
             (partition, producer_id): Failed(result, behind_bytes)
             for partition, producer_id, result, behind_bytes in handed.failed_chains

@@ -11,8 +11,11 @@ from fencepost_proxy.groups.questions import Notice, Question, Reply
 from fencepost_proxy.partitions.events import Event as GateEvent
 from fencepost_proxy.partitions.events import Ticket
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
+from fencepost_proxy.topics.poisoned import Poison
 from fencepost_proxy.topics.state import TopicConfigChange
+from fencepost_proxy.transactions.judge import Verdict
 from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.api_versions import Software
 from fencepost_proxy.wire.produce import PartitionResult
 
 # --------------------------------------------------------------------------------------------------------------- events
@@ -67,6 +70,13 @@ class TurnEnded:
 
 
 @value
+class MayJoin:
+    """Of what was asked by `TransactionJoins`: the gate has nothing against it any more."""
+
+    partition: TopicPartition
+
+
+@value
 class Stored:
     """What `Store` asked for is in the state topic and every proxy process knows it; or why not."""
 
@@ -91,8 +101,34 @@ class Replied:
 
 
 @value
+class Judged:
+    """To a `JudgeCommit`."""
+
+    token: int
+    verdict: Verdict
+
+
+@value
+class PoisonNoted:
+    """To a `NotePoison` or a `LiftPoison`: every process knows it that reads the state topic; or it is not stored."""
+
+    token: int
+    stored: bool
+
+
+@value
 class TopicNews:
     """A door was opened, or metadata has told a count: look again whether what waits there may go in."""
+
+
+@value
+class Leave:
+    """The process is to end: begin no further request, answer what is under way until then, and hang up.
+
+    Told again and again until then, it serves as a `Tick`.
+    """
+
+    until: float
 
 
 @value
@@ -109,10 +145,14 @@ Event = (
     | UpstreamLost
     | TurnGranted
     | TurnEnded
+    | MayJoin
     | Stored
     | Expanded
     | Replied
+    | Judged
+    | PoisonNoted
     | TopicNews
+    | Leave
     | Tick
 )
 
@@ -206,20 +246,58 @@ class Noticed:
 
 
 @value
+class JudgeCommit:
+    """May this transaction commit? Answer with `Judged(token)`, whatever comes of it, and soon.
+
+    `end_txn_version` – of the request that asks for it. `may_be_committed` – an earlier one may have done it.
+    """
+
+    token: int
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+    end_txn_version: int
+    may_be_committed: bool = False
+
+
+@value
+class NotePoison:
+    """Put it into the state topic; answer with `PoisonNoted(token)`, whatever comes of it, and soon."""
+
+    token: int
+    poison: Poison
+
+
+@value
+class LiftPoison:
+    """Such a transaction has ended: take what the state topic says of it away, read to its end.
+
+    Answer with `PoisonNoted(token)`, whatever comes of it, and soon. `token` 0: nobody waits for it.
+    """
+
+    token: int
+    producer_id: int
+    producer_epoch: int
+
+
+@value
 class Handed:
     """What there is to a session in which nothing is under way: enough for another process to go on with it.
 
     `unread` – what the client sent and nobody has acted on, a frame's beginning first. `received_bytes` – of the client
-    before that, in all. `failed_chains` – per partition and producer id: its failure, up to which byte it counts.
+    before that, in all. `login_ends` – monotonic. `failed_chains` – per partition and producer id: its failure, up to
+    which byte it counts.
     """
 
     local_host: str
     client_id: str | None
     opened_at: float
-    may_write: tuple[str, ...]
+    may_write: tuple[tuple[str, float], ...]
     failed_chains: tuple[tuple[TopicPartition, int, PartitionResult, float], ...]
     received_bytes: int
+    login_ends: float
     unread: bytes
+    software: Software | None = None
 
 
 @value
@@ -237,11 +315,26 @@ class TopicStale:
 
 
 @value
+class Downgraded:
+    """So many batches of a `safe` topic go to Kafka without their producer ids. `why` – `message_format`,
+    `not_permitted`."""
+
+    topic: str
+    why: str
+    batches: int
+
+
+@value
 class Count:
-    """For the metrics: a refusal by reason, a request by API."""
+    """For the metrics: a refusal by reason, a request by API. And for those who watch: of which partition, where it is
+    known, the offset that was expected, and where the log ended instead (-1: that was not what it was about).
+    """
 
     what: str
     label: str
+    partition: TopicPartition | None = None
+    expected: int | None = None
+    actual: int = -1
 
 
 Command = (
@@ -257,7 +350,11 @@ Command = (
     | Expand
     | Ask
     | Noticed
+    | JudgeCommit
+    | NotePoison
+    | LiftPoison
     | HandOver
     | TopicStale
+    | Downgraded
     | Count
 )

@@ -25,6 +25,7 @@ from fencepost_proxy.errors import ClientProtocolError, ProtocolError, UpstreamP
 from fencepost_proxy.session.connection import INT32, REQUEST_PREFIX
 from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.logins import login_ends
 from fencepost_proxy.session.messages import (
     ClientBytes,
     ClientLost,
@@ -35,6 +36,10 @@ from fencepost_proxy.session.messages import (
     Event,
     Expanded,
     Handed,
+    Judged,
+    Leave,
+    MayJoin,
+    PoisonNoted,
     ReadClient,
     ReadUpstream,
     Replied,
@@ -50,9 +55,17 @@ from fencepost_proxy.session.messages import (
     UpstreamPassed,
 )
 from fencepost_proxy.session.short_way import ShortWay
-from fencepost_proxy.session.slots import Answer, Slot
+from fencepost_proxy.session.slots import Answer, Begun, Slot
 from fencepost_proxy.session.surroundings import Surroundings
-from fencepost_proxy.wire.apis import API_VERSIONS, APIS, PRODUCE, Treatment, api_name
+from fencepost_proxy.wire.apis import (
+    API_VERSIONS,
+    APIS,
+    PRODUCE,
+    SASL_AUTHENTICATE,
+    UNKNOWN_VERSION,
+    Treatment,
+    api_name,
+)
 from fencepost_proxy.wire.produce import FLEXIBLE, encode_produce_response, parse_produce_response, peek_produce
 
 #: Produce requests below it carry no v2 record batches, and brokers since 4.0 refuse them.
@@ -118,18 +131,27 @@ class Session(ShortWay):
                     self._turn_granted(ticket, now)
                 case TurnEnded(ticket, result, reason):
                     self._turn_ended(ticket, result, reason, now)
+                case MayJoin(partition):
+                    self._may_join(partition)
                 case Expanded(token, outcomes):
                     self._expanded(token, outcomes)
                 case Stored(token, failure):
                     self._stored(token, failure)
                 case Replied(token, reply):
                     self._replied(token, reply)
+                case Judged(token, verdict):
+                    self._judged(token, verdict)
+                case PoisonNoted(token, stored):
+                    self._poison_noted(token, stored=stored)
                 case ClientLost():
                     self._client_lost(now)
                 case UpstreamLost(reason):
                     self._upstream_lost(reason)
                 case TopicNews():
                     self._look_at_door(now)
+                case Leave(until):
+                    self._leave(until)
+                    self._tick(now)
                 case Tick():
                     self._made_here = 0
                     self._look_at_door(now)
@@ -159,10 +181,13 @@ class Session(ShortWay):
             if not self._client_paused:
                 self._commands.append(ReadClient(True))
         if self._is_to_go(now):
-            self._close("its partition count is out of date; it has its answers and should look", None, hang_up=True)
+            self._close(self._leaving_because, None, hang_up=True)
         if self.client_gone and not self.upstream_gone and not self._turns and self._turn is None:
             self._leave_joins()
             self._leave_all_doors()
+            self._leave_commits()
+            if self.appends_unknown:
+                self._around.note_unanswered(now)
             self._commands.append(CloseUpstream())
             self.upstream_gone = True
 
@@ -178,6 +203,31 @@ class Session(ShortWay):
             if not self.client_gone:
                 self._commands.append(ToClient(self._client_out))
             self._client_out = []
+
+    # ---- what went past the door of a topic that was not counted yet
+
+    def begun(self, now: float) -> Begun | None:
+        """What may be under way here to any topic; None if nothing is."""
+        if not self.appends_unknown:
+            return None
+        return Begun(now, self._received_bytes - self._client.unread_bytes + self._client.passing_bytes, self._turn)
+
+    def is_streaming(self, begun: Begun) -> bool:
+        """The frame that was on its way then still is."""
+        return self._received_bytes - self._client.unread_bytes < begun.reads_to
+
+    def is_over(self, begun: Begun) -> bool:
+        """Everything of it was answered; or it has no answer, and has been sent (`is_silent`)."""
+        if begun.slots is None:
+            if self.is_streaming(begun) or (begun.turn is not None and begun.turn is self._turn):
+                return False
+            self._no_short_ways()  # or their slots would be exchanged for others
+            begun.slots = frozenset(slot for slot in self._from_upstream if slot.api_key == PRODUCE)
+        return begun.slots.isdisjoint(self._from_upstream)
+
+    def is_silent(self, begun: Begun) -> bool:
+        """Nobody will hear what became of its last frame."""
+        return self._silent_to == begun.reads_to
 
     # ---- from the client
 
@@ -205,7 +255,10 @@ class Session(ShortWay):
                     break
                 if not self._start_request(head[0], head[1], now):
                     break
-                self._around.count_request(int.from_bytes(head[1][:2], "big"))
+                api_key, version, _ = REQUEST_PREFIX.unpack_from(head[1])
+                # Of ApiVersions alone is a version answered that nobody knows.
+                known = api_key != API_VERSIONS or APIS[API_VERSIONS].serves(version)
+                self._around.count_request(api_key, version if known else UNKNOWN_VERSION)
         cutter.save()
 
     def _frame_passes_up(self) -> None:
@@ -228,7 +281,11 @@ class Session(ShortWay):
             raise ClientProtocolError(
                 f"{api.name} v{version} is not served: this proxy advertises {api.min_version} to {api.max_version}"
             )
+        if treatment is Treatment.ALONE:
+            return self._relay_alone(Slot(api_key, version, correlation_id, Answer.RELAYED), length, now)
         if treatment is Treatment.PRODUCE:
+            if now >= self._login_ends:
+                return self._end_with_its_login()
             return self._start_produce(length, head, version, correlation_id, now)
         # Small ones are gone again with this call or the next, and must pass while others hold all the memory.
         return self._collect(length, now, counted=length > _SMALL_FRAME_BYTES)
@@ -237,6 +294,33 @@ class Session(ShortWay):
         self._client.pass_frame(length)
         self._to_client.append(slot)
         self._from_upstream.append(slot)
+
+    def _relay_alone(self, slot: Slot, length: int, now: float) -> bool:
+        """A login. Kafka closes on whatever comes in between, and what is under way may have to be sent once more.
+
+        Nothing of ours begins while its client sends nothing else, and that waits until it has logged in.
+        """
+        if not self._nothing_under_way():
+            self._pause_client()
+            return False
+        self._forget_proofs()
+        if slot.api_key == SASL_AUTHENTICATE:
+
+            def on_response(frame: memoryview) -> None:
+                self._login_ends = login_ends(frame, slot.version, now)
+                self._end(slot, [INT32.pack(len(frame)), frame])
+
+            slot.answer, slot.on_response = Answer.MADE_FROM_RESPONSE, on_response
+        self._relay(slot, length)
+        return True
+
+    def _end_with_its_login(self) -> bool:
+        """As Kafka does, once all before it is answered: sent there, an append would be lost or not, nobody knew."""
+        if self._nothing_under_way():
+            self._close("its login has ended, and it did not log in anew", None, hang_up=True)
+        else:
+            self._pause_client()
+        return False
 
     def _collect(self, length: int, now: float, *, counted: bool = True) -> bool:
         if counted:
@@ -283,12 +367,14 @@ class Session(ShortWay):
                 and peek.transactional_id is None
                 and version >= FLEXIBLE
                 and peek.first_topic != around.state_topic
+                and (peek.first_topic in self._may_write or not around.clients_log_in)
             ):
                 self._note_known(version, bytes(head[:_PEEK_BYTES_MAX]), peek, guarded=True)
             return self._collect(length, now)
         if peek.acks == 0:
             around.note_unanswered(now)
             self._client.pass_frame(length)
+            self._silent_to = self._received_bytes - self._client.unread_bytes + self._client.passing_bytes
         else:
             self._relay(self._produce_slot(version, correlation_id), length)
             self._note_known(version, bytes(head[:_PEEK_BYTES_MAX]), peek, guarded=False)
@@ -345,6 +431,11 @@ class Session(ShortWay):
                 length, view = head
                 slot = self._expected_slot(view)
                 if slot.answer is not Answer.RELAYED:
+                    if length > self._around.frame_bytes_max:
+                        raise UpstreamProtocolError(
+                            f"an answer of {length} bytes to {api_name(slot.api_key)}, which is to be held in memory: "
+                            f"limits.frame_bytes_max is {self._around.frame_bytes_max}"
+                        )
                     cutter.collect_frame(length)
                 elif not self._upstream_is_blocked():
                     cutter.pass_frame(length)
@@ -415,15 +506,21 @@ class Session(ShortWay):
         if now >= self._drain_until and not self.upstream_gone:
             self._commands.append(CloseUpstream())
             self._upstream_lost("the client is gone, and Kafka does not answer its last requests")
+        if self._leaving_until is not None:
+            self._hurry(now)
         self._tell_what_is_unknown(now)
+        self._join_later(now)
+        late = self._late_proof(now)
+        if late is not None:
+            self._close(f"Kafka did not say in time whether it may {late}", None)
 
     def _close(self, reason: str, fault: type[Exception] | None, *, hang_up: bool = False) -> None:
-        if self._closing:
-            return
-        self._closing = True
-        self._flush_client()
-        self._commands.append(CloseClient(reason, fault, hang_up))
-        if fault is not None and issubclass(fault, UpstreamProtocolError):
+        if not self._closing:
+            self._closing = True
+            self._flush_client()
+            self._commands.append(CloseClient(reason, fault, hang_up))
+        if fault is not None and issubclass(fault, UpstreamProtocolError) and not self.upstream_gone:
+            # Also where its client is being closed already: what was sent would wait for an answer for ever.
             self._upstream_lost(reason)
             self._commands.append(CloseUpstream())
 
@@ -444,6 +541,8 @@ class Session(ShortWay):
         """Everything that was sent and not answered is in doubt from here on; the gates look into the log."""
         if self.upstream_gone:
             return
+        if self._from_upstream:
+            self._around.upstream_lost()
         self._no_short_ways()
         self.upstream_gone = True
         # Its client's connection may take long to close. A grant that comes before would be taken for sent, and its
@@ -451,7 +550,9 @@ class Session(ShortWay):
         self._give_turns_back()
         for turn in self._turns.values():
             self._give_up_waiting(turn)
+            self._let_go(turn)
         self._leave_all_doors()
+        self._leave_commits()
         if self.appends_unknown:
             self._around.note_unanswered(self._now)
         for slot in (*self._to_client, *self._turns):

@@ -89,7 +89,7 @@ class ShortWay(GuardedProduce):
         out: list[bytes | memoryview] = []
         if self._turn is not None or self._client_paused or self._closing or self.client_gone or self.upstream_gone:
             return 0, out
-        if not self._client.between_frames:
+        if self._held or not self._client.between_frames:
             return 0, out
         around, size, to_client = self._around, len(data), self._to_client
         at = passing_from = 0
@@ -122,11 +122,11 @@ class ShortWay(GuardedProduce):
                     out.append(data[passing_from:at])
                 out += chunks
                 passing_from = at = end
-                around.count_request(api_key)
+                around.count_request(api_key, version)
                 continue
             to_client.append(slot)
             self._from_upstream.append(slot)
-            around.count_request(api_key)
+            around.count_request(api_key, version)
             at = end
         if passing_from < at:
             out.append(data[passing_from:at])
@@ -176,6 +176,9 @@ class ShortWay(GuardedProduce):
 
     # ---- what a request begins with
 
+    def _has_no_short_way(self) -> None:
+        self._known = _NOTHING_KNOWN
+
     def _is_known(self, frame: memoryview, version: int) -> bool:
         """Whether a Produce request, its length in front, begins as the last one that was read."""
         known = self._known
@@ -220,7 +223,7 @@ class ShortWay(GuardedProduce):
         """
         around, known = self._around, self._known
         single = read_single(frame, REQUEST_BYTES_MIN + len(known.prefix))
-        if single is None or self._failed_chains:
+        if single is None or self._failed_chains or now >= self._login_ends:
             return None
         partition, start, end = single
         policy, topic_id = around.policy(known.topic_name), around.topic_id(known.topic_name)
@@ -228,8 +231,8 @@ class ShortWay(GuardedProduce):
         gate = around.gate(key)
         if not self._owner and self._is_owners(policy):
             return None
-        if policy is None or policy.counted:
-            return None  # doors are not on the short way
+        if policy is None or policy.counted or policy.idempotence:
+            return None  # doors are not on the short way, nor are levels of idempotence
         if topic_id is None or gate is None or around.produce_version_max() < PRODUCE_BY_ID:
             return None
         if not around.reserve(len(frame)):
@@ -281,7 +284,9 @@ class ShortWay(GuardedProduce):
         result = PartitionResult(partition, error, base_offset, append_time, log_start)
         if gate.landed(single.ticket, result, now) is None:
             return None
-        self._may_write[single.ticket.partition.topic] = None
+        self._may_write[single.ticket.partition.topic] = now
+        if single.ticket.stamp is None:
+            self._note_acknowledged(single.ticket, base_offset)
         del self._answer_by[slot]
         self._around.release(slot.reserved_bytes)
         slot.reserved_bytes = 0

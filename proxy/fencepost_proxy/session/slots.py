@@ -14,10 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from fencepost_proxy.partitions.events import Ticket
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
+
+if TYPE_CHECKING:
+    from fencepost_proxy.session.turn import Turn
 
 #: The appends of one producer to one partition, on one connection.
 Chain = tuple[TopicPartition, int]
@@ -34,6 +38,21 @@ class Failed:
 
     result: PartitionResult
     behind_bytes: float = float("inf")
+
+
+@dataclass(slots=True, eq=False)
+class Begun:
+    """Appends of a connection that had begun at some moment, of which nobody can tell to which topic they go.
+
+    `reads_to` – the client's byte at which the frame ends that was on its way then. `turn` – what waited at a door or a
+    gate. Both have requests in front of them, and become one: so `slots`, those without an answer, are only known once
+    both are over.
+    """
+
+    at: float
+    reads_to: int
+    turn: Turn | None
+    slots: frozenset[Slot] | None = None
 
 
 class Answer(Enum):

@@ -11,9 +11,11 @@ from fencepost_proxy.partitions.events import Ticket
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import counted
 from fencepost_proxy.topics.door import Door
+from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import APIS, Treatment
+from fencepost_proxy.wire.apis import APIS, DESCRIBE_CLUSTER, FIND_COORDINATOR, Treatment
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint
 
@@ -33,6 +35,17 @@ def passes_but_for(api_keys: frozenset[int]) -> Passes:
     return MappingProxyType({key: versions for key, versions in PASSES.items() if key not in api_keys})
 
 
+def and_addresses(passes: Passes) -> Passes:
+    """Where brokers' addresses are told as Kafka has them."""
+    apis = [APIS[key] for key in (FIND_COORDINATOR, DESCRIBE_CLUSTER)]
+    return MappingProxyType({**passes, **{api.key: (api.min_version, api.max_version, False) for api in apis}})
+
+
+def but_for(passes: Passes, api_key: int) -> Passes:
+    """The same, but this one is to be looked into."""
+    return MappingProxyType({key: versions for key, versions in passes.items() if key != api_key})
+
+
 class Surroundings(counted.Surroundings, Protocol):
     """Answers hold at the moment of asking."""
 
@@ -43,11 +56,13 @@ class Surroundings(counted.Surroundings, Protocol):
     decompressed_bytes_max: int
     header_names: HeaderNames
     refuse_whole_requests: bool
+    #: Whether Kafka knows each client by a login of its own; else each is to it who the proxy is, and may what it may.
+    clients_log_in: bool
     state_topic: str
-
-    @property
-    def passes(self) -> Passes:
-        """What passes without a look; see `PASSES`."""
+    idempotence: IdempotenceMemory
+    transactions: Table
+    #: What passes without a look; see `PASSES`.
+    passes: Passes
 
     @property
     def state_topic_marks(self) -> tuple[bytes, ...]:
@@ -89,8 +104,14 @@ class Surroundings(counted.Surroundings, Protocol):
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         """The same broker at the address by which clients reach it."""
 
-    def count_request(self, api_key: int) -> None:
-        """For the metrics; the key is one of the table's."""
+    def count_request(self, api_key: int, version: int) -> None:
+        """For the metrics; the key is one of the table's, the version one that it serves, or `UNKNOWN_VERSION`."""
+
+    def kafka_refused(self, error_code: int) -> None:
+        """For the metrics: Kafka's answer to a guarded append."""
+
+    def upstream_lost(self) -> None:
+        """For the metrics: the connection to the broker, with something unanswered."""
 
     def unread_bytes(self, connection: int) -> int:
         """What the client has sent and nobody has read from its socket yet."""

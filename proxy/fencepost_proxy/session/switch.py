@@ -18,6 +18,7 @@ from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.slots import Begun
 from fencepost_proxy.session.surroundings import Surroundings
 from fencepost_proxy.topics.door import Door
 from fencepost_proxy.types import TopicPartition
@@ -77,6 +78,7 @@ class Switch:  # extended in tests
         self._names = names
         self._busy_gates: dict[Gate, None] = {}  # as ordered sets: what happens must not depend on hashes
         self._busy_sessions: dict[Session, None] = {}
+        self._begun: dict[str, dict[Session, Begun]] = {}  # by counted topic: what went past its door
         self._actions: list[Action] = []
         self._work: deque[tuple[Session, sessions.Event] | tuple[Gate, gates.Event]] = deque()
 
@@ -139,6 +141,61 @@ class Switch:  # extended in tests
         self.door(topic).open(count)
         return self.topic_news(now)
 
+    def door_empty(self, topic: str, now: float) -> bool:
+        """Nobody is inside, nothing that was may still be appended, and no gate will send any of it once more.
+
+        What was cut off is outside at once, and its gate may send it again for as long as it settles that: what it
+        sends at the very end may be queued longer than what was sent first.
+        """
+        if self._past_door(topic, now) or not self.door(topic).empty(now):
+            return False
+        return not any(partition.topic == topic and not gate.idle for partition, gate in self.gates.items())
+
+    def now_counted(self, topic: str, now: float) -> None:
+        """From here on its appends come to its door. What is under way is kept in mind until it is over.
+
+        A topic is not counted, so a frame of 90 MB to it is streamed past its door. While it trickles in, somebody
+        switches the count on and lets the topic grow. Nobody but this connection knows that there is an append that was
+        placed under the old count; and how long it takes is the client's to say.
+        """
+        found = {session: begun for session in self.sessions.values() if (begun := session.begun(now)) is not None}
+        if found:
+            self._begun[topic] = {**found, **self._begun.get(topic, {})}
+
+    def look_past_doors(self, now: float) -> bool:
+        """Now and then: forgets what is over. Whether anything is left."""
+        for topic in list(self._begun):
+            self._past_door(topic, now)
+        return bool(self._begun)
+
+    def streams_past_doors(self, session: Session, since: float) -> str | None:
+        """The topic for whose door a frame of this connection is waited for, begun before and since that moment."""
+        for topic, found in self._begun.items():
+            begun = found.get(session)
+            if begun is not None and begun.at <= since and session.is_streaming(begun):
+                return topic
+        return None
+
+    def _past_door(self, topic: str, now: float) -> bool:
+        """Whether something may be under way that was begun before the topic was counted."""
+        found = self._begun.get(topic)
+        if found is None:
+            return False
+        for session, begun in list(found.items()):
+            if session.is_over(begun):
+                del found[session]
+                if session.is_silent(begun):
+                    self.door(topic).doubt(now)
+        if not found:
+            del self._begun[topic]
+        return bool(found)
+
+    def _has_ended(self, session: Session, now: float) -> None:
+        """What it had begun may be queued in a broker."""
+        for topic, found in self._begun.items():
+            if found.pop(session, None) is not None:
+                self.door(topic).doubt(now)
+
     def topic_news(self, now: float) -> list[Action]:
         """What waits at a door looks again."""
         waiting = [session for session in self._busy_sessions if session.at_door]
@@ -182,10 +239,12 @@ class Switch:  # extended in tests
                     self._route(where, command)
                 if where.finished:
                     self.sessions.pop(where.connection, None)
+                    if self._begun:
+                        self._has_ended(where, now)
                 _note(self._busy_sessions, where, where.needs_ticks and not where.finished)
             else:
                 for effect in where.handle(event, now):  # type: ignore[arg-type]
-                    self._carry_out(where, effect)
+                    self._carry_out(where, effect, now)
                 _note(self._busy_gates, where, not where.idle)
         actions, self._actions = self._actions, []
         return actions
@@ -198,15 +257,21 @@ class Switch:  # extended in tests
         else:
             self._actions.append(ForConnection(session.connection, command))
 
-    def _carry_out(self, gate: Gate, effect: gates.Effect) -> None:
+    def _carry_out(self, gate: Gate, effect: gates.Effect, now: float) -> None:
         match effect:
             case gates.Grant(ticket):
                 self._tell(ticket, sessions.TurnGranted(ticket), gate)
             case gates.Answer(ticket, result, reason):
                 self._tell(ticket, sessions.TurnEnded(ticket, result, reason), gate)
+            case gates.MayJoin(connection):
+                session = self.sessions.get(connection)
+                if session is not None:
+                    self._work.append((session, sessions.MayJoin(gate.partition)))
             case gates.Violation():
                 self._actions.append(Report(effect))
             case _:
+                if isinstance(effect, gates.Resend) and gate.partition.topic in self.doors:
+                    self.doors[gate.partition.topic].doubt(now)
                 self._actions.append(ForControl(gate.partition, effect))
 
     def _tell(self, ticket: gates.Ticket, event: sessions.Event, gate: Gate) -> None:

@@ -7,11 +7,13 @@ requests that want the same two gates cannot wait for each other in a circle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from fencepost_policies.append import Append, Refusal
+from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_idempotence
 from fencepost_policies.values import value
 from fencepost_proxy.errors import Error, LimitError, ProtocolError
 from fencepost_proxy.partitions.events import Ticket
@@ -39,8 +41,10 @@ from fencepost_proxy.wire.produce import (
 
 if TYPE_CHECKING:
     from fencepost_proxy.session.counted import CountedTurn
+    from fencepost_proxy.session.levels import LevelledTurn
 
 ACKS_ALL = -1
+NOTHING_DENIED: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 @dataclass(slots=True, eq=False)
@@ -51,9 +55,12 @@ class Turn:
     request is sent or withdrawn. `answer_by` – when the client has to be told something, monotonic seconds.
     `received_at` – when it was here whole; `offered_at` – when `waiting_for` was offered; `gate_seconds` – how long it
     has waited at gates so far.
-    `proving` – it only waits for Kafka to say whether the client may know.
     `counted` – what of it concerns counted topics; `at_door` – it waits there, and has not come to the gates.
-    `miscounted` – partitions refused there.
+    `miscounted` – partitions refused there. `levelled` – what of it has to do with levels of idempotence. `asking` –
+    questions to Kafka that its answer waits for; `starts_asked` – where its logs start was one; `said` – topics of
+    which Kafka has answered whether its client may write.
+    `denied` – topics that its client may not write, and Kafka's words; it has been asked before anything else was done.
+    `notes` – of failed appends of a transaction that are not stored yet; None: it has not been asked whether there are.
     """
 
     request: ProduceRequest
@@ -62,7 +69,6 @@ class Turn:
     received_at: float = 0.0
     offered_at: float = 0.0
     gate_seconds: float = 0.0
-    proving: bool = False
     tickets: dict[TopicPartition, Ticket] = field(default_factory=dict)
     results: dict[TopicPartition, PartitionResult] = field(default_factory=dict)
     to_offer: list[Ticket] = field(default_factory=list)
@@ -73,6 +79,12 @@ class Turn:
     counted: CountedTurn | None = None
     at_door: bool = False
     miscounted: frozenset[TopicPartition] = frozenset()
+    levelled: LevelledTurn | None = None
+    asking: int = 0
+    starts_asked: bool = False
+    said: frozenset[str] = frozenset()
+    denied: Mapping[str, int] = field(default_factory=lambda: NOTHING_DENIED)
+    notes: int | None = None
 
     @property
     def complete(self) -> bool:
@@ -80,8 +92,12 @@ class Turn:
 
     @property
     def refused(self) -> bool:
-        """Whether something of it has failed. A known retry has its result too, and that is a success."""
-        return any(result.error_code for result in self.results.values())
+        """Whether something of it has failed here. A known retry has its result too, and that is a success."""
+        return any(self.refusals())
+
+    def refusals(self) -> Iterator[PartitionResult]:
+        """But for what Kafka itself does not take."""
+        return (result for key, result in self.results.items() if result.error_code and key.topic not in self.denied)
 
     @property
     def silent(self) -> bool:
@@ -118,18 +134,32 @@ class Turn:
 
     def request_for(self, ticket: Ticket) -> ProduceRequest:
         """One append of it alone, with its new stamp."""
-        topics = tuple(
-            replace(topic, partitions=(self._upstream_data(topic, data),))
+        return replace(self.request, topics=self._only({ticket.partition}), acks=ACKS_ALL)
+
+    def request_without(self, keys: Collection[TopicPartition]) -> ProduceRequest:
+        """Those of its batches that go without their producer ids now."""
+        acks = ACKS_ALL if self.request.acks == 0 else self.request.acks
+        return replace(self.request, topics=self._only(keys), acks=acks)
+
+    def _only(self, keys: Collection[TopicPartition]) -> tuple[TopicData, ...]:
+        parts = (
+            (topic, [d for d in topic.partitions if TopicPartition(topic.name, d.partition) in keys])
             for topic in self.request.topics
-            for data in topic.partitions
-            if TopicPartition(topic.name, data.partition) == ticket.partition
         )
-        return replace(self.request, topics=topics, acks=ACKS_ALL)
+        return tuple(
+            replace(topic, partitions=tuple(self._upstream_data(topic, data) for data in wanted))
+            for topic, wanted in parts
+            if wanted
+        )
 
     def _upstream_data(self, topic: TopicData, data: PartitionData) -> PartitionData:
-        ticket = self.tickets.get(TopicPartition(topic.name, data.partition))
-        if ticket is None or data.records is None:
+        key = TopicPartition(topic.name, data.partition)
+        ticket = self.tickets.get(key)
+        if data.records is None:
             return data
+        if ticket is None:
+            goes_without = self.levelled is not None and key in self.levelled.without
+            return replace(data, records=memoryview(without_producer(data.records))) if goes_without else data
         return replace(data, records=memoryview(batch_to_send(ticket)))
 
     # ---- what comes back
@@ -162,6 +192,11 @@ def sent_batch(ticket: Ticket) -> tuple[bytes, memoryview]:
         tag=stamp.tag,
     )
     return bytes(header), records[HEADER_BYTES:]
+
+
+def without_producer(records: memoryview) -> bytearray:
+    """The batch as a producer that is not idempotent would have sent it."""
+    return stamp_batch(records, producer_id=-1, producer_epoch=-1, base_sequence=-1)
 
 
 def batch_to_send(ticket: Ticket) -> bytearray:
@@ -219,6 +254,10 @@ def make_ticket(bid: Bid, partition: TopicPartition, data: PartitionData) -> Tic
         return Refusal(Error.INVALID_RECORD, "malformed", f"MALFORMED {where}: {error}")
     if header.is_control:
         return Refusal(Error.INVALID_RECORD, "control_batch", f"CONTROL_BATCH {where}: only brokers write these")
+    if header.producer_id >= MADE_UP_IDS_FROM:
+        not_permitted = check_idempotence(partition.topic, partition.partition, header.producer_id, Level.OFF)
+        assert not_permitted is not None
+        return not_permitted
     if header.producer_id >= 0 and header.producer_id == bid.shared_producer_id:
         message = f"PRODUCER_ID_TAKEN {where}: producer id {header.producer_id} is the proxy's own"
         return Refusal(Error.POLICY_VIOLATION, "shared_producer_id", message)

@@ -1,7 +1,8 @@
-"""The state topic is closed to clients: not listed, not read, not written, not deleted; named, it gets error 29.
+"""The state topic is closed to clients: not listed, not read, not written, not deleted, nothing of its log is told;
+named, it gets error 29, as from Kafka for a topic that a client may not describe.
 
-What only moves it between brokers (AlterPartitionReassignments, AlterReplicaLogDirs, ElectLeaders) or tells offsets
-stays open to those whom Kafka allows it: operators must be able to empty a broker.
+What only moves it between brokers (AlterPartitionReassignments, AlterReplicaLogDirs, ElectLeaders) stays open to those
+whom Kafka allows it, as does what tells where it lies: operators must be able to empty a broker.
 
 A request that may name it (`Treatment.INSPECT_REQUEST`) is searched for the topic's name and id as bytes (`mentions`),
 and decoded only if they occur: nothing on the wire compresses or splits them. Produce is not here, its topics are read
@@ -10,16 +11,19 @@ anyway.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.planning import Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
-from fencepost_proxy.wire.apis import DELETE_RECORDS, FETCH
+from fencepost_proxy.types import NO_TOPIC_ID
+from fencepost_proxy.wire.apis import DELETE_RECORDS, DESCRIBE_PRODUCERS, FETCH, LIST_OFFSETS, OFFSET_FOR_LEADER_EPOCH
 from fencepost_proxy.wire.schema import Message
 
 DENIED: Final = Error.TOPIC_AUTHORIZATION_FAILED
+#: Of `topic_authorized_operations`.
+_NOT_TOLD: Final = -(2**31)
 
 
 def denied_message(known: Known) -> str:
@@ -34,21 +38,28 @@ def mentions(frame: bytes | memoryview, known: Known) -> bool:
     return known.state_topic_id is not None and known.state_topic_id.bytes in data
 
 
-def hide(response: Message, known: Known, *, asked: bool) -> None:
-    """Takes the state topic out of a Metadata or DescribeTopicPartitions response.
+def hide(response: Message, known: Known, *, asked: bool, by_name: bool = True) -> bool:
+    """Takes the state topic out of a Metadata or DescribeTopicPartitions response; False: it was not there.
 
     `asked` – the request `mentions` it: then it stays as an entry with error 29 and no partitions, since a client
-    waits for an answer about a topic that it named.
+    waits for an answer about a topic that it named. Who named it does not learn its id, nor who has that its name.
     """
-    kept = []
+    kept, found = [], False
     for topic in response.topics:
         if known.is_state_topic(topic.name, topic.topic_id):
+            found = True
             if not asked:
                 continue
             topic.error_code = DENIED
             topic.partitions = []
+            topic.topic_authorized_operations = _NOT_TOLD
+            if by_name:
+                topic.topic_id = NO_TOPIC_ID
+            else:
+                topic.name = None
         kept.append(topic)
     response.topics = kept
+    return found
 
 
 def plan_closed(api_key: int, request: Message, known: Known) -> Plan:
@@ -57,33 +68,88 @@ def plan_closed(api_key: int, request: Message, known: Known) -> Plan:
 
 
 def _fetch(request: Message, known: Known) -> Plan:
+    def denied(topic: Message) -> Message:
+        partitions = [
+            Message(partition_index=each.partition, error_code=DENIED, high_watermark=-1, records=b"")
+            for each in topic.partitions
+        ]
+        return Message(topic=topic.topic, topic_id=topic.topic_id, partitions=partitions)
+
     refused = _take(request, "topics", lambda topic: known.is_state_topic(topic.topic, topic.topic_id))
-
-    def finish(response: Message) -> list[TopicConfigChange]:
-        for topic in refused:
-            partitions = [
-                Message(partition_index=each.partition, error_code=DENIED, high_watermark=-1, records=b"")
-                for each in topic.partitions
-            ]
-            response.responses.append(Message(topic=topic.topic, topic_id=topic.topic_id, partitions=partitions))
-        return []
-
-    return Plan(request, finish)
+    return _answered_too(request, "responses", [denied(topic) for topic in refused])
 
 
 def _delete_records(request: Message, known: Known) -> Plan:
+    def denied(topic: Message) -> Message:
+        partitions = [
+            Message(partition_index=each.partition_index, low_watermark=-1, error_code=DENIED)
+            for each in topic.partitions
+        ]
+        return Message(name=topic.name, partitions=partitions)
+
     refused = _take(request, "topics", lambda topic: known.is_state_topic(topic.name))
+    return _answered_too(request, "topics", [denied(topic) for topic in refused])
+
+
+def _list_offsets(request: Message, known: Known) -> Plan:
+    def denied(topic: Message) -> Message:
+        partitions = [
+            Message(partition_index=each.partition_index, error_code=DENIED, timestamp=-1, offset=-1, leader_epoch=-1)
+            for each in topic.partitions
+        ]
+        return Message(name=topic.name, partitions=partitions)
+
+    refused = _take(request, "topics", lambda topic: known.is_state_topic(topic.name))
+    return _answered_too(request, "topics", [denied(topic) for topic in refused])
+
+
+def _epoch_ends(request: Message, known: Known) -> Plan:
+    def denied(topic: Message) -> Message:
+        partitions = [
+            Message(partition=each.partition, error_code=DENIED, leader_epoch=-1, end_offset=-1)
+            for each in topic.partitions
+        ]
+        return Message(topic=topic.topic, partitions=partitions)
+
+    refused = _take(request, "topics", lambda topic: known.is_state_topic(topic.topic))
+    return _answered_too(request, "topics", [denied(topic) for topic in refused])
+
+
+def _describe_producers(request: Message, known: Known) -> Plan:
+    def denied(topic: Message) -> Message:
+        partitions = [
+            Message(partition_index=index, error_code=DENIED, error_message=denied_message(known))
+            for index in topic.partition_indexes
+        ]
+        return Message(name=topic.name, partitions=partitions)
+
+    refused = _take(request, "topics", lambda topic: known.is_state_topic(topic.name))
+    return _answered_too(request, "topics", [denied(topic) for topic in refused])
+
+
+def _answered_too(request: Message, attribute: str, denied: Sequence[Message]) -> Plan:
+    """What is left of the request goes to Kafka; what was taken out of it is answered behind Kafka's answers."""
 
     def finish(response: Message) -> list[TopicConfigChange]:
-        for topic in refused:
-            partitions = [
-                Message(partition_index=each.partition_index, low_watermark=-1, error_code=DENIED)
-                for each in topic.partitions
-            ]
-            response.topics.append(Message(name=topic.name, partitions=partitions))
+        getattr(response, attribute).extend(denied)
         return []
 
     return Plan(request, finish)
+
+
+def leave_out_of_subscription(request: Message, known: Known) -> None:
+    """Of a ConsumerGroupHeartbeat: it is as if there were no such topic, nor any of its partitions with the member."""
+    if request.subscribed_topic_names is not None:
+        names = request.subscribed_topic_names
+        request.subscribed_topic_names = [name for name in names if not known.is_state_topic(name)]
+    if request.topic_partitions is not None:
+        _take(request, "topic_partitions", lambda topic: known.is_state_topic(None, topic.topic_id))
+
+
+def leave_out_of_assignment(response: Message, known: Known) -> None:
+    """Of the answer to one: its member may have subscribed to a pattern, and would be told that it may not have all."""
+    if response.assignment is not None:
+        _take(response.assignment, "topic_partitions", lambda topic: known.is_state_topic(None, topic.topic_id))
 
 
 def _take(request: Message, attribute: str, unwanted: Callable[[Message], bool]) -> list[Message]:
@@ -96,4 +162,7 @@ def _take(request: Message, attribute: str, unwanted: Callable[[Message], bool])
 CLOSED_APIS: Final[Mapping[int, Callable[[Message, Known], Plan]]] = {
     FETCH: _fetch,
     DELETE_RECORDS: _delete_records,
+    LIST_OFFSETS: _list_offsets,
+    OFFSET_FOR_LEADER_EPOCH: _epoch_ends,
+    DESCRIBE_PRODUCERS: _describe_producers,
 }

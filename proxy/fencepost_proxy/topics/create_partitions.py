@@ -4,6 +4,8 @@ A counted topic grows by the procedure (`expanding.py`), under the proxy's own p
 upstream as *validate-only*, on the client's own connection: Kafka says whether this client may, and whether what is
 asked for makes sense. Only then does the procedure begin, and its end is the client's answer.
 
+That a topic is growing already is told as Kafka's answer to that too: to those who may let it grow.
+
 Other topics in the same request are Kafka's business. CreatePartitions has one flag for all its topics, so they go up
 in a request of their own, before. What the client himself only wants validated is Kafka's answer, too, but for what the
 proxy would refuse.
@@ -16,6 +18,7 @@ there until partition 0 is read. So a topic whose order is to be kept grows by m
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.closed import DENIED, denied_message
@@ -25,28 +28,42 @@ from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.types import NodeId
 from fencepost_proxy.wire.schema import Message
 
+#: With these Kafka says that this client may not, and nothing else of the topic.
+_NOT_ALLOWED: Final = frozenset(
+    {Error.TOPIC_AUTHORIZATION_FAILED, Error.CLUSTER_AUTHORIZATION_FAILED, Error.UNKNOWN_TOPIC_OR_PARTITION}
+)
+
 
 def plan_create_partitions(_version: int, request: Message, known: Known) -> Plan:
     refused: list[Message] = []
     kafkas: list[Message] = []
     ours: list[Message] = []
+    growing: dict[str, Message] = {}
     for topic in request.topics:
         refusal = _refusal(topic.name, known, validate_only=request.validate_only)
         if refusal is not None:
             refused.append(refusal)
+        elif not request.validate_only and (in_progress := _in_progress(topic.name, known)):
+            growing[topic.name] = in_progress
         elif _multiples_only(topic.name, known) or (not request.validate_only and known.is_counted(topic.name)):
             ours.append(topic)
         else:
             kafkas.append(topic)
 
+    busy = [topic for topic in request.topics if topic.name in growing]
+
     def finish(response: Message) -> list[TopicConfigChange]:
+        for result in response.results:
+            if result.name in growing and result.error_code not in _NOT_ALLOWED:
+                refusal = growing[result.name]
+                result.error_code, result.error_message = refusal.error_code, refusal.error_message
         response.results += refused
         return []
 
-    if not ours:
+    if not ours and not busy:
         request.topics = kafkas
         return Plan(request, finish)
-    validated = Message(topics=ours, timeout_ms=request.timeout_ms, validate_only=True)
+    validated = Message(topics=ours + busy, timeout_ms=request.timeout_ms, validate_only=True)
     first = None
     if kafkas:
         first = Message(topics=kafkas, timeout_ms=request.timeout_ms, validate_only=request.validate_only)
@@ -79,6 +96,10 @@ def _refusal(topic: str, known: Known, *, validate_only: bool) -> Message | None
     if known.policy(topic) is None:
         text = "The proxy does not know at this moment whether the topic's partitions are counted. Try again."
         return Message(name=topic, error_code=Error.REQUEST_TIMED_OUT, error_message=text)
+    return None
+
+
+def _in_progress(topic: str, known: Known) -> Message | None:
     pending = known.growth(topic).pending
     if pending is None:
         return None

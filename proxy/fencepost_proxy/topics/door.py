@@ -8,7 +8,8 @@ door, waits until nobody is inside, and opens it with the new count.
 What may be inside without being known here:
 
 - A request whose upstream connection broke is gone, and its append may still be queued in a broker. It holds the door
-  for `doubt_seconds` more.
+  for `doubt_seconds` more. So does what a gate sends once more to find out what became of it; and as long as a gate
+  has such doubts, the door does not count as empty either (`Switch.door_empty`).
 - What was under way when the topic became a counted one, and what an earlier process had sent, never entered. Nobody
   knows of it; `clear_at` is when it must be over.
 
@@ -65,6 +66,10 @@ class Door:
         self._inside.remove(pass_id)
         if in_doubt:
             self._doubtful_until = max(self._doubtful_until, now + self._doubt_seconds)
+
+    def doubt(self, now: float) -> None:
+        """Something was sent for which nobody is inside, and whose answer will never come."""
+        self._doubtful_until = max(self._doubtful_until, now + self._doubt_seconds)
 
     # ---- for expansions
 

@@ -44,6 +44,7 @@ from uuid import UUID
 
 from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.expansions import (
+    NO_GROWTH,
     Assignments,
     Expansion,
     Growth,
@@ -305,7 +306,7 @@ class Procedure:
             if self._failure is not None:
                 return self._failure
             return Ended(Result.FAILED, Error.POLICY_VIOLATION, f"{FAILED} {self._name}: {growth.failed[proposal]}")
-        if self.step is Step.INTENT:
+        if self.step is Step.INTENT and growth != NO_GROWTH:
             text = f"{IN_PROGRESS} {self._name}: another expansion of the topic was begun before"
             return Ended(Result.REFUSED, Error.INVALID_PARTITIONS, text)
         return Ended(Result.DELETED, Error.UNKNOWN_TOPIC_OR_PARTITION, f"{self._name}: the topic was deleted")

@@ -342,6 +342,10 @@ class Growths:
         """Topics whose partitions were ever counted, whether or not they still exist."""
         return frozenset(each.name for each in self._topics.values() if each.name is not None)
 
+    def incarnations(self) -> Mapping[UUID, str]:
+        """Names of those topics, by their ids: one for each time that a topic was created."""
+        return {topic_id: each.name for topic_id, each in self._topics.items() if each.name is not None}
+
     def forget(self, topic_id: UUID) -> list[StateRecord]:
         """The tombstones of all that is stored of an incarnation that is gone."""
         topic = self._topics.get(topic_id)

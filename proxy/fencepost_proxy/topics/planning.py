@@ -106,11 +106,12 @@ class Plan:
     `forward` – what goes upstream in its place, always: Kafka itself then says what the client may do, and when the
     order of answers comes to it. An entry that is refused here is not in it; its list may have become empty.
     `finish` – completes Kafka's answer in place, and gives back what changed: store that, then send the answer.
-    `joins` – tell the gates of those before the request goes upstream. `expansions` – what is to grow before the answer
-    is sent.
+    `joins` – ask the gates of those before the request goes upstream; `later` – the answer if they put it off.
+    `expansions` – what is to grow before the answer is sent.
     """
 
     forward: Message
     finish: Callable[[Message], list[TopicConfigChange]]
     joins: Joins | None = None
+    later: Message | None = None
     expansions: Expansions | None = None

@@ -11,6 +11,7 @@ One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…
 | `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone deletes it |
 | `expansion…/…`, `partition-count/<topic id>` | how topics grow | `expansions.py` says |
 | `withheld/<group>`, `released/…` | groups that wait for new partitions | `withheld.py` says |
+| `poison/<producer id>/…` | transactions that must not commit | `poisoned.py` says |
 
 "The first record of a key wins" would die by compaction, which keeps the last: so each proposal has a key of its own,
 and it is written once. Not even its own writer may send it again: with A at offset 5, B at 6 and A's resend at 7, A
@@ -34,6 +35,8 @@ from uuid import UUID
 from fencepost_proxy.errors import FencepostError
 from fencepost_proxy.topics.expansions import KINDS as GROWTH_KINDS
 from fencepost_proxy.topics.expansions import Expansion, Growth, Growths
+from fencepost_proxy.topics.poisoned import KINDS as POISON_KINDS
+from fencepost_proxy.topics.poisoned import PoisonView
 from fencepost_proxy.topics.records import StateRecord, object_of, record, typed
 from fencepost_proxy.topics.virtual_configs import (
     VIRTUAL_CONFIGS,
@@ -162,6 +165,7 @@ class StateView:
         self._places: dict[UUID, str] = {}
         self._growths = Growths()
         self.groups = WithheldView()
+        self.poisons = PoisonView()
         # Per partition and epoch the proposal that won: its key and its base.
         self._stamp_bases: dict[tuple[UUID, int], dict[ProducerEpoch, tuple[str, LogEndOffset]]] = {}
 
@@ -192,6 +196,8 @@ class StateView:
                 self._growths.apply(text, value)
             elif kind in GROUP_KINDS:
                 self.groups.apply(text, value)
+            elif kind in POISON_KINDS:
+                self.poisons.apply(text, value)
             else:
                 return f"record {offset} of the state topic has a key of an unknown kind: {text!r:.80}"
         except ValueError as error:
@@ -299,6 +305,11 @@ class StateView:
     def counted_topics(self) -> frozenset[str]:
         """Those whose partitions were ever counted, whether or not they still exist."""
         return self._growths.names()
+
+    @property
+    def counted_incarnations(self) -> Mapping[UUID, str]:
+        """The same, by topic id."""
+        return self._growths.incarnations()
 
     def tidy_expansion(self, expansion: Expansion) -> list[StateRecord]:
         """What to append to the state topic once it has ended."""

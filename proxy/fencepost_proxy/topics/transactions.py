@@ -2,7 +2,8 @@
 
 A transaction's marker takes an offset in each of its partitions, in those it added and never wrote to as well, and
 passes no gate. `required` topics cannot have that: there the partition is refused before Kafka hears of it, with 44,
-which every client takes for an error that it can abort. On `true` topics the gates are told who joins.
+which every client takes for an error that it can abort. On `true` topics the gates are told who joins, and may put it
+off.
 
 The others of the request are added: a client aborts after any error, and then their markers do no harm.
 """
@@ -38,6 +39,7 @@ def plan_add_partitions(request: Message, known: Known) -> Plan:
             kept.append(topic)
             if check is Check.ON:
                 joins += [TopicPartition(topic.name, partition) for partition in topic.partitions]
+    asked = [(topic.name, list(topic.partitions)) for topic in request.v3_and_below_topics]
     request.v3_and_below_topics = kept
 
     def finish(response: Message) -> list[TopicConfigChange]:
@@ -46,4 +48,20 @@ def plan_add_partitions(request: Message, known: Known) -> Plan:
             response.results_by_topic_v3_and_below.append(Message(name=topic.name, results_by_partition=results))
         return []
 
-    return Plan(request, finish, Joins(request.v3_and_below_transactional_id, tuple(joins)) if joins else None)
+    if not joins:
+        return Plan(request, finish)
+    return Plan(request, finish, Joins(request.v3_and_below_transactional_id, tuple(joins)), _later(asked))
+
+
+def _later(asked: list[tuple[str, list[int]]]) -> Message:
+    """Nothing was added: clients ask again."""
+    topics = [
+        Message(
+            name=name,
+            results_by_partition=[
+                Message(partition_index=each, partition_error_code=_CONCURRENT_TRANSACTIONS) for each in partitions
+            ],
+        )
+        for name, partitions in asked
+    ]
+    return Message(throttle_time_ms=0, results_by_topic_v3_and_below=topics)

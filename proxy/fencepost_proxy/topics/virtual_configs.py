@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fencepost_policies.append import Check
+from fencepost_policies.idempotence_level import Level
 from fencepost_policies.partitioners import Partitioner
 
 CHECK_EXPECTED_OFFSETS: Final = "check.expected.offsets"
@@ -23,6 +24,7 @@ EXPECTED_OFFSETS_CARRIER: Final = "expected.offsets.carrier"
 CHECK_PARTITION_COUNT: Final = "check.partition.count"
 PARTITIONER: Final = "partitioner"
 ORDERED_PARTITION_EXPANSION: Final = "ordered.partition.expansion"
+IDEMPOTENCE_LEVEL: Final = "idempotence.level"
 
 #: The virtual configs that the config file gives a topic (`ProxyConfig.configs_for`).
 FileConfigs = Callable[[str], Mapping[str, str]]
@@ -105,6 +107,17 @@ _TABLE: Final = (
             "since otherwise keys placed by hash % count would move between old partitions too; with any, to any count."
         ),
     ),
+    VirtualConfig(
+        name=IDEMPOTENCE_LEVEL,
+        values=tuple(level.name.lower() for level in Level),
+        default=Level.OFF.name.lower(),
+        documentation=(
+            "What is asked of producers (KAFKA-5793, KAFKA-5794). With required, a batch without a producer id is "
+            "refused. With safe, a batch that Kafka takes from no idempotent producer (the topic's message format is "
+            "older than 0.11, or the client may not be idempotent) is appended without its producer id, not exactly "
+            "once then. With off, nothing is looked at."
+        ),
+    ),
 )
 
 #: What only the proxy itself writes: how a topic has grown (`Growth.described`). Shown like a config, never set.
@@ -144,6 +157,7 @@ class TopicPolicy:
     partitioner: Partitioner | None = None
     ordered: bool = False
     any_growth: bool = False
+    idempotence: Level = Level.OFF
 
     @property
     def guarded(self) -> bool:
@@ -154,6 +168,11 @@ class TopicPolicy:
     def counted(self) -> bool:
         """Its appends go through a door (`topics/door.py`)."""
         return self.ordered or self.count_check is not Check.OFF
+
+    @property
+    def read(self) -> bool:
+        """Its appends are looked into at all: somebody has to know what each of them says."""
+        return self.guarded or self.counted or self.idempotence is not Level.OFF
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicPolicy:
@@ -167,33 +186,43 @@ class TopicPolicy:
             partitioner=None if partitioner == "none" else Partitioner(partitioner),
             ordered=values[ORDERED_PARTITION_EXPANSION] != "false",
             any_growth=values[ORDERED_PARTITION_EXPANSION] == "any",
+            idempotence=Level[values[IDEMPOTENCE_LEVEL].upper()],
         )
+
+
+def is_safe(configs: Mapping[str, str]) -> bool:
+    """Whether these ask for `idempotence.level=safe`."""
+    return configs.get(IDEMPOTENCE_LEVEL, "").strip().lower() == Level.SAFE.name.lower()
 
 
 UNGUARDED: Final = TopicPolicy()
 
 
 def durability_warnings(
-    topic: str, *, replication_factor: int, min_insync_replicas: int, unclean_leader_election: bool
-) -> list[str]:
-    """Why Kafka itself may lose the first of two winners of an offset on this topic; empty where it cannot.
+    *, replication_factor: int, min_insync_replicas: int, unclean_leader_election: bool
+) -> list[tuple[str, str]]:
+    """Why Kafka itself may lose the first of two winners of an offset on a guarded topic: how the topic is, what to do.
 
-    For the log, when a topic becomes guarded: a check is as durable as the log that it is made on.
+    Empty where it cannot. For the log, when a topic becomes guarded, and for `fencepost check`: a check is as durable
+    as the log that it is made on.
     """
     warnings = []
     if replication_factor < 3:
         warnings.append(
-            f"guarded topic {topic} has {replication_factor} replica(s): give it 3, or a lost disk loses offsets that "
-            "were won"
+            (f"has {replication_factor} replica(s)", "give it 3, or a lost disk loses offsets that were won")
         )
     if min_insync_replicas < 2:
         warnings.append(
-            f"guarded topic {topic} has min.insync.replicas={min_insync_replicas}: set it to 2, or an offset may be "
-            "won twice after its only replica failed"
+            (
+                f"has min.insync.replicas={min_insync_replicas}",
+                "set it to 2, or an offset may be won twice after its only replica failed",
+            )
         )
     if unclean_leader_election:
         warnings.append(
-            f"guarded topic {topic} has unclean.leader.election.enable=true: switch it off, or an outdated leader may "
-            "give away again offsets that were won"
+            (
+                "has unclean.leader.election.enable=true",
+                "switch it off, or an outdated leader may give away again offsets that were won",
+            )
         )
     return warnings

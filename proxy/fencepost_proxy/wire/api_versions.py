@@ -2,9 +2,45 @@
 
 from __future__ import annotations
 
-from fencepost_proxy.errors import Error
+from typing import Final, NamedTuple
+
+from fencepost_proxy.errors import Error, ProtocolError
 from fencepost_proxy.wire.apis import API_VERSIONS, APIS
+from fencepost_proxy.wire.control import codec_versions, decode_request, parse_request_header
 from fencepost_proxy.wire.schema import Message
+
+#: In Kafka's own request since this version (KIP-511).
+_NAMED_FROM: Final = 3
+#: Each connection holds it: Kafka's own clients use less than half.
+_SOFTWARE_CHARACTERS_MAX: Final = 64
+
+
+class Software(NamedTuple):
+    """What a client says that it is, for people to read: `apache-kafka-java`, `4.3.1`. At most so long, printable."""
+
+    name: str
+    version: str
+
+
+def introduced(frame: memoryview) -> tuple[str | None, Software | None]:
+    """The client's id and its software, of an ApiVersions request without its length.
+
+    None where it does not say, or where that cannot be read: Kafka will tell it.
+    """
+    try:
+        header = parse_request_header(frame)
+        versions = codec_versions(API_VERSIONS)
+        if versions is None or not _NAMED_FROM <= header.api_version <= versions[1]:
+            return header.client_id, None
+        request = decode_request(API_VERSIONS, header.api_version, frame[header.body_offset :])
+    except ProtocolError:
+        return None, None
+    software = Software(_shown(request.client_software_name), _shown(request.client_software_version))
+    return header.client_id, software
+
+
+def _shown(text: str) -> str:
+    return "".join(each if each.isprintable() else "?" for each in text[:_SOFTWARE_CHARACTERS_MAX])
 
 
 def restrict_api_versions(response: Message) -> None:

@@ -1,7 +1,8 @@
 """Every API of Kafka, and what this proxy does with it: the one table.
 
 The list is that of Kafka 4.4 (`common/message/*.json` in kafka-clients 4.4.0). An API or a version that is not in
-it is withheld: a version added to Kafka later may carry a broker's address, and nobody has looked yet.
+it is withheld: a version added to Kafka later may carry a broker's address, and nobody has looked yet. What to do here
+when a new Kafka comes: docs/kafka-releases.md, step by step.
 
 What a client is told by ApiVersions is the intersection of this table with what its broker told
 (`wire/api_versions.py`). The reasons for each cap stand in the table itself; `tests/unit/test_apis.py` and
@@ -33,6 +34,8 @@ class Treatment(Flag):
     REWRITE_RESPONSE = 4
     #: Goes to the gates; `wire/produce.py` reads it.
     PRODUCE = 8
+    #: Passes, but not before all before it was answered: Kafka takes nothing else until its client has logged in.
+    ALONE = 32
     #: Not advertised. A client that sends it all the same is disconnected, as Kafka does.
     WITHHELD = 16
 
@@ -82,7 +85,7 @@ _TABLE: Final = (
         "v13 names topics by id alone; v12 stays, since transactions v2 need it. Kafka itself advertises 0–2 for the "
         "sake of old librdkafka (KAFKA-18659) and closes the connection that uses them")),
     Api(1, "Fetch", _INSPECT, 4, 15, 12, "v16+ answers with leaders' addresses (node_endpoints); " + _STATE_TOPIC),
-    Api(2, "ListOffsets", _RELAY, 0, 11, 6),
+    Api(2, "ListOffsets", _INSPECT, 0, 11, 6, _STATE_TOPIC),
     Api(3, "Metadata", _LISTS_TOPICS, 0, 13, 9, "names brokers' addresses; " + _STATE_TOPIC),
     Api(4, "LeaderAndIsr", _WITHHELD, 0, 0, 4, _GONE),
     Api(5, "StopReplica", _WITHHELD, 0, 0, 2, _GONE),
@@ -97,17 +100,20 @@ _TABLE: Final = (
     Api(14, "SyncGroup", _RELAY, 0, 5, 4),
     Api(15, "DescribeGroups", _RELAY, 0, 6, 5),
     Api(16, "ListGroups", _RELAY, 0, 5, 3),
-    Api(17, "SaslHandshake", _RELAY, 1, 1, None, "after v0 bare SASL tokens follow, frames without a Kafka header"),
+    Api(17, "SaslHandshake", Treatment.ALONE, 1, 1, None, (
+        "after v0 bare SASL tokens follow, frames without a Kafka header; until its client has logged in, anew too, "
+        "Kafka takes nothing else, nor anything of the proxy's own")),
     Api(18, "ApiVersions", Treatment.REWRITE_RESPONSE, 0, 4, 3, "no schema of v5 yet"),
     Api(19, "CreateTopics", _PLAN, 2, 7, 5, _TOPIC_CONFIGS),
     Api(20, "DeleteTopics", _PLAN, 1, 6, 4, "a topic's virtual configs go with it"),
     Api(21, "DeleteRecords", _INSPECT, 0, 2, 2, _STATE_TOPIC),
-    Api(22, "InitProducerId", _ADDRESSES, 0, 6, 2, "the shared producer id must never be given to a client"),
-    Api(23, "OffsetForLeaderEpoch", _RELAY, 0, 4, 4),
+    Api(22, "InitProducerId", _ADDRESSES, 0, 6, 2, (
+        "the shared producer id must never be given to a client; who may not be idempotent, while a topic is `safe`")),
+    Api(23, "OffsetForLeaderEpoch", _INSPECT, 0, 4, 4, _STATE_TOPIC),
     Api(24, "AddPartitionsToTxn", _PLAN, 0, 3, 3, (
         "v4+ is between brokers; a marker takes an offset and passes no gate; " + _STATE_TOPIC)),
     Api(25, "AddOffsetsToTxn", _RELAY, 0, 4, 3),
-    Api(26, "EndTxn", _RELAY, 0, 5, 3),
+    Api(26, "EndTxn", _RELAY, 0, 5, 3, "a commit is held and judged while a topic of the cluster checks expectations"),
     Api(27, "WriteTxnMarkers", _RELAY, 0, 2, 1),
     Api(28, "TxnOffsetCommit", _RELAY, 0, 6, 3),
     Api(29, "DescribeAcls", _RELAY, 0, 3, 2),
@@ -117,7 +123,8 @@ _TABLE: Final = (
     Api(33, "AlterConfigs", _PLAN, 0, 2, 2, _TOPIC_CONFIGS),
     Api(34, "AlterReplicaLogDirs", _RELAY, 0, 2, 2),
     Api(35, "DescribeLogDirs", _RELAY, 0, 5, 2),
-    Api(36, "SaslAuthenticate", _RELAY, 0, 2, 2),
+    Api(36, "SaslAuthenticate", Treatment.ALONE, 0, 2, 2, (
+        "says when the login ends: Kafka closes at the first request after it, and an append of then is not sent")),
     Api(37, "CreatePartitions", _PLAN, 0, 3, 2, "counted topics grow without losing order; " + _STATE_TOPIC),
     Api(38, "CreateDelegationToken", _RELAY, 0, 3, 2),
     Api(39, "RenewDelegationToken", _RELAY, 0, 2, 2),
@@ -142,14 +149,14 @@ _TABLE: Final = (
     Api(58, "Envelope", _WITHHELD, 0, 0, 0, _INTERNAL),
     Api(59, "FetchSnapshot", _WITHHELD, 0, 0, 0, _INTERNAL),
     Api(60, "DescribeCluster", _ADDRESSES, 0, 2, 0, "names brokers' addresses"),
-    Api(61, "DescribeProducers", _RELAY, 0, 0, 0),
+    Api(61, "DescribeProducers", _INSPECT, 0, 0, 0, _STATE_TOPIC),
     Api(62, "BrokerRegistration", _WITHHELD, 0, 0, 0, _INTERNAL),
     Api(63, "BrokerHeartbeat", _WITHHELD, 0, 0, 0, _INTERNAL),
     Api(64, "UnregisterBroker", _RELAY, 0, 0, 0),
     Api(65, "DescribeTransactions", _RELAY, 0, 0, 0),
     Api(66, "ListTransactions", _RELAY, 0, 2, 0),
     Api(67, "AllocateProducerIds", _WITHHELD, 0, 0, 0, _INTERNAL),
-    Api(68, "ConsumerGroupHeartbeat", _RELAY, 0, 1, 0),
+    Api(68, "ConsumerGroupHeartbeat", _LISTS_TOPICS, 0, 1, 0, "a group is not assigned the state topic"),
     Api(69, "ConsumerGroupDescribe", _RELAY, 0, 1, 0),
     Api(70, "ControllerRegistration", _WITHHELD, 0, 0, 0, _INTERNAL),
     Api(71, "GetTelemetrySubscriptions", _RELAY, 0, 0, 0),
@@ -180,6 +187,9 @@ _TABLE: Final = (
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({api.key: api for api in _TABLE})
 
+#: For counting: a version that the table does not have.
+UNKNOWN_VERSION: Final = -1
+
 PRODUCE: Final = 0
 FETCH: Final = 1
 LIST_OFFSETS: Final = 2
@@ -188,6 +198,7 @@ OFFSET_FETCH: Final = 9
 FIND_COORDINATOR: Final = 10
 HEARTBEAT: Final = 12
 SYNC_GROUP: Final = 14
+SASL_HANDSHAKE: Final = 17
 API_VERSIONS: Final = 18
 CREATE_TOPICS: Final = 19
 DELETE_TOPICS: Final = 20
@@ -195,13 +206,16 @@ DELETE_RECORDS: Final = 21
 INIT_PRODUCER_ID: Final = 22
 OFFSET_FOR_LEADER_EPOCH: Final = 23
 ADD_PARTITIONS_TO_TXN: Final = 24
+END_TXN: Final = 26
 DESCRIBE_CONFIGS: Final = 32
 ALTER_CONFIGS: Final = 33
+SASL_AUTHENTICATE: Final = 36
 CREATE_PARTITIONS: Final = 37
 INCREMENTAL_ALTER_CONFIGS: Final = 44
 DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65
+LIST_TRANSACTIONS: Final = 66
 CONSUMER_GROUP_HEARTBEAT: Final = 68
 CONSUMER_GROUP_DESCRIBE: Final = 69
 DESCRIBE_TOPIC_PARTITIONS: Final = 75

@@ -71,6 +71,12 @@ _RESULT_FLEXIBLE = Struct(">ihqqqBBB")
 _NOTHING_MORE = [1, 0, 0]
 _FRAME_BYTES_MAX = 0x7FFFFFFF
 
+#: Of a request's header, v9 and later: the level of idempotence that it asks for, int8 (KAFKA-5794). The proposal has
+#: it as a field of the request; in the header it stands in front, where who streams the rest can see it.
+LEVEL_TAG = 254
+#: In place of the number of topics, of a request that has to be read whatever it is about.
+TO_BE_READ = -1
+
 _CURRENT_LEADER_TAG = 0
 _NODE_ENDPOINTS_TAG = 0
 
@@ -80,7 +86,7 @@ class ProducePeek:
     """What a request says before its first record: enough to decide whether it has to be parsed at all.
 
     `first_topic` is "" where there is no topic, and from v13 on, where topics are named by id; `end` is where its name
-    ends in the frame.
+    ends in the frame. `topic_count` is `TO_BE_READ` where a tagged field is for us.
     """
 
     acks: int
@@ -205,16 +211,17 @@ def peek_produce(prefix: memoryview, frame_bytes: int) -> ProducePeek | None:
             _check_header(api_key, api_version)
         _, at = read_nullable_string(prefix, 8)
         if api_version >= FLEXIBLE:
-            usual = _peek_usual(prefix, at, frame_bytes, by_id=api_version >= BY_TOPIC_ID)
+            by_id = api_version >= BY_TOPIC_ID
+            usual = _peek_usual(prefix, at, frame_bytes, by_id=by_id)
             if usual is not None:
                 return usual
-            _, at = read_tags(prefix, at)
+            tags, at = read_tags(prefix, at)
             transactional_id, at = read_compact_nullable_string(prefix, at)
             acks, _ = _ACKS_TIMEOUT.unpack_from(prefix, at)
-            count, at = read_compact_array_count(
-                prefix, at + 6, _TOPIC_BYTES_MIN[api_version >= BY_TOPIC_ID], bytes_total=frame_bytes
-            )
-            first, at = read_compact_string(prefix, at) if count and api_version < BY_TOPIC_ID else ("", at)
+            count, at = read_compact_array_count(prefix, at + 6, _TOPIC_BYTES_MIN[by_id], bytes_total=frame_bytes)
+            first, at = ("", at) if by_id or not count else read_compact_string(prefix, at)
+            if tags and any(tag == LEVEL_TAG for tag, _ in split_tags(tags)):
+                count = TO_BE_READ
         else:
             transactional_id, at = read_nullable_string(prefix, at)
             acks, _ = _ACKS_TIMEOUT.unpack_from(prefix, at)

@@ -1,0 +1,61 @@
+"""`fencepost health`: whether a proxy on this machine serves, as an exit status, for images without a shell or curl."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from http.client import HTTPConnection, HTTPException
+from typing import Any, Final
+
+from fencepost_proxy.cli.asking import address
+from fencepost_proxy.cli.tables import printable
+from fencepost_proxy.types import Address
+
+_SECONDS: Final = 4.0
+_DEFAULT: Final = Address("127.0.0.1", 8080)
+
+_DESCRIPTION: Final = """\
+Asks a running proxy's status address whether it serves clients (/readyz), and prints what it says.
+
+exit status: 0 if it does, 1 if it does not, or if nobody answers."""
+
+_EXAMPLES: Final = """\
+examples:
+  fencepost health
+      the proxy on this machine whose --status is 127.0.0.1:8080, or 0.0.0.0:8080
+
+  fencepost health --live --status 127.0.0.1:9000
+      only whether the process works at all (/livez): also while it waits for Kafka
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "health",
+        help="does a proxy serve? an exit status, for container health checks",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--status", metavar="HOST:PORT", type=address, default=_DEFAULT, help=f"its --status (default {_DEFAULT})")
+    add("--live", action="store_true", help="ask /livez")
+    parser.set_defaults(run=run)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    path = "/livez" if args.live else "/readyz"
+    connection = HTTPConnection(args.status.host, args.status.port, timeout=_SECONDS)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        said = answer.read(10_000).decode("utf-8", "replace").strip()
+    except (OSError, HTTPException) as error:
+        reason = printable(str(error).strip()) or "closed"
+        print(f"fencepost health: no answer from http://{args.status}{path} ({reason})", file=sys.stderr)
+        return 1
+    finally:
+        connection.close()
+    print("\n".join(printable(line) for line in said.splitlines()))
+    return 0 if answer.status == 200 else 1

@@ -1,0 +1,38 @@
+"""What commands print for people: columns of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+_GAP: Final = "  "
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Lines without a line break at the end. Columns that hold only numbers are aligned to the right."""
+    cells = [list(columns), *([printable(str(each)) for each in row] for row in rows)]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
+    right = [bool(rows) and all(isinstance(row[index], int) for row in rows) for index in range(len(columns))]
+    return "\n".join(
+        _GAP.join(
+            cell.rjust(width) if to_the_right else cell.ljust(width)
+            for cell, width, to_the_right in zip(row, widths, right, strict=True)
+        ).rstrip()
+        for row in cells
+    )
+
+
+def printable(text: str) -> str:
+    """Names come from peers: what a terminal would take for a command is escaped."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def duration(seconds: float) -> str:
+    """`7 s`, `3 min 12 s`, `5 h 7 min`, `3 d 4 h`."""
+    whole = int(seconds)
+    minutes, hours, days = whole // 60, whole // 3600, whole // 86400
+    if days:
+        return f"{days} d {hours % 24} h"
+    if hours:
+        return f"{hours} h {minutes % 60} min"
+    return f"{minutes} min {whole % 60} s" if minutes else f"{seconds:.0f} s"

@@ -1,0 +1,313 @@
+"""From a file, the environment and the command line to a configuration, or to a list of all that is wrong.
+
+The command line wins over the environment, that over the file, and the file over the default; key by key, where a key
+that is a table of its own (`topics`, `unlisted_topics`, `broker_ports`) comes from one of them as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from fencepost_proxy.config import Problem, ProxyConfig, Refused
+from fencepost_proxy.config.keys import (
+    KEYS,
+    PREFIX,
+    SHOWN,
+    TABLES,
+    CheckTopicConfig,
+    Parts,
+    Slips,
+    Table,
+    dotted,
+    table,
+    variable,
+)
+from fencepost_proxy.config.locating import lines_of
+
+DEFAULT: Final = "default"
+COMMAND_LINE: Final = "command line"
+#: Names the file for every command that takes --config.
+FILE_VARIABLE: Final = f"{PREFIX}CONFIG"
+_LINE: Final = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
+#: What Kubernetes puts into the environment for a service that is called fencepost, or fencepost-status.
+_OF_KUBERNETES: Final = re.compile(
+    r"_SERVICE_(HOST|PORT)(_|$)|_PORT$|_PORT_\d+_(TCP|UDP|SCTP)(_|$)|^PORT(_|$)|^SERVICE_"
+)
+#: How like a key a variable of the environment must be to be taken for a slip: other tools have names like ours.
+_ALIKE: Final = 0.84
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """`origins` – per key that was given: `fencepost.toml:3`, `environment FENCEPOST_LISTEN`, `command line`."""
+
+    config: ProxyConfig
+    origins: Mapping[str, str]
+    file: Path | None = None
+
+    def origin(self, key: str) -> str:
+        return self.origins.get(key, DEFAULT)
+
+
+def load(
+    file: Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    check_topic_config: CheckTopicConfig | None = None,
+) -> ProxyConfig:
+    """`read` for who wants the configuration alone."""
+    return read(file, overrides, environment=environment, check_topic_config=check_topic_config).config
+
+
+def read(
+    file: Path | None = None,
+    overrides: Mapping[str, object] | None = None,
+    *,
+    environment: Mapping[str, str] | None = None,
+    check_topic_config: CheckTopicConfig | None = None,
+) -> Loaded:
+    """The file's settings with those of the environment and then `overrides` (same keys, same types as in TOML) on top.
+
+    Raises Refused with all that is wrong: file and line, or variable, the key, and what is allowed there.
+    """
+    layers: list[_Layer] = [_Given(overrides or {})]
+    problems: list[Problem] = []
+    if environment:
+        layers.append(_Environment(environment, problems))
+    if file is not None:
+        layers.append(_File(file))
+    return _Reader(layers, problems, check_topic_config).loaded(file)
+
+
+class _Layer:
+    """One source. `document` – as TOML has it; `where` – what to tell of a path in it."""
+
+    document: Mapping[str, object]
+
+    def where(self, parts: Parts) -> str:
+        raise NotImplementedError
+
+    def has(self, parts: Parts) -> bool:
+        at: object = self.document
+        for part in parts:
+            if not isinstance(at, Mapping) or part not in at:
+                return False
+            at = at[part]
+        return True
+
+    def value(self, parts: Parts) -> object:
+        at: Any = self.document
+        for part in parts:
+            at = at[part]
+        return at
+
+
+class _Given(_Layer):
+    def __init__(self, overrides: Mapping[str, object]) -> None:
+        self.document = overrides
+
+    def where(self, parts: Parts) -> str:
+        return COMMAND_LINE
+
+
+class _File(_Layer):
+    """Raises Refused where it is no TOML at all."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        try:
+            self._text = file.read_text(encoding="utf-8-sig")  # some editors begin a file with a mark
+            self.document = tomllib.loads(self._text)
+        except OSError as e:
+            raise Refused([Problem("", f"cannot be read: {e.strerror}", str(file))]) from e
+        except UnicodeDecodeError as e:
+            raise Refused([Problem("", "is not UTF-8 text", str(file))]) from e
+        except tomllib.TOMLDecodeError as e:
+            at = _LINE.search(str(e))
+            line = "" if at is None else f":{at[1] or len(self._text.splitlines())}"
+            raise Refused([Problem("", f"is not TOML: {e}", f"{file}{line}")]) from e
+
+    def where(self, parts: Parts) -> str:
+        for length in range(len(parts), 0, -1):
+            line = self._lines.get(parts[:length])
+            if line is not None:
+                return f"{self._file}:{line}"
+        return str(self._file)
+
+    @cached_property
+    def _lines(self) -> Mapping[Parts, int]:
+        return lines_of(self._text)
+
+
+class _Environment(_Layer):
+    """Variables with our prefix. An empty one is as good as none, since compose files cannot leave one out."""
+
+    def __init__(self, environment: Mapping[str, str], problems: list[Problem]) -> None:
+        document: dict[str, Any] = {}
+        names = {each.variable: each for each in KEYS.values()} | {variable((name,)): TABLES[name] for name in TABLES}
+        for name in sorted(environment):
+            text = environment[name]
+            if not name.startswith(PREFIX) or not text or name == FILE_VARIABLE:
+                continue
+            found = names.get(name)
+            if found is None:
+                problem = self._unknown(name, [each for each in names if not self._hidden(each, names)])
+                if problem is not None:
+                    problems.append(Problem("", problem, f"environment {name}"))
+            elif isinstance(found, Table):
+                try:
+                    document[found.name] = {**tomllib.loads(f"value = {text}")["value"], **document.get(found.name, {})}
+                except (tomllib.TOMLDecodeError, TypeError):
+                    example = f"{{ {next(each for each in SHOWN if each.table == found.name).field_name} = … }}"
+                    said = f"must be a table as TOML writes it on one line: {example}"
+                    problems.append(Problem(found.name, said, f"environment {name}"))
+            else:
+                value = found.kind.from_text(text.strip())
+                if not found.table:
+                    document[found.name] = value
+                else:
+                    document.setdefault(found.table, {})[found.field_name] = value
+        self.document = document
+
+    @staticmethod
+    def _hidden(name: str, names: Mapping[str, Any]) -> bool:
+        return getattr(names[name], "hidden", False)
+
+    @staticmethod
+    def _unknown(name: str, known: Sequence[str]) -> str | None:
+        if _OF_KUBERNETES.search(name.removeprefix(PREFIX)):
+            return None
+        near = nearest(name, known, _ALIKE)
+        if near is not None:
+            return f"there is no such key; did you mean {near}?"
+        # Two underscores are how keys of tables are written, and nobody else writes them.
+        return "there is no such key; `fencepost config explain` lists them" if "__" in name else None
+
+    def where(self, parts: Parts) -> str:
+        for length in range(min(2, len(parts)), 0, -1):
+            name = ".".join(parts[:length])
+            if name in KEYS or (name in TABLES and length == len(parts)):
+                return f"environment {variable(parts[:length])}"
+        return "environment"
+
+
+def nearest(name: str, known: Iterable[str], alike: float = 0.6) -> str | None:
+    import difflib  # noqa: PLC0415 - for a mistake only
+
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=alike)), None)
+
+
+class _Reader:
+    """`layers` – the one that wins first."""
+
+    def __init__(
+        self, layers: Sequence[_Layer], problems: list[Problem], check_topic_config: CheckTopicConfig | None
+    ) -> None:
+        self._layers = layers
+        self._problems = problems
+        self._check_topic_config = check_topic_config
+
+    def loaded(self, file: Path | None) -> Loaded:
+        self._look_for_unknown()
+        origins: dict[str, str] = {}
+        values: dict[str, dict[str, Any]] = {"": {}, **{name: {} for name in TABLES}}
+        for key in KEYS.values():
+            layer = next((each for each in self._layers if each.has(key.parts)), None)
+            if layer is None:
+                continue
+            origins[key.name] = layer.where(key.parts)
+            try:
+                values[key.table][key.field_name] = key.read(layer.value(key.parts), self._check_topic_config)
+            except Slips as wrong:
+                for inside, text in wrong.slips:
+                    self._fail(layer, (*key.parts, *inside), text)
+        top = values[""]
+        for name in TABLES:
+            found = self._table(name, values[name])
+            if found is not None:
+                top[name] = found
+        config = self._whole(top)
+        if self._problems or config is None:
+            raise Refused(sorted(self._problems, key=_in_order))
+        return Loaded(config, origins, file)
+
+    def _fail(self, layer: _Layer, parts: Parts, text: str) -> None:
+        self._problems.append(Problem(dotted(parts), text, layer.where(parts)))
+
+    def _look_for_unknown(self) -> None:
+        top = [each.name for each in SHOWN if not each.table] + list(TABLES)
+        for layer in self._layers:
+            for name, value in layer.document.items():
+                if name in TABLES:
+                    try:
+                        inner = table((name,), value)
+                    except Slips as wrong:
+                        self._fail(layer, (name,), str(wrong))
+                        continue
+                    known = [each.name for each in fields(TABLES[name].holds)]
+                    for each in inner:
+                        self._known(layer, (name, each), known)
+                elif name not in KEYS:
+                    self._known(layer, (name,), top)
+
+    def _known(self, layer: _Layer, parts: Parts, allowed: Sequence[str]) -> None:
+        *above, name = parts
+        if name in allowed:
+            return
+        near = nearest(name, allowed)
+        if near is None and not above:
+            # A key of a table, without its table.
+            full = nearest(name, [each.field_name for each in SHOWN if each.table], 0.8)
+            tables = [each.table for each in SHOWN if each.table and each.field_name == full]
+            if full is not None:
+                text = f"unknown key; {full} belongs into [{tables[0]}]"
+                self._fail(layer, parts, text)
+                return
+        hint = f"did you mean {near!r}?" if near else f"allowed here: {', '.join(sorted(allowed))}"
+        self._fail(layer, parts, f"unknown key; {hint}")
+
+    def _table(self, name: str, values: Mapping[str, Any]) -> Any:
+        """The dataclass; None where the table is not there, or something in it is wrong already."""
+        its = TABLES[name]
+        layer = next((each for each in self._layers if each.has((name,))), None)
+        if layer is None or self._wrong(name):
+            return None
+        for key in KEYS.values():
+            if key.table == name and key.required and key.field_name not in values:
+                self._fail(layer, key.parts, "must be given")
+        return None if self._wrong(name) else self._made(its.holds, values, (name,))
+
+    def _whole(self, values: dict[str, Any]) -> ProxyConfig | None:
+        if any(not problem.key or problem.key.split(".")[0] not in TABLES for problem in self._problems):
+            return None
+        values.setdefault("upstream", ())
+        config: ProxyConfig | None = self._made(ProxyConfig, values, ())
+        return config
+
+    def _wrong(self, table_name: str) -> bool:
+        return any(problem.key.split(".")[0] == table_name for problem in self._problems)
+
+    def _made(self, make: Callable[..., Any], values: Mapping[str, Any], above: Parts) -> Any:
+        try:
+            return make(**values)
+        except Refused as refused:
+            for problem in refused.problems:
+                parts = tuple(problem.key.split("."))
+                layer = next((each for each in self._layers if each.has(parts)), None)
+                layer = layer or next((each for each in self._layers if above and each.has(above)), None)
+                where = layer.where(parts) if layer is not None else self._layers[-1].where(parts)
+                self._problems.append(problem._replace(where=where))
+            return None
+
+
+def _in_order(problem: Problem) -> tuple[str, int]:
+    """As somebody goes through them: by file, then by line."""
+    where, _, line = problem.where.rpartition(":")
+    return (where, int(line)) if line.isdigit() else (problem.where, 0)

@@ -1,0 +1,260 @@
+"""Certificates and keys from files: what listeners show and whom they trust, and the same towards brokers.
+
+Files change: certificates live for weeks, and whoever renews them cannot restart every proxy. `look` finds changed
+files and reads them anew; what cannot be read leaves what was there in force. A connection keeps what it began with.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from os import stat_result
+from pathlib import Path
+from typing import Any, Final
+
+from fencepost_proxy import logs
+from fencepost_proxy.config import ListenTls, TlsVersion, UpstreamTls
+from fencepost_proxy.errors import ConfigError
+
+_log = logs.get("net.certificates")
+
+_VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+#: Of TLS 1.2: forward secrecy, and authenticated as a whole. TLS 1.3 has nothing else.
+_CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
+_MODES: Final = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+_SOON_SECONDS: Final = 14 * 86_400.0
+_DAY_SECONDS: Final = 86_400.0
+
+LISTENER: Final = "listener"
+UPSTREAM: Final = "upstream"
+
+
+def listener_context(tls: ListenTls) -> ssl.SSLContext:
+    """Raises ConfigError naming the key and the file."""
+    context = _context(ssl.PROTOCOL_TLS_SERVER, tls.min_version)
+    context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
+    _load_own(context, "listen_tls", tls.certificate_file, tls.key_file, tls.key_password_file)
+    if tls.client_ca_file is not None:
+        _load_trusted(context, "listen_tls.client_ca_file", tls.client_ca_file)
+    context.verify_mode = _MODES[tls.client_certificates]
+    return context
+
+
+def upstream_context(tls: UpstreamTls) -> ssl.SSLContext:
+    """Raises ConfigError naming the key and the file."""
+    context = _context(ssl.PROTOCOL_TLS_CLIENT, tls.min_version)
+    context.check_hostname = tls.check_hostname
+    if tls.ca_file is None:
+        context.load_default_certs()
+    else:
+        _load_trusted(context, "upstream_tls.ca_file", tls.ca_file)
+    if tls.certificate_file is not None:
+        _load_own(context, "upstream_tls", tls.certificate_file, tls.key_file, tls.key_password_file)
+    return context
+
+
+def _context(protocol: int, min_version: TlsVersion) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = _VERSIONS[min_version]
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    context.set_ciphers(_CIPHERS)
+    return context
+
+
+def _load_own(
+    context: ssl.SSLContext, table: str, certificate: Path, key: Path | None, password_file: Path | None
+) -> None:
+    for name, file in (("certificate_file", certificate), ("key_file", key)):
+        if file is not None:
+            _readable(f"{table}.{name}", file)
+
+    def password() -> str:
+        # Called for an encrypted key only. Without one OpenSSL would ask at the terminal.
+        if password_file is None:
+            raise ConfigError(f"{table}.key_password_file: the key in {key or certificate} is encrypted")
+        return secret(f"{table}.key_password_file", password_file)
+
+    try:
+        context.load_cert_chain(certificate, key, password)
+    except ssl.SSLError as error:
+        raise ConfigError(f"{table}.{_what_is_wrong(error, certificate, key)}") from error
+
+
+def _what_is_wrong(error: ssl.SSLError, certificate: Path, key: Path | None) -> str:
+    """OpenSSL often says no more than that something is wrong."""
+    if error.reason == "KEY_VALUES_MISMATCH":
+        return f"key_file: the key in {key or certificate} is not that of the certificate in {certificate}"
+    if "-----BEGIN CERTIFICATE-----" not in certificate.read_text("ascii", "replace"):
+        return f"certificate_file: no PEM certificate is in {certificate}"
+    keys = (key or certificate).read_text("ascii", "replace")
+    if "PRIVATE KEY-----" not in keys:
+        return f"key_file: no PEM private key is in {key or certificate}"
+    if "ENCRYPTED" in keys:
+        return f"key_password_file: not the password of the key in {key or certificate}"
+    return f"certificate_file: {certificate} cannot be used: {error.reason or error}"
+
+
+def _load_trusted(context: ssl.SSLContext, where: str, file: Path) -> None:
+    _readable(where, file)
+    try:
+        context.load_verify_locations(file)
+    except ssl.SSLError as error:
+        raise ConfigError(f"{where}: no PEM certificate is in {file}") from error
+
+
+def _readable(where: str, file: Path) -> None:
+    try:
+        file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{where}: {file} cannot be read: {error.strerror}") from error
+
+
+def secret(where: str, file: Path) -> str:
+    """The first line of a file. Raises ConfigError, which says nothing of what is in it."""
+    try:
+        lines = file.read_text("utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError(f"{where}: {file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: {file} is not UTF-8 text") from error
+    if not lines or not lines[0]:
+        raise ConfigError(f"{where}: the first line of {file} is empty")
+    return lines[0]
+
+
+def not_after(certificate: Path) -> float | None:
+    """When it ends, seconds since 1970; None where that cannot be told."""
+    return _seconds(certificate, "notAfter")
+
+
+def not_before(certificate: Path) -> float | None:
+    """When it begins; None where that cannot be told."""
+    return _seconds(certificate, "notBefore")
+
+
+def names(certificate: Path) -> list[str]:
+    """Whom it is for; none where that cannot be told."""
+    try:
+        return [name for kind, name in _decoded(certificate)["subjectAltName"] if kind in ("DNS", "IP Address")]
+    except (OSError, AttributeError, KeyError, ValueError):
+        return []
+
+
+def _seconds(certificate: Path, key: str) -> float | None:
+    try:
+        return float(ssl.cert_time_to_seconds(_decoded(certificate)[key]))
+    except (OSError, AttributeError, KeyError, ValueError):
+        return None
+
+
+def _decoded(certificate: Path) -> Mapping[str, Any]:
+    # Without a public name in `ssl`, which decodes certificates of peers only.
+    decoded: Mapping[str, Any] = ssl._ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]
+    return decoded
+
+
+class _Kept:
+    """One context, and the files that it is made of."""
+
+    def __init__(
+        self, name: str, make: Callable[[], ssl.SSLContext], certificate: Path | None, files: Iterable[Path | None]
+    ) -> None:
+        self.name = name
+        self._make = make
+        self._certificate = certificate
+        self._files = [each for each in files if each is not None]
+        self._seen = self._look()
+        self.context = make()
+        self.not_after = None if certificate is None else not_after(certificate)
+        self._warned_at = float("-inf")
+        self._warn_of_end()
+
+    def _look(self) -> list[tuple[int, int, int] | None]:
+        return [_identity(each) for each in self._files]
+
+    def look(self, *, at_once: bool) -> bool | None:
+        """Whether what has changed could be loaded; None: nothing has."""
+        seen = self._look()
+        self._warn_of_end()
+        if seen == self._seen and not at_once:
+            return None
+        changed, self._seen = seen != self._seen, seen
+        try:
+            self.context = self._make()
+        except (ConfigError, OSError) as error:
+            _log.error("certificates could not be loaded anew: the old ones stay in force", of=self.name, reason=error)
+            return False
+        if self._certificate is not None:
+            self.not_after = not_after(self._certificate)
+        self._warned_at = float("-inf")
+        _log.info("certificates loaded", of=self.name, files_changed=changed, not_after=_date(self.not_after))
+        self._warn_of_end()
+        return True
+
+    def _warn_of_end(self) -> None:
+        """Once a day."""
+        now = time.time()
+        if self.not_after is None or self.not_after - now > _SOON_SECONDS or now - self._warned_at < _DAY_SECONDS:
+            return
+        self._warned_at = now
+        what = "has ended" if self.not_after < now else "ends soon"
+        _log.warning(f"a certificate {what}", of=self.name, file=self._certificate, not_after=_date(self.not_after))
+
+
+def _identity(file: Path) -> tuple[int, int, int] | None:
+    try:
+        found: stat_result = file.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _date(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+class Certificates:
+    """`listener`, `upstream` – what a new connection is to use, None: plain TCP. Raises ConfigError when made."""
+
+    def __init__(self, listen: ListenTls | None, upstream: UpstreamTls | None) -> None:
+        self._listener: _Kept | None = None
+        self._upstream: _Kept | None = None
+        if listen is not None:
+            files = listen.certificate_file, listen.key_file, listen.key_password_file, listen.client_ca_file
+            self._listener = _Kept(LISTENER, lambda: listener_context(listen), listen.certificate_file, files)
+        if upstream is not None:
+            own = upstream.certificate_file, upstream.key_file, upstream.key_password_file
+            trusted = upstream.ca_file
+            self._upstream = _Kept(
+                UPSTREAM, lambda: upstream_context(upstream), upstream.certificate_file, (trusted, *own)
+            )
+
+    @property
+    def listener(self) -> ssl.SSLContext | None:
+        return None if self._listener is None else self._listener.context
+
+    @property
+    def upstream(self) -> ssl.SSLContext | None:
+        return None if self._upstream is None else self._upstream.context
+
+    def change(self, listen: ListenTls | None, upstream: UpstreamTls | None) -> None:
+        """Other files, or other settings, for new connections. Raises ConfigError, and nothing has changed then.
+
+        Whether a side has TLS at all stays as it is.
+        """
+        made = Certificates(
+            listen if self._listener is not None else None, upstream if self._upstream is not None else None
+        )
+        self._listener, self._upstream = made._listener, made._upstream
+
+    def not_after(self) -> dict[str, float]:
+        """When each of our own certificates ends, seconds since 1970."""
+        kept = (each for each in (self._listener, self._upstream) if each is not None)
+        return {each.name: each.not_after for each in kept if each.not_after is not None}
+
+    def look(self, *, at_once: bool = False) -> list[bool]:
+        """Reads changed files; `at_once`: all. Whether each that was read could be loaded."""
+        kept = (each for each in (self._listener, self._upstream) if each is not None)
+        return [loaded for each in kept if (loaded := each.look(at_once=at_once)) is not None]

@@ -1,0 +1,452 @@
+"""`fencepost check`: whether a proxy with this configuration would work here, found out without being one.
+
+Files, this machine, every Kafka server that is named and every broker that they name, and what Kafka lets the control
+client do (`rights.py`). Nothing is changed anywhere. Every question has its limit in time, and so has all of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+import ssl
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.config import ProxyConfig
+from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.net import advice, certificates, rights
+from fencepost_proxy.net.broker import Access, BrokerConnection, UpstreamUnavailable, deadline_in
+from fencepost_proxy.net.cluster import ClusterMetadata, from_response
+from fencepost_proxy.net.findings import Finding, failed, ok, unknown, warning
+from fencepost_proxy.net.listeners import bind
+from fencepost_proxy.net.sidecar import SidecarLook
+from fencepost_proxy.types import Address, NodeId
+from fencepost_proxy.wire import apis
+from fencepost_proxy.wire.apis import API_VERSIONS, api_name
+from fencepost_proxy.wire.schema import Message
+
+FILES: Final = "files"
+MACHINE: Final = "this machine"
+KAFKA: Final = "Kafka"
+
+_CLIENT_ID: Final = "fencepost-check"
+_DAY_SECONDS: Final = 86_400.0
+_SOON_SECONDS: Final = 14 * _DAY_SECONDS
+_AT_ONCE_MAX: Final = 16
+#: Of each client two, and some for the rest.
+_OTHER_FILES: Final = 200
+_CONNECT_SECONDS: Final = 3.0
+
+#: `metadata.version`: what all brokers of a cluster agree on, and the release that began with it. They may be newer.
+_RELEASES: Final = (
+    *((1, "3.0"), (2, "3.1"), (3, "3.2"), (4, "3.3"), (8, "3.4"), (9, "3.5"), (12, "3.6"), (15, "3.7"), (20, "3.8")),
+    *((21, "3.9"), (22, "4.0"), (26, "4.1"), (28, "4.2"), (30, "4.3"), (31, "4.4")),
+)
+_NEWEST_LEVEL: Final = 33
+
+
+async def check(config: ProxyConfig, *, seconds: float, running: bool = False) -> list[Finding]:
+    """All that was found, within so many seconds. `running` – this very proxy runs, so its ports are taken."""
+    found = [*_files(config), *_machine(config)]
+    brokers: list[NodeId] | None = None
+    try:
+        async with asyncio.timeout(seconds), AsyncExitStack() as stack:
+            looking = _Kafka(config, found, stack)
+            await looking.look()
+            brokers = looking.brokers
+    except TimeoutError:
+        said = f"not all of it was looked at within {seconds:g} s"
+        found.append(failed(KAFKA, "time", said, "give it more (--seconds), or find out what hangs"))
+    return found + await _listeners(config, brokers, running)
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _files(config: ProxyConfig) -> Iterator[Finding]:
+    listen, upstream, sasl = config.listen_tls, config.upstream_tls, config.control_sasl
+    if listen is not None:
+        key = "listen_tls.key_file" if listen.key_file is not None else "listen_tls.certificate_file"
+        yield from _secret(key, listen.key_file or listen.certificate_file)
+        yield from _secret("listen_tls.key_password_file", listen.key_password_file)
+        try:
+            certificates.listener_context(listen)
+        except ConfigError as error:
+            yield _wrong(error)
+        else:
+            yield from _lasting("listen_tls.certificate_file", listen.certificate_file)
+            yield from _lasting("listen_tls.client_ca_file", listen.client_ca_file)
+            yield from _named(config, listen.certificate_file)
+    if upstream is not None:
+        if upstream.certificate_file is not None:
+            key = "upstream_tls.key_file" if upstream.key_file is not None else "upstream_tls.certificate_file"
+            yield from _secret(key, upstream.key_file or upstream.certificate_file)
+        yield from _secret("upstream_tls.key_password_file", upstream.key_password_file)
+        try:
+            certificates.upstream_context(upstream)
+        except ConfigError as error:
+            yield _wrong(error)
+        else:
+            yield from _lasting("upstream_tls.certificate_file", upstream.certificate_file)
+            yield from _lasting("upstream_tls.ca_file", upstream.ca_file)
+    if sasl is not None:
+        for key, file in (
+            ("control_sasl.password_file", sasl.password_file),
+            ("control_sasl.token_file", sasl.token_file),
+        ):
+            if file is None:
+                continue
+            try:
+                certificates.secret(key, file)
+            except ConfigError as error:
+                yield _wrong(error)
+            else:
+                yield ok(FILES, key, f"{file} can be read")
+            yield from _secret(key, file)
+    if (listen is None) is not (upstream is None):
+        plain = "from clients to the proxy" if listen is None else "from the proxy to Kafka"
+        missing = "[listen_tls]" if listen is None else "[upstream_tls]"
+        said = f"what is encrypted on one side goes on in the clear {plain}, passwords of clients too"
+        yield warning(FILES, "TLS", said, f"add the table {missing}, if that way is not one that you trust")
+    if sasl is not None and sasl.mechanism in ("PLAIN", "OAUTHBEARER") and upstream is None:
+        said = "the proxy's own password or token goes to Kafka in the clear"
+        yield warning(FILES, "control_sasl.mechanism", said, "add the table [upstream_tls], or use SCRAM-SHA-512")
+
+
+def _wrong(error: ConfigError) -> Finding:
+    key, _, said = str(error).partition(": ")
+    todo = "put right what is in it, or name another file"
+    if "cannot be read" in said:
+        todo = "the path is that of this process, and the user who runs it has to be able to read there"
+    return failed(FILES, key, said, todo)
+
+
+def _secret(key: str, file: Path | None) -> Iterator[Finding]:
+    """Whether others on this machine can read it. That it is there is looked at elsewhere."""
+    if file is None:
+        return
+    try:
+        mode = file.stat().st_mode
+    except OSError:
+        return
+    if mode & stat.S_IRWXO:
+        said = f"{file} may be read by everybody on this machine ({stat.filemode(mode)})"
+        yield warning(FILES, key, said, f"chmod o= {file}")
+
+
+def _lasting(key: str, file: Path | None) -> Iterator[Finding]:
+    if file is None:
+        return
+    now, begins, ends = time.time(), certificates.not_before(file), certificates.not_after(file)
+    if ends is None:
+        yield unknown(FILES, key, f"when {file} ends cannot be told")
+        return
+    day = datetime.fromtimestamp(ends, UTC).date()
+    if ends < now:
+        yield failed(FILES, key, f"{file} has ended on {day}", "renew it; a running proxy reads the new file by itself")
+    elif begins is not None and begins > now:
+        day = datetime.fromtimestamp(begins, UTC).date()
+        yield failed(FILES, key, f"{file} begins only on {day}", "is this machine's clock right?")
+    elif ends - now < _SOON_SECONDS:
+        said = f"{file} ends on {day}, in {(ends - now) / _DAY_SECONDS:.0f} days"
+        yield warning(FILES, key, said, "renew it; a running proxy reads the new file by itself")
+    else:
+        yield ok(FILES, key, f"{file} is good until {day} ({(ends - now) / _DAY_SECONDS:.0f} days)")
+
+
+def _named(config: ProxyConfig, file: Path) -> Iterator[Finding]:
+    host, names = config.advertised_host, certificates.names(file)
+    if host is None or not names or any(_is_for(name, host) for name in names):
+        return
+    said = f"{file} is for {', '.join(names)}, and clients are told to connect to {host} (advertised_host)"
+    yield failed(
+        FILES, "listen_tls.certificate_file", said, f"have it signed for {host}, or advertise a name it is for"
+    )
+
+
+def _is_for(name: str, host: str) -> bool:
+    """As TLS clients compare: a star stands for the first label."""
+    try:
+        return ip_address(host) == ip_address(name)
+    except ValueError:
+        pass
+    name, host = name.lower().rstrip("."), host.lower().rstrip(".")
+    return name == host or (name.startswith("*.") and host.partition(".")[2] == name[2:])
+
+
+# --- this machine -----------------------------------------------------------------------------------------------------
+
+
+def _machine(config: ProxyConfig) -> Iterator[Finding]:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * config.limits.connections_max + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        yield ok(MACHINE, "open files", f"the limit of {soft} is enough for {config.limits.connections_max} clients")
+    else:
+        said = f"a process may have {soft} open files here; limits.connections_max={config.limits.connections_max} "
+        said += f"clients need {wanted}"
+        yield warning(MACHINE, "open files", said, f"ulimit -n {wanted}, or LimitNOFILE={wanted} in the unit")
+
+
+async def _listeners(config: ProxyConfig, brokers: Sequence[NodeId] | None, running: bool) -> list[Finding]:
+    found: list[Finding] = []
+    wanted: list[tuple[str, Address]] = [("listener for clients", config.listen)]
+    book = AddressBook(config.listen.port, advertised_host=config.advertised_host, ports=config.broker_ports)
+    with_own = [] if config.mode == "sidecar" else brokers
+    for node_id in with_own if with_own is not None else sorted(config.broker_ports):
+        what = f"listener for broker {node_id}"
+        try:
+            wanted.append((what, Address(config.listen.host, book.listener_port(node_id))))
+        except ConfigError as error:
+            found.append(failed(MACHINE, what, str(error), f"[broker_ports] {node_id} = …"))
+    if with_own is None:
+        said = "which brokers there are is not known, so neither are the ports of their listeners"
+        found.append(unknown(MACHINE, "listeners for brokers", said))
+    elif absent := sorted(set(config.broker_ports) - set(with_own)):
+        said = f"names broker(s) {', '.join(map(str, absent))}, which the cluster does not have now"
+        found.append(warning(MACHINE, "broker_ports", said, "take them away, if they are not to come back"))
+    if config.status is not None:
+        wanted.append(("status page", config.status))
+    for what, address in wanted:
+        found.append(await _answers(what, address) if running else _free(what, address))
+    if config.advertised_host is not None:
+        found.append(await _resolves(config.advertised_host))
+    return found
+
+
+def _free(what: str, address: Address) -> Finding:
+    try:
+        sock = bind(address, what)
+    except ConfigError as error:
+        said = str(error).partition(": ")[2] or str(error)
+        todo = "if that is this proxy, which runs already: fencepost check --running"
+        if "another process" not in said:
+            todo = "choose an address of this machine, or 0.0.0.0 for all of them"
+        return failed(MACHINE, what, f"{address}: {said}", todo)
+    sock.close()
+    return ok(MACHINE, what, f"{address} is free" if address.port else f"{address}: any free port")
+
+
+async def _answers(what: str, address: Address) -> Finding:
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(host, address.port)
+    except (OSError, TimeoutError) as error:
+        said = f"{address}: nobody listens there ({getattr(error, 'strerror', None) or 'no answer'})"
+        return failed(MACHINE, what, said, "does the proxy run? If not, leave --running out")
+    writer.close()
+    return ok(MACHINE, what, f"{address}: somebody listens there")
+
+
+async def _resolves(host: str) -> Finding:
+    what = "advertised_host"
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError, UnicodeError) as error:
+        said = f"{host} is not known here ({getattr(error, 'strerror', None) or 'no answer'})"
+        return warning(MACHINE, what, said, "it has to be known where clients run: they are told to connect to it")
+    return ok(MACHINE, what, f"{host} is {infos[0][4][0]} here")
+
+
+def release_of(level: int) -> str:
+    if level > _NEWEST_LEVEL:
+        return f"newer than {_RELEASES[-1][1]}"
+    return next((release for least, release in reversed(_RELEASES) if level >= least), "older than 3.0")
+
+
+# --- Kafka ------------------------------------------------------------------------------------------------------------
+
+
+def _remedy(said: str, more: str = "") -> str:
+    remedy = advice.of_connection(said)
+    return f"{remedy} ({more})" if more else remedy
+
+
+@dataclass(frozen=True, slots=True)
+class _Reached:
+    address: Address
+    connection: BrokerConnection
+
+
+class _Kafka:
+    """`found` grows as it goes: what is there when time is up is shown. `brokers` – None: they are not known."""
+
+    def __init__(self, config: ProxyConfig, found: list[Finding], stack: AsyncExitStack) -> None:
+        self._config = config
+        self._found = found
+        self._stack = stack
+        self._at_once = asyncio.Semaphore(_AT_ONCE_MAX)
+        self.brokers: list[NodeId] | None = None
+        self._context: ssl.SSLContext | None = None
+
+    async def look(self) -> None:
+        try:
+            if self._config.upstream_tls is not None:
+                self._context = certificates.upstream_context(self._config.upstream_tls)
+        except ConfigError:
+            self._found.append(unknown(KAFKA, "upstream", "is not asked without the files of [upstream_tls]"))
+            return
+        named = list(dict.fromkeys(self._config.upstream))
+        tried = await asyncio.gather(*(self._open(each) for each in named))
+        reached = [_Reached(each, it) for each, it in zip(named, tried, strict=True) if not isinstance(it, str)]
+        for address, it in zip(named, tried, strict=True):
+            if isinstance(it, str):
+                self._found.append(self._unreachable(f"upstream {address}", it, serious=not reached))
+        if not reached:
+            return
+        metadata = [(each, await self._metadata(each)) for each in reached]
+        whole = [(each, found) for each, found in metadata if found is not None]
+        if not whole:
+            return
+        one, cluster = whole[0]
+        for each, found in whole:
+            said = f"{self._way_in(each.connection)}, cluster {found.cluster_id}"
+            if found.cluster_id == cluster.cluster_id:
+                self._found.append(ok(KAFKA, f"upstream {each.address}", said))
+            else:
+                todo = "name brokers of one cluster only: the proxy serves whichever answers first"
+                self._found.append(failed(KAFKA, f"upstream {each.address}", f"{said}: that is another one", todo))
+            self._found.extend(self._ending(f"upstream {each.address}", each.connection))
+        self.brokers = sorted(cluster.brokers)
+        self._found.append(await self._release(one.connection, cluster))
+        links = await self._each_broker(cluster)
+        self._found.extend(self._few(cluster))
+        if self._config.mode == "sidecar":
+            self._found.append(await self._sidecar(cluster))
+        usable = next(iter(links.values()), one.connection)
+        self._found.extend(await rights.rights(usable, self._config, cluster, links))
+
+    async def _open(self, address: Address) -> BrokerConnection | str:
+        """The connection, or why there is none."""
+        access = Access(lambda: self._context, self._config.control_sasl)
+        async with self._at_once:
+            try:
+                connection = await BrokerConnection.open(
+                    address, limits=self._config.limits, client_id=_CLIENT_ID, access=access
+                )
+            except UpstreamUnavailable as error:
+                return str(error).removeprefix(f"{address}: ")
+        self._stack.push_async_callback(connection.close)
+        return connection
+
+    def _unreachable(self, what: str, said: str, *, serious: bool) -> Finding:
+        if serious:
+            return failed(KAFKA, what, said, _remedy(said))
+        todo = _remedy(said, "other servers of upstream answer, so a proxy would start")
+        return warning(KAFKA, what, said, todo)
+
+    async def _metadata(self, reached: _Reached) -> ClusterMetadata | None:
+        connection = reached.connection
+        try:
+            version = connection.version(apis.METADATA, at_least=10, at_most=13)
+            message = Message(topics=[], allow_auto_topic_creation=False)
+            deadline = deadline_in(self._config.limits.request_timeout_seconds)
+            return from_response(await connection.request(apis.METADATA, version, message, deadline=deadline))
+        except UpstreamUnavailable as error:
+            said = str(error).removeprefix(f"{reached.address}: ")
+            self._found.append(self._unreachable(f"upstream {reached.address}", said, serious=True))
+            return None
+
+    def _way_in(self, connection: BrokerConnection) -> str:
+        secured, sasl = connection.secured, self._config.control_sasl
+        way = "plain TCP" if secured is None else (secured.version() or "TLS")
+        if sasl is not None:
+            way += f", SASL {sasl.mechanism}" + (f" as {sasl.username}" if sasl.username else "")
+        return way
+
+    @staticmethod
+    def _ending(what: str, connection: BrokerConnection) -> Iterator[Finding]:
+        """Of the broker's own certificate."""
+        shown = None if connection.secured is None else connection.secured.getpeercert()
+        if not shown or "notAfter" not in shown:
+            return
+        left = ssl.cert_time_to_seconds(str(shown["notAfter"])) - time.time()
+        if left < _SOON_SECONDS:
+            said = f"the broker's certificate ends in {left / _DAY_SECONDS:.0f} days ({shown['notAfter']})"
+            yield warning(KAFKA, what, said, "whoever runs Kafka has to renew it")
+
+    async def _release(self, connection: BrokerConnection, cluster: ClusterMetadata) -> Finding:
+        message = Message(client_software_name="fencepost", client_software_version="0")
+        deadline = deadline_in(self._config.limits.request_timeout_seconds)
+        said = f"{cluster.cluster_id}, {len(cluster.brokers)} broker(s)"
+        try:
+            answer = await connection.request(API_VERSIONS, 3, message, deadline=deadline)
+        except UpstreamUnavailable as error:
+            return unknown(KAFKA, "cluster", f"{said}; its release: {error}")
+        levels = {each.name: each.max_version_level for each in answer.finalized_features or ()}
+        level = levels.get("metadata.version")
+        if level is None:
+            return unknown(KAFKA, "cluster", f"{said}; it does not tell its release")
+        return ok(KAFKA, "cluster", f"{said}, features of Kafka {release_of(level)} (metadata.version {level})")
+
+    async def _each_broker(self, cluster: ClusterMetadata) -> dict[NodeId, BrokerConnection]:
+        """Those that can be asked."""
+        addresses = [cluster.brokers[node_id] for node_id in sorted(cluster.brokers)]
+        tried = await asyncio.gather(*(self._open(each) for each in addresses))
+        usable: dict[NodeId, BrokerConnection] = {}
+        for node_id, address, it in zip(sorted(cluster.brokers), addresses, tried, strict=True):
+            what = f"broker {node_id} at {address}"
+            if isinstance(it, str):
+                todo = _remedy(it, "the address is what Kafka tells (advertised.listeners of the listener in upstream)")
+                self._found.append(failed(KAFKA, what, it, todo))
+                continue
+            usable[node_id] = it
+            self._found.append(self._apis(what, it))
+            self._found.extend(self._ending(what, it))
+        return usable
+
+    @staticmethod
+    def _apis(what: str, connection: BrokerConnection) -> Finding:
+        lacking = []
+        for api_key, (at_least, at_most) in rights.NEEDED.items():
+            try:
+                connection.version(api_key, at_least=at_least, at_most=at_most)
+            except UpstreamUnavailable:
+                low, high = connection.api_versions.get(api_key, (0, -1))
+                has = f"has v{low}–{high}" if high >= low else "has none"
+                lacking.append(f"{api_name(api_key)} v{at_least}–{at_most} ({has})")
+        if lacking:
+            todo = "this Kafka is too old or too new for this proxy: docs/api-table.md"
+            return failed(KAFKA, what, f"lacks what the proxy itself asks: {', '.join(lacking)}", todo)
+        low, high = connection.api_versions.get(apis.PRODUCE, (0, 0))
+        fetch = "–".join(map(str, connection.api_versions.get(apis.FETCH, (0, 0))))
+        said = f"has all that the proxy asks; {len(connection.api_versions)} APIs, Produce {low}–{high}, Fetch {fetch}"
+        return ok(KAFKA, what, said)
+
+    async def _sidecar(self, cluster: ClusterMetadata) -> Finding:
+        """Whether its broker sends clients to it."""
+        config = self._config
+        access = Access(lambda: self._context, config.control_sasl)
+        known = (cluster.cluster_id, cluster.brokers)
+        look = SidecarLook(config, lambda: config.listen, lambda: known, access)
+        what = f"sidecar of {config.broker}"
+        try:
+            problem = await look.look()
+        except UpstreamUnavailable as error:
+            said = str(error).removeprefix(f"{config.broker}: ")
+            return failed(KAFKA, what, said, advice.of_connection(said, beside=True))
+        if problem is not None:
+            return failed(
+                KAFKA, what, problem, "the broker has to send clients to the sidecar: docs/configuration.md, mode"
+            )
+        return ok(KAFKA, what, f"broker {look.node_id} sends clients to it")
+
+    @staticmethod
+    def _few(cluster: ClusterMetadata) -> Iterator[Finding]:
+        if not cluster.brokers:
+            yield failed(KAFKA, "brokers", "Kafka names none now", "do its brokers run? Look at their logs")
+        elif len(cluster.brokers) < 3:
+            said = f"{len(cluster.brokers)} broker(s): a lost disk may lose offsets that were won, and the state topic"
+            todo = "three brokers and min.insync.replicas=2, for what must not be lost"
+            yield warning(KAFKA, "durability", said, todo)

@@ -1,0 +1,405 @@
+"""What there may be thousands of, a page at a time: topics, partitions, refusals, clients, expansions, groups.
+
+Each look costs what it takes to find the page, not to tell of everything: names are gone through, and only the rows
+that are shown are made. With several workers each of them makes its own (`Lists.found`), and `merged` puts them
+together: rows are ordered by what names them, so the first rows of all are among the first rows of each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from heapq import nlargest, nsmallest
+from itertools import islice
+from operator import attrgetter
+from typing import Any, Final, NamedTuple, TypeVar
+
+from fencepost_proxy.net.cluster import TopicInfo
+from fencepost_proxy.net.link import Link
+from fencepost_proxy.net.status import (
+    ClientStatus,
+    ExpansionStatus,
+    GuardedTopicStatus,
+    Listed,
+    PartitionStatus,
+    RefusalStatus,
+    SoftwareStatus,
+    Wanted,
+    WithheldStatus,
+)
+from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.partitions.gate_state import Phase
+from fencepost_proxy.session.messages import Count
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import Address, TopicPartition
+
+_T = TypeVar("_T")
+_S = TypeVar("_S", str, TopicPartition)
+
+#: Partitions, and topics, whose last refusal is remembered; the one refused longest ago goes first.
+_REFUSALS_MAX: Final = 10_000
+#: Names of software come from clients: what is above is told together.
+_SOFTWARE_MAX: Final = 1_000
+#: Client ids come from clients, too, and may have 32,767 bytes.
+CHARACTERS_MAX: Final = 200
+OTHERS: Final = "others"
+_HEAP_PAYS: Final = 16
+
+
+def clipped(text: str) -> str:
+    return text if len(text) <= CHARACTERS_MAX else f"{text[:CHARACTERS_MAX]}…"
+
+
+class _Last(NamedTuple):
+    times: int
+    reason: str
+    partition: TopicPartition
+    at: float
+    expected: int | None
+    actual: int
+    client_id: str | None
+    client: Address | None
+
+
+class Refusals:
+    """The last one of each partition, and of each topic. Noting one takes about a microsecond: writers race."""
+
+    def __init__(self) -> None:
+        self._of_partition: OrderedDict[TopicPartition, _Last] = OrderedDict()
+        self._of_topic: OrderedDict[str, _Last] = OrderedDict()
+
+    def note(self, told: Count, link: Link | None) -> None:
+        partition = told.partition
+        if partition is None:
+            return
+        session = None if link is None else link.session
+        last = _Last(
+            1,
+            told.label,
+            partition,
+            time.time(),
+            told.expected,
+            told.actual,
+            None if session is None else session.client_id,
+            None if link is None else link.peer,
+        )
+        _keep(self._of_partition, partition, last)
+        _keep(self._of_topic, partition.topic, last)
+
+    def of_partition(self, partition: TopicPartition) -> tuple[int, RefusalStatus | None]:
+        return _told(self._of_partition.get(partition))
+
+    def of_topic(self, topic: str) -> tuple[int, RefusalStatus | None]:
+        return _told(self._of_topic.get(topic))
+
+    def __len__(self) -> int:
+        return len(self._of_partition)
+
+    def newest_first(self) -> Iterator[_Last]:
+        return reversed(self._of_partition.values())
+
+
+def _keep(lasts: OrderedDict[_T, _Last], key: _T, last: _Last) -> None:
+    before = lasts.pop(key, None)
+    lasts[key] = last if before is None else last._replace(times=before.times + 1)
+    if len(lasts) > _REFUSALS_MAX:
+        lasts.popitem(last=False)
+
+
+def _told(last: _Last | None) -> tuple[int, RefusalStatus | None]:
+    if last is None:
+        return 0, None
+    return last.times, RefusalStatus(
+        topic=last.partition.topic,
+        partition=last.partition.partition,
+        reason=last.reason,
+        at_ms=int(last.at * 1000),
+        expected=last.expected,
+        log_end_offset=last.actual if last.actual >= 0 else None,
+        client_id=None if last.client_id is None else clipped(last.client_id),
+        client=last.client,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What lists are made of. `topics` – those that have virtual configs set, or that appends to gates were to."""
+
+    links: Mapping[int, Link]
+    gates: Mapping[TopicPartition, Gate]
+    refusals: Refusals
+    topics: Callable[[], Iterable[str]]
+    policy: Callable[[str], TopicPolicy | None]
+    info: Callable[[str], TopicInfo | None]
+    expansions: Callable[[], Sequence[ExpansionStatus]]
+    withheld: Callable[[], Sequence[WithheldStatus]]
+
+
+class Lists:
+    def __init__(self, sources: Sources) -> None:
+        self._from = sources
+
+    def listed(self, wanted: Wanted) -> Listed:
+        return self.found(wanted).listed(wanted)
+
+    def found(self, wanted: Wanted, *, with_names: bool = False) -> Found:
+        """`with_names` – for `merged`: others may have the same."""
+        skipped = 0 if with_names else wanted.offset
+        until = wanted.offset + wanted.limit
+        match wanted.what:
+            case "topics":
+                names = [name for name in self._topics() if _fits(wanted, name) and wanted.topic in (None, name)]
+                shown = _first(until, names)[skipped:]
+                rows = tuple(map(self._topic, shown))
+                if not with_names:
+                    return Found(len(names), rows, (), skipped)
+                return Found(len(names), rows, tuple(names), ends={topic: self._ends(topic) for topic in shown})
+            case "partitions":
+                partitions = self._partitions(wanted)
+                part = _first(until, partitions)[skipped:]
+                all_names = tuple(partitions) if with_names else ()
+                return Found(len(partitions), tuple(map(self._partition, part)), all_names, skipped)
+            case "refusals":
+                refusals = self._from.refusals
+                if not wanted.search and wanted.topic is None:
+                    newest = islice(refusals.newest_first(), skipped, until)
+                    return Found(len(refusals), tuple(_told(each)[1] for each in newest), (), skipped)
+                lasts = [each for each in refusals.newest_first() if _of(wanted, each.partition.topic)]
+                return Found(len(lasts), tuple(_told(each)[1] for each in lasts[:until]))
+            case "software":
+                return self._software()
+            case "clients":
+                return self._clients(wanted)
+            case "expansions":
+                grown = [each for each in self._from.expansions() if _of(wanted, each.topic)]
+                return Found(len(grown), tuple(grown[: wanted.offset + wanted.limit]))
+            case "groups":
+                waiting = [each for each in self._from.withheld() if _of(wanted, each.topic, each.group)]
+                keys = ((each.group, each.topic, each.partition) for each in waiting if with_names)
+                return Found(len(waiting), tuple(waiting[: wanted.offset + wanted.limit]), tuple(keys))
+
+    def _topics(self) -> Iterator[str]:
+        """Those that are there, and checked in some way."""
+        source = self._from
+        for topic in source.topics():
+            if source.policy(topic) is not None and source.info(topic) is not None:
+                yield topic
+
+    def _topic(self, topic: str) -> GuardedTopicStatus:
+        policy, info = self._from.policy(topic), self._from.info(topic)
+        assert policy is not None
+        assert info is not None
+        gates = [self._from.gates.get(TopicPartition(topic, partition)) for partition in info.partitions]
+        known = self._ends(topic).values()
+        count, last = self._from.refusals.of_topic(topic)
+        return GuardedTopicStatus(
+            topic,
+            policy.check.value,
+            info.partition_count,
+            sum(gate.waiting for gate in gates if gate is not None),
+            count_check=policy.count_check.value,
+            ordered=policy.ordered,
+            idempotence=policy.idempotence.name.lower(),
+            log_end_offsets=sum(known),
+            ends_known=len(known),
+            refusals=count,
+            last_refusal=last,
+        )
+
+    def _ends(self, topic: str) -> dict[int, int]:
+        info = self._from.info(topic)
+        gates = self._from.gates
+        ends = {}
+        for partition in () if info is None else info.partitions:
+            gate = gates.get(TopicPartition(topic, partition))
+            if gate is not None and gate.log_end_offset is not None:
+                ends[partition] = gate.log_end_offset
+        return ends
+
+    def _partitions(self, wanted: Wanted) -> list[TopicPartition]:
+        """All of a checked topic; of no topic in particular: those that have a gate."""
+        source = self._from
+        if wanted.topic is None:
+            names = list(source.gates)
+        else:
+            info = source.info(wanted.topic) if source.policy(wanted.topic) is not None else None
+            names = [] if info is None else [TopicPartition(wanted.topic, each) for each in info.partitions]
+        return [name for name in names if _fits(wanted, str(name))] if wanted.search else names
+
+    def _partition(self, name: TopicPartition) -> PartitionStatus:
+        info, gate = self._from.info(name.topic), self._from.gates.get(name)
+        at = None if info is None else info.partitions.get(name.partition)
+        leader = None if at is None or at.leader.node_id < 0 else at.leader.node_id
+        count, last = self._from.refusals.of_partition(name)
+        if gate is None:
+            return PartitionStatus(*name, leader, refusals=count, last_refusal=last)
+        is_open = gate.phase is Phase.OPEN
+        return PartitionStatus(
+            *name,
+            leader,
+            state=gate.phase.name.lower(),
+            log_end_offset=gate.log_end_offset,
+            shift=gate.shift if is_open else None,
+            waiting=gate.waiting,
+            refusals=count,
+            last_refusal=last,
+        )
+
+    def _software(self) -> Found:
+        counts: Counter[tuple[str | None, str | None]] = Counter()
+        for link in self._from.links.values():
+            software = None if link.session is None else link.session.software
+            key: tuple[str | None, str | None] = software or (None, None)
+            if key not in counts and len(counts) >= _SOFTWARE_MAX:
+                key = (OTHERS, None)
+            counts[key] += 1
+        return Found(len(counts), tuple(SoftwareStatus(*key, count) for key, count in counts.items()))
+
+    def _clients(self, wanted: Wanted) -> Found:
+        now = time.monotonic()
+        links = self._from.links.values()
+        matching = [link for link in links if not wanted.search or _fits(wanted, *_names(link))]
+        first = nsmallest(wanted.offset + wanted.limit, matching, key=lambda link: (_names(link)[0], link.peer))
+        return Found(len(matching), tuple(_client(link, now) for link in first))
+
+
+def _client(link: Link, now: float) -> ClientStatus:
+    session = link.session
+    software = None if session is None else session.software
+    return ClientStatus(
+        client_id=None if session is None or session.client_id is None else clipped(session.client_id),
+        address=link.peer,
+        software=None if software is None else software.name,
+        version=None if software is None else software.version,
+        node_id=link.node_id,
+        connected_seconds=now - link.opened_at,
+        idle_seconds=max(0.0, now - max(link.client.received_at, link.opened_at)),
+        in_flight=0 if session is None else session.in_flight,
+        waits=False if session is None else session.waits,
+    )
+
+
+def _names(link: Link) -> tuple[str, str, str]:
+    session = link.session
+    software = None if session is None else session.software
+    return (
+        "" if session is None or session.client_id is None else session.client_id,
+        str(link.peer),
+        "" if software is None else f"{software.name} {software.version}",
+    )
+
+
+def _first(count: int, names: list[_S]) -> list[_S]:
+    """The first of them in order. A heap is quicker for few of many, and far slower for many."""
+    return nsmallest(count, names) if count * _HEAP_PAYS < len(names) else sorted(names)[:count]
+
+
+def _fits(wanted: Wanted, *names: str) -> bool:
+    search = wanted.search.lower()
+    return not search or any(search in name.lower() for name in names)
+
+
+def _of(wanted: Wanted, topic: str, *names: str) -> bool:
+    return wanted.topic in (None, topic) and _fits(wanted, topic, *names)
+
+
+# --- of several workers ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What one process has: the first `offset + limit` rows, but for so many `skipped`.
+
+    `names` – of all, where others may have the same. `ends` – of topics: by partition, as far as this process knows.
+    """
+
+    matching: int
+    rows: tuple[Any, ...]
+    names: tuple[Any, ...] = ()
+    skipped: int = 0
+    ends: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+
+    def listed(self, wanted: Wanted) -> Listed:
+        rows = self.rows
+        if wanted.what == "software":
+            rows = tuple(nlargest(wanted.offset + wanted.limit, rows, key=attrgetter("connections")))
+        begin = wanted.offset - self.skipped
+        return Listed(self.matching, rows[begin : begin + wanted.limit])
+
+
+def merged(wanted: Wanted, found: Sequence[Found]) -> Listed:
+    """`found` – of every worker, the owner's first."""
+    rows = [row for each in found for row in each.rows]
+    matching = sum(each.matching for each in found)
+    match wanted.what:
+        case "topics":
+            rows = [_with_ends(row, found) for row in _together(rows, attrgetter("topic"), _same_topic)]
+            matching = len({name for each in found for name in each.names})
+        case "partitions":
+            rows = _together(rows, attrgetter("topic", "partition"), _same_partition)
+            matching = len({name for each in found for name in each.names})
+        case "refusals":
+            rows.sort(key=attrgetter("at_ms"), reverse=True)
+            newest = {(row.topic, row.partition): row for row in reversed(rows)}
+            matching -= len(rows) - len(newest)
+            rows = sorted(newest.values(), key=attrgetter("at_ms"), reverse=True)
+        case "software":
+            counts: Counter[tuple[str | None, str | None]] = Counter()
+            for row in rows:
+                counts[row.software, row.version] += row.connections
+            rows = [SoftwareStatus(*key, count) for key, count in counts.items()]
+            matching = len(rows)
+        case "clients":
+            rows.sort(key=lambda row: (row.client_id or "", row.address))
+        case "expansions":
+            # All follow the same state topic; only the owner drives an expansion, and knows at which step it is.
+            rows, matching = list(found[0].rows), found[0].matching
+        case "groups":
+            # Members of one group may go through several workers, each of which looks how far it is.
+            rows = _together(rows, attrgetter("group", "topic", "partition"), lambda one, other: one)
+            matching = len({name for each in found for name in each.names})
+    return Found(matching, tuple(rows)).listed(wanted)
+
+
+def _together(rows: Iterable[_T], key: Callable[[_T], Any], same: Callable[[_T, _T], _T]) -> list[_T]:
+    by_key: dict[Any, _T] = {}
+    for row in rows:
+        name = key(row)
+        by_key[name] = same(by_key[name], row) if name in by_key else row
+    return [by_key[name] for name in sorted(by_key)]
+
+
+def _same_topic(one: GuardedTopicStatus, other: GuardedTopicStatus) -> GuardedTopicStatus:
+    return replace(
+        one,
+        waiting=one.waiting + other.waiting,
+        refusals=one.refusals + other.refusals,
+        last_refusal=_newest(one.last_refusal, other.last_refusal),
+    )
+
+
+def _with_ends(row: GuardedTopicStatus, found: Sequence[Found]) -> GuardedTopicStatus:
+    """Each worker knows what its own gates have seen. An end only grows, but for a truncation: the higher is newer."""
+    ends: dict[int, int] = {}
+    for each in found:
+        for partition, end in each.ends.get(row.topic, {}).items():
+            ends[partition] = max(end, ends.get(partition, end))
+    return replace(row, log_end_offsets=sum(ends.values()), ends_known=len(ends))
+
+
+def _same_partition(one: PartitionStatus, other: PartitionStatus) -> PartitionStatus:
+    knows = max(one, other, key=lambda each: -1 if each.log_end_offset is None else each.log_end_offset)
+    return replace(
+        knows,
+        state=knows.state or one.state or other.state,
+        waiting=one.waiting + other.waiting,
+        refusals=one.refusals + other.refusals,
+        last_refusal=_newest(one.last_refusal, other.last_refusal),
+    )
+
+
+def _newest(one: RefusalStatus | None, other: RefusalStatus | None) -> RefusalStatus | None:
+    known = [each for each in (one, other) if each is not None]
+    return max(known, key=attrgetter("at_ms"), default=None)

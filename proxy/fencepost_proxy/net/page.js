@@ -1,0 +1,39 @@
+"use strict";
+(() => {
+  const lost = document.getElementById("lost"), pause = document.getElementById("pause");
+  const url = new URL(location.href), shown = {};
+  url.searchParams.set("live", "1");
+  let paused = false, heard = new Date();
+  const look = async () => {
+    if (paused || document.hidden) return;
+    try {
+      const answer = await fetch(url, {cache: "no-store", signal: AbortSignal.timeout(20000)});
+      if (!answer.ok) throw new Error(`it answered ${answer.status}`);
+      const page = await answer.json();
+      for (const [id, html] of Object.entries(page.sections)) {
+        const there = document.getElementById(id);
+        if (!there || shown[id] === html) continue;
+        const at = there.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+        there.innerHTML = shown[id] = html;
+        if (at) there.querySelector(`a[href="${CSS.escape(at)}"]`)?.focus();
+      }
+      document.title = page.title;
+      heard = new Date();
+      lost.hidden = true;
+    } catch (error) {
+      document.title = "No answer \u2013 Fencepost";
+      lost.textContent = `No answer from the proxy since ${heard.toLocaleTimeString()}: what stands here is old. `
+        + `Does it still run? (${error.message})`;
+      lost.hidden = false;
+    }
+  };
+  const again = async () => { await look(); setTimeout(again, LOOK_SECONDS * 1000); };
+  setTimeout(again, LOOK_SECONDS * 1000);
+  document.addEventListener("visibilitychange", look);
+  pause.hidden = false;
+  pause.addEventListener("click", () => {
+    paused = !paused;
+    pause.textContent = paused ? "Go on" : "Pause";
+    look();
+  });
+})();

@@ -1,0 +1,439 @@
+"""What Kafka lets the control client do, found out without changing anything.
+
+Which topics are checked, the file says, and the state topic, which is read to its end. Of topics that are there Kafka's
+Metadata tells it (authorized operations). For all else the request itself is tried in a form that does nothing: with
+`validate_only`, or of a topic, a group or a transactional id that is not there, of which Kafka says only to who may
+that it is not. One thing is really done: a producer id is taken, as at each start of a proxy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from fencepost_proxy.config import ProxyConfig
+from fencepost_proxy.errors import Error
+from fencepost_proxy.net.advice import of_not_ready
+from fencepost_proxy.net.broker import BrokerConnection, UpstreamUnavailable, deadline_in
+from fencepost_proxy.net.cluster import NO_NODE, ClusterMetadata, Leader
+from fencepost_proxy.net.control import TOPICS_DESCRIBED_AT_ONCE, described_topics
+from fencepost_proxy.net.findings import Finding, failed, ok, unknown, warning
+from fencepost_proxy.net.state_topic import created_with
+from fencepost_proxy.net.stored import read_stored
+from fencepost_proxy.topics.state import StateError, StateView
+from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings
+from fencepost_proxy.types import NO_TOPIC_ID, LeaderEpoch, NodeId
+from fencepost_proxy.wire import apis
+from fencepost_proxy.wire.schema import Message
+
+GROUP: Final = "what Kafka lets the proxy do"
+#: Of a group and a transactional id that nobody has.
+_NOBODYS: Final = "fencepost-check"
+_DESCRIBE_GROUPS: Final = 15
+_DESCRIBE_ACLS: Final = 29
+_BROKER_RESOURCE: Final = 4
+_ANY: Final = 1
+_GROUP_AUTHORIZATION_FAILED: Final = 30
+_SECURITY_DISABLED: Final = 54
+_INVALID_REPLICATION_FACTOR: Final = 38
+_NOT_TOLD: Final = -(1 << 31)
+_NAMED_MAX: Final = 5
+#: Where a topic's checks come from.
+OF_THE_FILE: Final = "topics of the file"
+OF_ADMINS: Final = "topics set by admins"
+NO_LEADER: Final = Leader(NO_NODE, LeaderEpoch(-1))
+#: AclOperation codes, which are the bits of authorized operations.
+_OPERATIONS: Final = {"READ": 3, "WRITE": 4, "ALTER": 7, "DESCRIBE": 8, "DESCRIBE_CONFIGS": 10}
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """`error_code` – 0, 3 where it is not there, 29 where we may not know. `operations` – None: Kafka does not tell."""
+
+    name: str
+    error_code: int
+    operations: frozenset[str] | None
+    replicas: int
+    topic_id: UUID = NO_TOPIC_ID
+    leader: Leader = NO_LEADER
+
+
+async def rights(
+    connection: BrokerConnection,
+    config: ProxyConfig,
+    cluster: ClusterMetadata,
+    links: Mapping[NodeId, BrokerConnection],
+) -> list[Finding]:
+    """`links` – to brokers that can be asked. Never raises UpstreamUnavailable: what cannot be asked is a finding."""
+    ask = _Asker(connection, config, cluster, links)
+    found: list[Finding] = []
+    for look in (ask.authorizer, ask.state_topic, ask.stored, ask.producer_ids, ask.broker_configs, ask.topics):
+        found += await _tried(look)
+    for look in (ask.groups, ask.transactional_ids):
+        found += await _tried(look)
+    return found
+
+
+async def _tried(look: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
+    try:
+        return await look()
+    except UpstreamUnavailable as error:
+        return [unknown(GROUP, "one of the questions", f"could not be asked: {error}")]
+
+
+class _Asker:
+    def __init__(
+        self,
+        connection: BrokerConnection,
+        config: ProxyConfig,
+        cluster: ClusterMetadata,
+        links: Mapping[NodeId, BrokerConnection],
+    ) -> None:
+        self._connection = connection
+        self._config = config
+        self._cluster = cluster
+        self._links = links
+        self._state: _Topic | None = None  # where it is there, and may be read
+        self._set: StateView | None = None  # what admins have set; None: that is not known
+        sasl = config.control_sasl
+        self._who = f"User:{sasl.username}" if sasl is not None and sasl.username else "User:…"
+        self._open = False  # nobody is forbidden anything
+        configured = [config.unlisted_topics, *(each.configs for each in config.topic_patterns)]
+        self._of_file = [TopicPolicy.of(each) for each in configured]
+        self._policies = [*self._of_file]
+
+    async def _ask(self, api_key: int, message: Message, *, at_least: int = 0, at_most: int) -> Message:
+        version = self._connection.version(api_key, at_least=at_least, at_most=at_most)
+        deadline = deadline_in(self._config.limits.request_timeout_seconds)
+        return await self._connection.request(api_key, version, message, deadline=deadline)
+
+    def _allow(self, operations: Iterable[str], resource: str) -> str:
+        wanted = " ".join(f"--operation {each}" for each in operations)
+        return f"kafka-acls --add --allow-principal {self._who} {wanted} {resource}"
+
+    # ---- whether there is anything to ask
+
+    async def authorizer(self) -> list[Finding]:
+        message = Message(
+            resource_type_filter=_ANY,
+            resource_name_filter=None,
+            pattern_type_filter=_ANY,
+            principal_filter=None,
+            host_filter=None,
+            operation=_ANY,
+            permission_type=_ANY,
+        )
+        answer = await self._ask(_DESCRIBE_ACLS, message, at_least=1, at_most=3)
+        self._open = answer.error_code == _SECURITY_DISABLED
+        if self._open:
+            return [ok(GROUP, "authorizer", "Kafka has none: everybody may do everything")]
+        return []
+
+    # ---- the state topic
+
+    async def state_topic(self) -> list[Finding]:
+        name, brokers = self._config.state_topic, len(self._cluster.brokers)
+        what = f"state topic {name}"
+        todo = self._allow(("CREATE", "READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"), f"--topic {name}")
+        (topic,) = await self._described([name])
+        if topic.error_code == Error.TOPIC_AUTHORIZATION_FAILED and self._open:
+            said = "is hidden, though nobody is forbidden anything: does upstream lead to a proxy?"
+            return [failed(GROUP, what, said, "name Kafka's own brokers in upstream")]
+        if topic.error_code == Error.TOPIC_AUTHORIZATION_FAILED:
+            return [failed(GROUP, what, "Kafka does not let the proxy see it (DESCRIBE)", todo)]
+        if topic.error_code == Error.UNKNOWN_TOPIC_OR_PARTITION:
+            self._set = StateView(self._cluster.cluster_id or "")
+            return [await self._creating(name, what, todo, brokers), *await self._not_there_yet(name, what, todo)]
+        if topic.error_code:
+            return [unknown(GROUP, what, f"Metadata answered error {topic.error_code}")]
+        missing = self._missing(topic, ("READ", "WRITE"))
+        if "READ" not in missing:
+            self._state = topic
+        if missing:
+            return [failed(GROUP, what, f"the proxy may not {' and '.join(missing)} it", todo)]
+        found = [ok(GROUP, what, "is there, and may be read and written")]
+        if "DESCRIBE_CONFIGS" in self._missing(topic, ("DESCRIBE_CONFIGS",)):
+            said = "its configs may not be read: min.insync.replicas=2 and cleanup.policy=compact are taken for granted"
+            found.append(warning(GROUP, what, said, self._allow(("DESCRIBE_CONFIGS",), f"--topic {name}")))
+        if topic.replicas < min(3, brokers):
+            said = f"it has {topic.replicas} replica(s): losing it means losing what admins have switched on"
+            found.append(warning(GROUP, what, said, "add replicas with kafka-reassign-partitions"))
+        return found
+
+    async def _creating(self, name: str, what: str, todo: str, brokers: int) -> Finding:
+        replicas, configs = created_with(brokers)
+        wanted = Message(
+            name=name,
+            num_partitions=1,
+            replication_factor=replicas,
+            assignments=[],
+            configs=[Message(name=key, value=value) for key, value in configs.items()],
+        )
+        timeout_ms = int(self._config.limits.request_timeout_seconds * 1000)
+        message = Message(topics=[wanted], timeout_ms=timeout_ms, validate_only=True)
+        answer = await self._ask(apis.CREATE_TOPICS, message, at_least=2, at_most=7)
+        code, said = answer.topics[0].error_code, answer.topics[0].error_message
+        if not code or code == Error.TOPIC_ALREADY_EXISTS:
+            return ok(GROUP, what, f"is not there yet, and may be created ({replicas} replica(s))")
+        if code in (Error.TOPIC_AUTHORIZATION_FAILED, Error.CLUSTER_AUTHORIZATION_FAILED):
+            return failed(GROUP, what, "is not there yet, and the proxy may not create it", todo)
+        if code == _INVALID_REPLICATION_FACTOR:
+            return failed(GROUP, what, f"cannot be created: {said}", "wait until all brokers are there")
+        return failed(
+            GROUP,
+            what,
+            f"Kafka would not create it: error {code}, {said or 'without a reason'}",
+            f"create it yourself: one partition, {', '.join(f'{key}={value}' for key, value in configs.items())}",
+        )
+
+    async def _not_there_yet(self, name: str, what: str, todo: str) -> list[Finding]:
+        """Who may not is told so, even of a topic that is not there."""
+        may_not = []
+        partition = Message(
+            partition=0, current_leader_epoch=-1, fetch_offset=0, last_fetched_epoch=-1, partition_max_bytes=1
+        )
+        fetch = Message(
+            replica_id=-1,
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=1,
+            session_epoch=-1,
+            topics=[Message(topic=name, partitions=[partition])],
+            forgotten_topics_data=[],
+            rack_id="",
+        )
+        read = await self._ask(apis.FETCH, fetch, at_least=9, at_most=12)
+        if read.responses and read.responses[0].partitions[0].error_code == Error.TOPIC_AUTHORIZATION_FAILED:
+            may_not.append("READ")
+        data = [Message(name=name, partition_data=[Message(index=0, records=b"")])]
+        produce = Message(transactional_id=None, acks=-1, timeout_ms=1_000, topic_data=data)
+        written = await self._ask(apis.PRODUCE, produce, at_least=3, at_most=12)
+        if written.responses[0].partition_responses[0].error_code == Error.TOPIC_AUTHORIZATION_FAILED:
+            may_not.append("WRITE")
+        if not may_not:
+            return []
+        return [failed(GROUP, what, f"once it is there, the proxy may not {' and '.join(may_not)} it", todo)]
+
+    async def stored(self) -> list[Finding]:
+        """What admins have set on topics, for `topics`."""
+        what = "what admins have set"
+        if self._state is None:
+            return [] if self._set is not None else [unknown(GROUP, what, "is not known: the state topic is not read")]
+        name, leader = self._config.state_topic, self._state.leader
+        link = self._links.get(leader.node_id)
+        if link is None:
+            return [unknown(GROUP, what, f"is not known: the leader of {name} ({leader.node_id}) cannot be asked")]
+        try:
+            self._set = await read_stored(
+                link,
+                leader,
+                name,
+                self._state.topic_id,
+                self._cluster.cluster_id or "",
+                timeout_seconds=self._config.limits.request_timeout_seconds,
+            )
+        except StateError as error:
+            return [failed(GROUP, what, f"no proxy can start with this state topic: {error}", of_not_ready(str(error)))]
+        return []
+
+    # ---- the cluster
+
+    async def producer_ids(self) -> list[Finding]:
+        what = "a producer id of its own"
+        message = Message(transactional_id=None, transaction_timeout_ms=0, producer_id=-1, producer_epoch=-1)
+        answer = await self._ask(apis.INIT_PRODUCER_ID, message, at_most=4)
+        if answer.error_code == Error.CLUSTER_AUTHORIZATION_FAILED:
+            todo = self._allow(("IDEMPOTENT_WRITE",), "--cluster")
+            return [failed(GROUP, what, "Kafka gives the proxy none, and without one nothing can be stamped", todo)]
+        if answer.error_code:
+            return [unknown(GROUP, what, f"InitProducerId answered error {answer.error_code}; ask again in a moment")]
+        return [ok(GROUP, what, "is given (IDEMPOTENT_WRITE)")]
+
+    async def broker_configs(self) -> list[Finding]:
+        what = "settings of brokers"
+        message = Message(
+            resources=[
+                Message(
+                    resource_type=_BROKER_RESOURCE,
+                    resource_name="",
+                    configuration_keys=["producer.id.expiration.ms"],
+                )
+            ]
+        )
+        answer = await self._ask(apis.DESCRIBE_CONFIGS, message, at_least=1, at_most=4)
+        code = answer.results[0].error_code
+        if code == Error.CLUSTER_AUTHORIZATION_FAILED:
+            said = "may not be read: the proxy takes Kafka's default of producer.id.expiration.ms (1 day) for granted"
+            return [warning(GROUP, what, said, self._allow(("DESCRIBE_CONFIGS",), "--cluster"))]
+        return [ok(GROUP, what, "may be read (DESCRIBE_CONFIGS)")]
+
+    # ---- topics
+
+    async def topics(self) -> list[Finding]:
+        seen = sorted(await self._described(None), key=lambda each: each.name)
+        topics = [each for each in seen if each.name != self._config.state_topic]
+        by_file: list[tuple[_Topic, TopicPolicy]] = []
+        by_admins: list[tuple[_Topic, TopicPolicy]] = []
+        switched_off: list[str] = []
+        others: list[_Topic] = []
+        for each in topics:
+            of_file = TopicPolicy.of(self._config.configs_for(each.name))
+            policy = of_file
+            if self._set is not None:
+                policy = self._set.topic_policy(each.name, each.topic_id, self._config.configs_for)
+            if not policy.read:
+                others.append(each)
+                if of_file.read:
+                    switched_off.append(each.name)
+            elif policy == of_file:
+                by_file.append((each, policy))
+            else:
+                by_admins.append((each, policy))
+        self._policies += [policy for _, policy in by_admins]
+        found = [*await self._guarded_topics(OF_THE_FILE, by_file), *await self._guarded_topics(OF_ADMINS, by_admins)]
+        found += await self._hidden({each.name for each in topics})
+        if switched_off:
+            found.append(ok(GROUP, OF_ADMINS, f"not checked, though the file would: {_some(switched_off)}"))
+        if not by_file and not self._open and any(policy.read for policy in self._of_file):
+            globs = ", ".join(each.glob for each in self._config.topic_patterns) or "any name"
+            said = f"none that the file guards ({globs}) is there yet, so what the proxy may do there is not known"
+            todo = self._allow(("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"), "--topic … (for each of them)")
+            found.append(unknown(GROUP, OF_THE_FILE, said, todo))
+        free = [each for each in others if not self._missing(each, ("READ", "WRITE", "DESCRIBE"))]
+        if others:
+            said = f"{len(free)} of the {len(others)} that the proxy sees could be guarded by an admin (READ, WRITE)"
+            found.append(ok(GROUP, "other topics", said))
+        elif not topics and not self._open:
+            found.append(unknown(GROUP, "topics", "none is there that the proxy may see (DESCRIBE)"))
+        return found
+
+    async def _hidden(self, seen: Set[str]) -> list[Finding]:
+        """Topics that admins have set something on, and that Kafka does not show us: gone, or kept from us."""
+        names = sorted(() if self._set is None else self._set.topic_configs.keys() - seen)
+        hidden = []
+        for start in range(0, len(names), TOPICS_DESCRIBED_AT_ONCE):
+            for each in await self._described(names[start : start + TOPICS_DESCRIBED_AT_ONCE]):
+                if each.error_code == Error.TOPIC_AUTHORIZATION_FAILED:
+                    hidden.append(each.name)
+        if not hidden:
+            return []
+        said = f"Kafka does not let the proxy see (DESCRIBE), if they are still there: {_some(hidden)}"
+        todo = self._allow(("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"), f"--topic {hidden[0]}")
+        return [warning(GROUP, OF_ADMINS, said, todo)]
+
+    async def _guarded_topics(self, what: str, guarded: Sequence[tuple[_Topic, TopicPolicy]]) -> list[Finding]:
+        found = []
+        lacking: dict[tuple[str, ...], list[str]] = {}
+        blind: list[str] = []
+        for topic, policy in guarded:
+            wanted = ("READ", "WRITE", *(("ALTER",) if policy.ordered else ()))
+            missing = self._missing(topic, wanted)
+            if missing:
+                lacking.setdefault(tuple(missing), []).append(topic.name)
+            if self._missing(topic, ("DESCRIBE_CONFIGS",)):
+                blind.append(topic.name)
+        for operations, names in lacking.items():
+            said = f"the proxy may not {' and '.join(operations)}: {_some(names)}"
+            found.append(failed(GROUP, what, said, self._allow(operations, f"--topic {names[0]}")))
+        if blind:
+            said = f"their Kafka configs may not be read, so defaults are taken for granted: {_some(blind)}"
+            todo = self._allow(("DESCRIBE_CONFIGS",), f"--topic {blind[0]}")
+            found.append(warning(GROUP, what, said, todo))
+        if guarded and not lacking:
+            names = [topic.name for topic, _ in guarded]
+            found.append(ok(GROUP, what, f"all that it needs on {len(guarded)} topic(s): {_some(names)}"))
+        return found + await self._losing(what, [topic for topic, policy in guarded if policy.guarded])
+
+    async def _losing(self, what: str, topics: Sequence[_Topic]) -> list[Finding]:
+        """Where Kafka itself may lose what was won."""
+        by_reason: dict[tuple[str, str], list[str]] = {}
+        for start in range(0, len(topics), TOPICS_DESCRIBED_AT_ONCE):
+            some = {each.name: each for each in topics[start : start + TOPICS_DESCRIBED_AT_ONCE]}
+            deadline = deadline_in(self._config.limits.request_timeout_seconds)
+            for name, facts in (await described_topics(self._connection, list(some), deadline)).items():
+                if facts.assumed:
+                    continue
+                for each in durability_warnings(
+                    replication_factor=some[name].replicas,
+                    min_insync_replicas=facts.min_insync_replicas,
+                    unclean_leader_election=facts.unclean_leader_election,
+                ):
+                    by_reason.setdefault(each, []).append(name)
+        return [
+            warning(GROUP, what, f"{state}: {_some(names)}", todo) for (state, todo), names in sorted(by_reason.items())
+        ]
+
+    def _missing(self, topic: _Topic, wanted: Iterable[str]) -> list[str]:
+        return [] if topic.operations is None else [each for each in wanted if each not in topic.operations]
+
+    async def _described(self, names: Sequence[str] | None) -> list[_Topic]:
+        asked = None if names is None else [Message(name=name, topic_id=NO_TOPIC_ID) for name in names]
+        message = Message(topics=asked, allow_auto_topic_creation=False, include_topic_authorized_operations=True)
+        answer = await self._ask(apis.METADATA, message, at_least=10, at_most=13)
+        return [
+            _Topic(
+                each.name,
+                each.error_code,
+                _operations(each.topic_authorized_operations),
+                min((len(partition.replica_nodes) for partition in each.partitions), default=0),
+                each.topic_id,
+                next((Leader(one.leader_id, one.leader_epoch) for one in each.partitions), NO_LEADER),
+            )
+            for each in answer.topics
+            if not each.is_internal
+        ]
+
+    # ---- groups and transactions
+
+    async def groups(self) -> list[Finding]:
+        what, ordered = "consumer groups", any(policy.ordered for policy in self._policies)
+        message = Message(groups=[_NOBODYS], include_authorized_operations=False)
+        answer = await self._ask(_DESCRIBE_GROUPS, message, at_most=6)
+        if answer.groups[0].error_code != _GROUP_AUTHORIZATION_FAILED:
+            return [ok(GROUP, what, "may be described, whatever they are called")]
+        said = "not every group may be described; whether those of topics that grow in order may, is not known"
+        todo = self._allow(("DESCRIBE",), "--group '*'")
+        if ordered:
+            return [warning(GROUP, what, said, todo)]
+        return [unknown(GROUP, what, f"{said}. No topic grows in order, so nothing depends on it")]
+
+    async def transactional_ids(self) -> list[Finding]:
+        what = "transactional ids"
+        message = Message(transactional_ids=[_NOBODYS])
+        answer = await self._ask(apis.DESCRIBE_TRANSACTIONS, message, at_most=0)
+        code = answer.transaction_states[0].error_code
+        if code != Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
+            return [ok(GROUP, what, "may be described, whatever they are called")]
+        said = "not every one may be described: commits of those on guarded topics cannot be looked into, and their "
+        said += "transactions are not shown"
+        return [warning(GROUP, what, said, self._allow(("DESCRIBE",), "--transactional-id '*'"))]
+
+
+def _operations(bits: int) -> frozenset[str] | None:
+    if bits == _NOT_TOLD:
+        return None
+    return frozenset(name for name, bit in _OPERATIONS.items() if bits >> bit & 1)
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - _NAMED_MAX
+    return ", ".join(names[:_NAMED_MAX]) + (f" and {rest} more" if rest > 0 else "")
+
+
+#: What the proxy itself asks, the versions that it can ask in, and what lacks where a broker has none of them.
+NEEDED: Final[Mapping[int, tuple[int, int]]] = {
+    apis.PRODUCE: (3, 13),
+    apis.FETCH: (9, 13),
+    apis.LIST_OFFSETS: (5, 7),
+    apis.METADATA: (10, 13),
+    apis.FIND_COORDINATOR: (3, 6),
+    apis.CREATE_TOPICS: (2, 7),
+    apis.INIT_PRODUCER_ID: (0, 4),
+    apis.OFFSET_FOR_LEADER_EPOCH: (2, 4),
+    apis.DESCRIBE_CONFIGS: (1, 4),
+    apis.CREATE_PARTITIONS: (0, 3),
+    apis.DESCRIBE_PRODUCERS: (0, 0),
+    apis.DESCRIBE_TRANSACTIONS: (0, 0),
+}

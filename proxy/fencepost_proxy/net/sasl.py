@@ -1,0 +1,115 @@
+"""The proxy's own login at a broker: SaslHandshake and SaslAuthenticate, over a connection that is told how to ask.
+
+What the mechanisms say to each other is kafka-python's, whose classes only turn bytes into bytes. Clients' logins pass
+through the proxy and are none of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, Protocol
+
+from fencepost_proxy.config import ControlSasl
+from fencepost_proxy.errors import Error
+from fencepost_proxy.net.certificates import secret
+from fencepost_proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from fencepost_proxy.wire.schema import Message
+
+#: A login takes one or two of these; a broker that never ends it is not one.
+_STEPS_MAX: Final = 8
+_SAID_MAX: Final = 200
+#: v1: what follows is SaslAuthenticate requests, not bare tokens. v1 of that tells the session's lifetime.
+HANDSHAKE_VERSION: Final = 1
+AUTHENTICATE_VERSION: Final = 1
+
+
+class LoginFailed(Exception):
+    """In words. `error_code` – Kafka's, where it is one."""
+
+    def __init__(self, reason: str, error_code: int | None = None) -> None:
+        super().__init__(reason)
+        self.error_code = error_code
+
+
+class _Mechanism(Protocol):
+    def auth_bytes(self) -> bytes: ...
+    def receive(self, auth_bytes: bytes) -> object: ...
+    def is_done(self) -> bool: ...
+    def is_authenticated(self) -> bool: ...
+
+
+def _mechanism(sasl: ControlSasl) -> _Mechanism:
+    """Raises ConfigError where the file with the secret cannot be read."""
+    # Not before somebody logs in: they bring what other mechanisms need.
+    from kafka.net.sasl.oauth import AbstractTokenProvider, SaslMechanismOAuth  # noqa: PLC0415
+    from kafka.net.sasl.plain import SaslMechanismPlain  # noqa: PLC0415
+    from kafka.net.sasl.scram import SaslMechanismScram  # noqa: PLC0415
+
+    if sasl.mechanism == "OAUTHBEARER":
+        assert sasl.token_file is not None
+        bearer = secret("control_sasl.token_file", sasl.token_file)
+
+        class Token(AbstractTokenProvider):  # type: ignore[misc]
+            def token(self) -> str:
+                return bearer
+
+        oauth: _Mechanism = SaslMechanismOAuth(sasl_oauth_token_provider=Token())
+        return oauth
+    assert sasl.username is not None
+    assert sasl.password_file is not None
+    name, made = sasl.username, SaslMechanismPlain
+    if sasl.mechanism != "PLAIN":
+        # RFC 5802: these two would end the name.
+        name, made = name.replace("=", "=3D").replace(",", "=2C"), SaslMechanismScram
+    password = secret("control_sasl.password_file", sasl.password_file)
+    mechanism: _Mechanism = made(sasl_mechanism=sasl.mechanism, sasl_plain_username=name, sasl_plain_password=password)
+    return mechanism
+
+
+def _short(text: str) -> str:
+    """What a broker says may be of any length, and goes to logs and pages."""
+    return text if len(text) <= _SAID_MAX else f"{text[:_SAID_MAX]}…"
+
+
+#: API key, version, message → answer.
+Ask = Callable[[int, int, Message], Awaitable[Message]]
+
+
+async def log_in(ask: Ask, sasl: ControlSasl) -> float:
+    """For how many seconds Kafka lets this login stand, 0: for ever. Raises LoginFailed, ConfigError, and what `ask`
+    raises."""
+    answer = await ask(SASL_HANDSHAKE, HANDSHAKE_VERSION, Message(mechanism=sasl.mechanism))
+    who = f"SASL {sasl.mechanism}" + (f" as {sasl.username}" if sasl.username else "")
+    if answer.error_code:
+        enabled = _short(", ".join(answer.mechanisms)) or "nothing"
+        why = f"this listener takes {enabled}"
+        if answer.error_code == Error.ILLEGAL_SASL_STATE:
+            why = "this listener takes no logins; name another one in upstream, or leave control_sasl out"
+        elif answer.error_code != Error.UNSUPPORTED_SASL_MECHANISM:
+            why = f"error {answer.error_code}"
+        raise LoginFailed(f"{who}: {why} (control_sasl.mechanism)", answer.error_code)
+    mechanism = _mechanism(sasl)
+    for _ in range(_STEPS_MAX):
+        answer = await ask(
+            SASL_AUTHENTICATE, AUTHENTICATE_VERSION, Message(auth_bytes=_said(who, mechanism.auth_bytes))
+        )
+        if answer.error_code:
+            raise LoginFailed(
+                f"{who}: {_short(answer.error_message or f'error {answer.error_code}')}", answer.error_code
+            )
+        told = bytes(answer.auth_bytes)
+        _said(who, lambda told=told: mechanism.receive(told))  # type: ignore[misc]
+        if mechanism.is_done():
+            if not mechanism.is_authenticated():
+                raise LoginFailed(f"{who}: Kafka did not end the login as it must")
+            lifetime_ms: int = answer.session_lifetime_ms
+            return lifetime_ms / 1000
+    raise LoginFailed(f"{who}: no end after {_STEPS_MAX} steps")
+
+
+def _said(who: str, what: Callable[[], Any]) -> Any:
+    """A peer that does not know the password cannot prove that it does; or it speaks another language."""
+    try:
+        return what()
+    except (ValueError, KeyError, IndexError) as error:
+        raise LoginFailed(f"{who}: what the broker says is not right: {_short(str(error))}") from error

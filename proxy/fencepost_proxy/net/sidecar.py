@@ -1,0 +1,135 @@
+"""Whether Kafka sends clients to this sidecar: its broker has to advertise the sidecar's own address.
+
+Nothing is rewritten in `mode = "sidecar"`, so where clients go is what the broker says of its listener. A broker that
+advertises itself there sends them around the proxy. And the proxy's own connections must not go through sidecars, where
+the state topic is closed: `upstream` names a listener of its own.
+
+Who the broker is behind `broker` it tells nobody; but it describes its own configs only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from fencepost_proxy import logs
+from fencepost_proxy.config import ProxyConfig
+from fencepost_proxy.errors import Error
+from fencepost_proxy.net import cluster
+from fencepost_proxy.net.broker import PLAIN, Access, BrokerConnection, UpstreamUnavailable, deadline_in
+from fencepost_proxy.net.cluster import ClusterMetadata
+from fencepost_proxy.types import Address, NodeId
+from fencepost_proxy.wire import apis
+from fencepost_proxy.wire.schema import Message
+
+_log = logs.get("net.sidecar")
+_limited_log = logs.RateLimitedLog(_log)
+
+_CLIENT_ID: Final = "fencepost-sidecar"
+_BROKER_RESOURCE: Final = 4
+#: After a look that found all well, and after one that did not: somebody is mending it.
+_LOOK_SECONDS: Final = 30.0
+_LOOK_AGAIN_SECONDS: Final = 2.0
+
+
+class SidecarLook:
+    """`problem` – what is wrong, and what to change; None: nothing. `advertised` – by broker, where clients are sent.
+
+    `known` gives what the control client knows of the cluster: its id, and the brokers by `upstream`.
+    """
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        listens_on: Callable[[], Address | None],
+        known: Callable[[], tuple[str | None, Mapping[NodeId, Address]]],
+        access: Access,
+    ) -> None:
+        assert config.broker is not None
+        self._config = config
+        self._broker = config.broker
+        self._listens_on = listens_on
+        self._known = known
+        self._access = access if config.broker_tls else replace(access, tls=PLAIN.tls)
+        self.problem: str | None = f"the broker at {config.broker} was not asked yet what it advertises"
+        self.asked = False
+        self.node_id: NodeId | None = None
+        self.advertised: Mapping[NodeId, Address] = {}
+
+    async def run(self) -> None:
+        while True:
+            before = self.problem
+            try:
+                self.problem = await self.look()
+            except UpstreamUnavailable as error:
+                self.problem = f"its broker cannot be asked what it advertises: {error}"
+            self.asked = True
+            if self.problem is not None:
+                _limited_log.error("problem", "clients are not sent to this sidecar", reason=self.problem)
+            elif before is not None:
+                _log.info("clients are sent to this sidecar", broker=self.node_id, by=self._broker)
+            await asyncio.sleep(_LOOK_SECONDS if self.problem is None else _LOOK_AGAIN_SECONDS)
+
+    async def look(self) -> str | None:
+        """Once: what is wrong, None for nothing. Raises UpstreamUnavailable."""
+        limits = self._config.limits
+        connection = await BrokerConnection.open(self._broker, limits=limits, client_id=_CLIENT_ID, access=self._access)
+        try:
+            deadline = deadline_in(limits.connect_timeout_seconds)
+            version = connection.version(apis.METADATA, at_least=10, at_most=13)
+            asked = Message(topics=[], allow_auto_topic_creation=False)
+            told = cluster.from_response(await connection.request(apis.METADATA, version, asked, deadline=deadline))
+            node_id = None
+            for each in told.brokers:
+                if await _is(connection, each, limits.connect_timeout_seconds):
+                    node_id = each
+                    break
+        finally:
+            await connection.close()
+        self.advertised, self.node_id = told.brokers, node_id
+        return self._judge(told, node_id)
+
+    def _judge(self, told: ClusterMetadata, node_id: NodeId | None) -> str | None:
+        cluster_id, by_upstream = self._known()
+        if told.cluster_id != cluster_id:
+            return f"broker = {self._broker} is of cluster {told.cluster_id}, upstream is of {cluster_id}"
+        own = self._listens_on()
+        if own is None:
+            return "it does not listen yet"
+        host, port = self._config.advertised_host, own.port
+        wanted = f"{host or 'HOST'}:{port}"
+        here = {node: address for node, address in told.brokers.items() if _same(address, host, port)}
+        advertised = ", ".join(f"{node}: {address}" for node, address in sorted(told.brokers.items()))
+        if not here or (node_id is not None and node_id not in here):
+            named = "a broker" if node_id is None else f"broker {node_id}"
+            return (
+                f"{named} at {self._broker} does not advertise this sidecar, {wanted}, for that listener, but "
+                f"{told.brokers.get(node_id, advertised) if node_id is not None else advertised}: set it in the "
+                "broker's advertised.listeners (or advertised_host here, if this is the sidecar by another name)"
+            )
+        if node_id is None and len(here) > 1 and host is not None:
+            return f"{len(here)} brokers advertise {wanted}: each needs a sidecar of its own"
+        through = sorted(node for node, address in by_upstream.items() if told.brokers.get(node) == address)
+        if through:
+            return (
+                f"upstream leads to the sidecars too: there brokers {through} advertise the same addresses. Name a "
+                "listener in upstream that clients do not use, such as the one between brokers"
+            )
+        return None
+
+
+def _same(address: Address, host: str | None, port: int) -> bool:
+    return address.port == port and (host is None or address.host == host)
+
+
+async def _is(connection: BrokerConnection, node_id: NodeId, seconds: float) -> bool:
+    """Whether this broker answers. Another one refuses to speak for it; False, too, where we may not ask."""
+    version = connection.version(apis.DESCRIBE_CONFIGS, at_most=4)
+    resource = Message(
+        resource_type=_BROKER_RESOURCE, resource_name=str(node_id), configuration_keys=["advertised.listeners"]
+    )
+    asked = Message(resources=[resource], include_synonyms=False, include_documentation=False)
+    answer = await connection.request(apis.DESCRIBE_CONFIGS, version, asked, deadline=deadline_in(seconds))
+    return [each.error_code for each in answer.results] == [Error.NONE]

@@ -1,0 +1,470 @@
+"""TLS on one nonblocking socket, with the face of a socket: `recv_into`, `send`, `sendmsg`, `shutdown`, `close`.
+
+So `side.Side` and all that stands on it need not know which of the two they have. As a socket does, a `TlsSocket`
+raises BlockingIOError where there is nothing to be had now, and OSError where it broke (`ssl.SSLError` is one).
+
+OpenSSL reads and writes bytes in memory here, not the socket: one system call brings many records. The two memories
+(`TlsBuffers`) are the process's, and empty between calls, so an idle connection holds none. Only what is encrypted is
+ever in them: should something be left there, it ends a connection, and is nobody's plaintext.
+"""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import fcntl
+import socket
+import ssl
+import termios
+from typing import Final
+
+_AGAIN: Final = (BlockingIOError, InterruptedError)
+#: So much less than what is decrypted into: with what came of a record before, all that was read fits into it.
+_SPARE_BYTES: Final = 32 * 1024
+_RECEIVED_BYTES: Final = 256 * 1024 - _SPARE_BYTES
+#: Encrypted at once: if the socket does not take it, as much is kept.
+_ENCRYPTED_BYTES: Final = 128 * 1024
+#: More than that is not kept for a peer that reads nothing of it: OpenSSL answers some records by itself.
+_UNFLUSHED_BYTES_MAX: Final = 256 * 1024
+#: Of a frame that passes, the event loop is told of so much at once. Where a socket cannot hold it, of what it can.
+_WAKES_AT_BYTES: Final = 128 * 1024
+#: What a record can bring at most.
+_PLAIN_BYTES_MAX: Final = 16 * 1024
+#: A record's header: its type, a version, its length. Before a connection is secured nothing else may come first.
+_HEADER_BYTES: Final = 5
+_HANDSHAKE_RECORD: Final = 0x16
+_RECORD_TYPES: Final = frozenset({0x14, 0x15, 0x16, 0x17})
+_MAJOR_VERSION: Final = 3
+#: Above what any record may have: 2^14 and what encryption adds.
+_RECORD_BYTES_MAX: Final = 16 * 1024 + 2048
+
+
+class TlsBuffers:
+    """What all connections of a process share, since nothing in it outlives one call."""
+
+    def __init__(self) -> None:
+        self.incoming = ssl.MemoryBIO()
+        self.outgoing = ssl.MemoryBIO()
+        self.received = memoryview(bytearray(_RECEIVED_BYTES))
+
+
+class NotTls(OSError):
+    """The peer speaks something else."""
+
+
+class _Records:
+    """Where a stream of bytes is within its records: their headers are read, nothing else.
+
+    `left_bytes` – what is missing of the record that has begun, `begun_bytes` – how much of the peer's own that one
+    has. `plain_bytes` – the same of all whose headers were seen.
+    """
+
+    __slots__ = ("begun_bytes", "header", "left_bytes", "overhead_bytes", "plain_bytes")
+
+    def __init__(self, overhead_bytes: int = 0) -> None:
+        self.header = b""
+        self.left_bytes = 0
+        self.begun_bytes = 0
+        self.plain_bytes = 0
+        self.overhead_bytes = overhead_bytes
+
+    def missing(self) -> int:
+        """How many bytes to the end of the header, or of the record."""
+        return self.left_bytes or _HEADER_BYTES - len(self.header)
+
+    def follow(self, data: memoryview) -> None:
+        at, size = 0, len(data)
+        while at < size:
+            if self.left_bytes:
+                step = min(self.left_bytes, size - at)
+                self.left_bytes -= step
+                at += step
+                continue
+            step = min(_HEADER_BYTES - len(self.header), size - at)
+            self.header += bytes(data[at : at + step])
+            at += step
+            if len(self.header) == _HEADER_BYTES:
+                self.left_bytes = int.from_bytes(self.header[3:], "big")
+                self.begun_bytes = max(0, self.left_bytes - self.overhead_bytes)
+                self.plain_bytes += self.begun_bytes
+                self.header = b""
+
+    def bytes_before(self, plain_bytes: int) -> int:
+        """How many come at least until the next `plain_bytes` of the peer's own are there: records are never larger."""
+        more = max(0, plain_bytes - (self.begun_bytes if self.left_bytes else 0))
+        headers = -(-more // _PLAIN_BYTES_MAX) * (_HEADER_BYTES + self.overhead_bytes)
+        return self.left_bytes + more + headers - len(self.header)
+
+    def unread_bytes(self, ahead: bytes) -> int:
+        """Of a record that has begun nothing can be read yet; and what lies in `ahead` has not been followed."""
+        other = _Records(self.overhead_bytes)
+        other.header, other.left_bytes = self.header, self.left_bytes
+        other.follow(memoryview(ahead))
+        return (self.begun_bytes if self.left_bytes else 0) + other.plain_bytes
+
+
+class TlsSocket:
+    """`raw` – a connected, nonblocking socket, which is this one's from now on.
+
+    `server_hostname` – whom the peer has to be, where this end is the client; None: this end is the server.
+    """
+
+    __slots__ = ("_buffers", "_ended", "_owed_bytes", "_raw", "_records", "_ssl", "_unflushed", "_wakes_at", "family")
+
+    def __init__(
+        self,
+        raw: socket.socket,
+        context: ssl.SSLContext,
+        buffers: TlsBuffers,
+        server_hostname: str | None = None,
+    ) -> None:
+        raw.setblocking(False)
+        self._raw = raw
+        self.family = raw.family
+        self._buffers = buffers
+        self._ssl = context.wrap_bio(
+            buffers.incoming, buffers.outgoing, server_side=server_hostname is None, server_hostname=server_hostname
+        )
+        self._records = _Records()
+        self._ended = False
+        self._unflushed = b""  # encrypted, and not taken by the socket
+        self._owed_bytes = 0  # what was encrypted of it, and not told to be sent
+        self._wakes_at = 1  # so many bytes in the socket are worth an event
+
+    # ---- the handshake
+
+    def handshake(self) -> bool:
+        """Goes on as far as it can; whether it is done. Raises BlockingIOError, `awaits_write` tells for what.
+
+        The socket is read record by record, so that nothing of what follows the handshake is read with it.
+        """
+        self._flush()
+        while True:
+            incoming, outgoing = self._buffers.incoming, self._buffers.outgoing
+            try:
+                self._ssl.do_handshake()
+            except ssl.SSLWantReadError:
+                done = False
+            except ssl.SSLError:
+                self._unflushed += outgoing.read()
+                with contextlib.suppress(OSError):
+                    self._flush()  # the alert, by which the peer knows why
+                raise
+            else:
+                done = True
+            finally:
+                self._drain()
+            self._flush()
+            if done:
+                self._records.overhead_bytes = self._overhead()
+                return True
+            data = self._raw.recv(self._records.missing())
+            if not data:
+                raise ConnectionResetError("closed during the handshake")
+            self._look_at_first(data)
+            self._records.follow(memoryview(data))
+            incoming.write(data)
+
+    def _look_at_first(self, data: bytes) -> None:
+        records = self._records
+        if records.left_bytes:
+            return
+        header = records.header + data
+        if header[0] not in _RECORD_TYPES or (len(header) > 1 and header[1] != _MAJOR_VERSION):
+            raise NotTls(f"its first bytes are {header.hex(' ')}")
+        if len(header) == _HEADER_BYTES and int.from_bytes(header[3:], "big") > _RECORD_BYTES_MAX:
+            raise NotTls(f"a record of {int.from_bytes(header[3:], 'big')} bytes")
+
+    @property
+    def awaits_write(self) -> bool:
+        return bool(self._unflushed)
+
+    def _overhead(self) -> int:
+        """What encryption adds to a record behind its header."""
+        cipher = self._ssl.cipher()
+        assert cipher is not None
+        if cipher[1] == "TLSv1.3":
+            return 17  # the record's true type, and the tag
+        return 24 if "GCM" in cipher[0] else 16
+
+    # ---- what a socket does
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """All that can be decrypted of one read. 0: the peer has ended. `buffer` has at least 256 KiB."""
+        if self._ended:
+            return 0
+        received = self._buffers.received
+        count = self._raw.recv_into(received)
+        if not count:
+            return 0
+        data = received[:count]
+        self._records.follow(data)
+        incoming, tls, plain_bytes = self._buffers.incoming, self._ssl, 0
+        try:
+            incoming.write(data)
+            while incoming.pending or tls.pending():
+                taken = tls.read(len(buffer) - plain_bytes, buffer[plain_bytes:])
+                if not taken:
+                    self._ended = True
+                    break
+                plain_bytes += taken  # type: ignore[operator]
+        except ssl.SSLWantReadError:
+            pass  # the rest of a record is still to come
+        finally:
+            self._drain()
+        if self._unflushed and not self._owed_bytes:
+            # OpenSSL has answered something itself. If it cannot go now, it goes before what is written next.
+            with contextlib.suppress(*_AGAIN):
+                self._flush()
+        if len(self._unflushed) > _UNFLUSHED_BYTES_MAX:
+            raise ConnectionAbortedError("it reads nothing of what TLS has to answer")
+        if not plain_bytes and not self._ended:
+            raise BlockingIOError
+        if plain_bytes and self._ended:
+            # Its end came with its last words, and may be all that comes: from now on there is always an end to read.
+            with contextlib.suppress(OSError):
+                self._raw.shutdown(socket.SHUT_RD)
+        return plain_bytes
+
+    def expect(self, plain_bytes: int) -> None:
+        """So many are certain to come: the event loop is told of many records at once, and of the last one.
+
+        Java hands each record to the kernel by itself, and a turn of the event loop costs more than the bytes of a
+        record do. The peer's end is told at once, whatever is expected.
+        """
+        wakes_at = 1
+        if plain_bytes > _PLAIN_BYTES_MAX:
+            wakes_at = min(self._records.bytes_before(plain_bytes), _WAKES_AT_BYTES)
+        if wakes_at != self._wakes_at:
+            self._wakes_at = wakes_at
+            with contextlib.suppress(OSError):  # it is gone, which its next read will tell
+                self._raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wakes_at)
+
+    def send(self, chunk: bytes | memoryview) -> int:
+        """How much of it is on its way. What is not is to be offered again, as a socket wants it, too."""
+        self._flush()
+        taken = min(self._owed_bytes, len(chunk))
+        self._owed_bytes -= taken
+        rest = memoryview(chunk)[taken:]
+        while rest:
+            piece = rest[:_ENCRYPTED_BYTES]
+            self._encrypt(piece)
+            try:
+                self._flush()
+            except _AGAIN:
+                self._owed_bytes = len(piece)
+                if taken:
+                    return taken
+                raise
+            taken += len(piece)
+            rest = rest[len(piece) :]
+        return taken
+
+    def sendmsg(self, chunks: list[bytes | memoryview]) -> int:
+        """`send` for what is to be one record, if it fits: each costs a header and a tag."""
+        return self.send(b"".join(chunks))
+
+    def _encrypt(self, piece: memoryview) -> None:
+        try:
+            while piece:
+                piece = piece[self._ssl.write(piece) :]
+        finally:
+            self._drain()
+
+    def _drain(self) -> None:
+        """Nothing stays behind in what is everybody's."""
+        incoming, outgoing = self._buffers.incoming, self._buffers.outgoing
+        if outgoing.pending:
+            self._unflushed += outgoing.read()
+        if incoming.pending:
+            incoming.read()
+            self._ended = True
+
+    def _flush(self) -> None:
+        """Raises BlockingIOError while the socket does not take all of it."""
+        data = self._unflushed
+        if not data:
+            return
+        sent = self._raw.send(data)
+        self._unflushed = data[sent:]
+        if self._unflushed:
+            raise BlockingIOError
+
+    def shutdown(self, how: int) -> None:
+        self._say_end()
+        self._raw.shutdown(how)
+
+    def close(self) -> None:
+        self._say_end()
+        self._raw.close()
+
+    def _say_end(self) -> None:
+        """So that the peer knows that nothing was cut off. Only if it can be said at once."""
+        try:
+            if not self._unflushed:
+                self._ssl.unwrap()
+        except (OSError, ValueError):
+            pass  # it has not said the same yet, which is not waited for
+        finally:
+            self._drain()
+        with contextlib.suppress(OSError):
+            self._flush()
+        self._unflushed = b""
+
+    def unread_bytes(self) -> int:
+        """How much the peer has sent that nobody has read, to the byte: record headers tell."""
+        waiting = array.array("i", [0])
+        fcntl.ioctl(self._raw.fileno(), termios.FIONREAD, waiting)
+        ahead = b""
+        if waiting[0]:
+            with contextlib.suppress(OSError):
+                ahead = self._raw.recv(waiting[0], socket.MSG_PEEK)
+        return self._records.unread_bytes(ahead)
+
+    # ---- what is asked of a socket
+
+    def fileno(self) -> int:
+        return self._raw.fileno()
+
+    def setblocking(self, flag: bool, /) -> None:
+        self._raw.setblocking(flag)
+
+    def setsockopt(self, level: int, option: int, value: int | bytes, /) -> None:
+        self._raw.setsockopt(level, option, value)
+
+    def getsockopt(self, level: int, option: int, size: int, /) -> bytes:
+        return self._raw.getsockopt(level, option, size)
+
+    def getsockname(self) -> tuple[str, int]:
+        name: tuple[str, int] = self._raw.getsockname()
+        return name
+
+    def getpeername(self) -> tuple[str, int]:
+        name: tuple[str, int] = self._raw.getpeername()
+        return name
+
+
+async def secure(sock: TlsSocket) -> None:
+    """The handshake, for as long as it takes: its time limit is the caller's. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            sock.handshake()
+        except _AGAIN:
+            await _ready(loop, sock.fileno(), to_write=sock.awaits_write)
+        else:
+            return
+
+
+async def _ready(loop: asyncio.AbstractEventLoop, descriptor: int, *, to_write: bool) -> None:
+    ready = loop.create_future()
+
+    def tell() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    (loop.add_writer if to_write else loop.add_reader)(descriptor, tell)
+    try:
+        await ready
+    finally:
+        (loop.remove_writer if to_write else loop.remove_reader)(descriptor)
+
+
+# ---- why it failed
+
+_OTHER_NAMES: Final = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+_NOT_NOW: Final = frozenset({9, 10})  # X509_V_ERR_CERT_NOT_YET_VALID, X509_V_ERR_CERT_HAS_EXPIRED
+_NOT_TLS: Final = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "HTTPS_PROXY_REQUEST", "RECORD_LAYER_FAILURE"})
+_NO_CERTIFICATE: Final = frozenset({"PEER_DID_NOT_RETURN_A_CERTIFICATE"})
+_WANTS_CERTIFICATE: Final = frozenset({"TLSV13_ALERT_CERTIFICATE_REQUIRED", "SSLV3_ALERT_BAD_CERTIFICATE"})
+_DISTRUSTED: Final = frozenset(
+    {
+        "TLSV1_ALERT_UNKNOWN_CA",
+        "SSLV3_ALERT_CERTIFICATE_UNKNOWN",
+        "SSLV3_ALERT_CERTIFICATE_EXPIRED",
+        "SSLV3_ALERT_UNSUPPORTED_CERTIFICATE",
+    }
+)
+_NO_COMMON: Final = frozenset(
+    {
+        "UNSUPPORTED_PROTOCOL",
+        "NO_SHARED_CIPHER",
+        "NO_PROTOCOLS_AVAILABLE",
+        "TLSV1_ALERT_PROTOCOL_VERSION",
+        "SSLV3_ALERT_HANDSHAKE_FAILURE",
+        "TLSV1_ALERT_INSUFFICIENT_SECURITY",
+    }
+)
+
+
+def failure(error: OSError) -> tuple[str, str]:
+    """What kind it is, one word of ours, and OpenSSL's own words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        code = error.verify_code
+        kind = "other_names" if code in _OTHER_NAMES else "not_now" if code in _NOT_NOW else "untrusted"
+        return kind, error.verify_message
+    if isinstance(error, NotTls):
+        return "not_tls", str(error)
+    if not isinstance(error, ssl.SSLError):
+        return "left", error.strerror or str(error) or "it did not say why"
+    reason = error.reason or ""
+    said = reason.rpartition("ALERT_")[2].replace("_", " ").lower() or str(error)
+    for kind, reasons in (
+        ("not_tls", _NOT_TLS),
+        ("no_certificate", _NO_CERTIFICATE),
+        ("wants_certificate", _WANTS_CERTIFICATE),
+        ("distrusted", _DISTRUSTED),
+        ("no_common", _NO_COMMON),
+    ):
+        if reason in reasons:
+            return kind, said
+    return ("left" if "EOF" in reason else "failed"), said
+
+
+def of_client(error: OSError) -> tuple[str, str]:
+    """Why a client's handshake failed: a word for the metrics, and what to tell whoever looks after it."""
+    kind, said = failure(error)
+    match kind:
+        case "not_tls":
+            words = f"it does not speak TLS ({said}); this listener needs security.protocol=SSL or SASL_SSL"
+        case "no_certificate":
+            words = "it shows no certificate, and listen_tls.client_certificates is required"
+        case "not_now":
+            kind, words = "untrusted", f"its certificate is not valid now: {said}"
+        case "untrusted" | "other_names":
+            kind, words = "untrusted", f"its certificate is not trusted: {said} (listen_tls.client_ca_file)"
+        case "distrusted" | "wants_certificate":
+            kind, words = "distrusted", f"it does not trust this proxy's certificate; it says: {said}"
+        case "no_common":
+            words = f"it has no TLS version or cipher in common with this proxy: {said} (listen_tls.min_version)"
+        case "left":
+            words = f"it left during the TLS handshake: {said}"
+        case _:
+            words = f"the TLS handshake failed: {said}"
+    return kind, words
+
+
+def of_broker(error: OSError) -> tuple[str, str]:
+    """The same of a broker."""
+    kind, said = failure(error)
+    match kind:
+        case "not_now":
+            kind, words = "untrusted", f"its certificate is not valid now: {said}"
+        case "untrusted":
+            words = f"its certificate is not trusted: {said} (upstream_tls.ca_file)"
+        case "other_names":
+            words = f"its certificate is for another name: {said} (upstream_tls.check_hostname)"
+        case "not_tls":
+            words = "it does not speak TLS, and upstream_tls is set"
+        case "wants_certificate":
+            words = f"it wants a certificate that it trusts: {said} (upstream_tls.certificate_file)"
+        case "distrusted":
+            words = f"it does not trust the proxy's certificate: {said} (upstream_tls.certificate_file)"
+        case "no_common":
+            words = f"it has no TLS version or cipher in common with this proxy: {said} (upstream_tls.min_version)"
+        case "left":
+            words = f"it ended the connection during the TLS handshake: {said}; does it speak TLS (upstream_tls)?"
+        case _:
+            words = f"the TLS handshake failed: {said}"
+    return kind, words

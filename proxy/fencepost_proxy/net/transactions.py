@@ -1,0 +1,345 @@
+"""Commits judged (`transactions/judge.py` decides), and failed appends of transactions noted in the state topic.
+
+The rights that the control client needs for it: DESCRIBE on the transactional ids of those who append to guarded
+topics, READ on the topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+from fencepost_policies.append import Check
+from fencepost_proxy import logs
+from fencepost_proxy.config import Limits
+from fencepost_proxy.errors import FencepostError, LimitError
+from fencepost_proxy.net.broker import deadline_in, remaining
+from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
+from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.net.state_topic import StateTopic
+from fencepost_proxy.session.messages import JudgeCommit
+from fencepost_proxy.topics.poisoned import Poison, encode_poison, encode_poison_tombstones, lifted
+from fencepost_proxy.topics.records import StateRecord
+from fencepost_proxy.topics.virtual_configs import CHECK_EXPECTED_OFFSETS, TopicPolicy
+from fencepost_proxy.transactions.judge import (
+    ONGOING,
+    V2_FROM,
+    Answer,
+    Ask,
+    AskProducers,
+    AskTransaction,
+    Guarded,
+    Judge,
+    Logged,
+    LogIs,
+    Marker,
+    Outcome,
+    ProducerAt,
+    ProducersAre,
+    ReadBack,
+    ReadState,
+    StateRead,
+    TimeIsUp,
+    TransactionIs,
+    Verdict,
+)
+from fencepost_proxy.transactions.table import Table
+from fencepost_proxy.types import Monotonic, Offset, ProducerId, TopicPartition
+from fencepost_proxy.wire.batch import BatchHeader, HeaderNames, MalformedBatch, scan_batch, split_batches
+from fencepost_proxy.wire.plain_batch import read_plain_records
+
+_log = logs.get("net.transactions")
+_limited_log = logs.RateLimitedLog(_log)
+
+#: A client waits for the answer to its append meanwhile, and is told to try again when its own time is up.
+_STORE_SECONDS: Final = 10.0
+_STOOD_STILL_SECONDS: Final = 1.0
+_FETCH_BYTES: Final = 4_194_304
+#: What was appended may not be replicated yet, and is not given out before.
+_LOOK_AGAIN_SECONDS: Final = 0.02
+#: A transaction that was noted so long ago is looked up: it may have ended where nobody saw it.
+_OLD_SECONDS: Final = 3_600.0
+_LOOK_AFTER_SECONDS: Final = 60.0
+_LOOKED_AFTER_AT_ONCE: Final = 100
+_COMMIT_MARKER: Final = 1
+
+
+class Commits:
+    """`policy` – of a topic, None for one that the proxy does nothing about. `table` – what this process knows."""
+
+    def __init__(
+        self,
+        control: ControlClient,
+        limits: Limits,
+        *,
+        table: Table,
+        configured: Iterable[Mapping[str, str]],
+        policy: Callable[[str], TopicPolicy | None],
+        names: HeaderNames,
+        metrics: Metrics,
+    ) -> None:
+        self._control = control
+        self._limits = limits
+        self._table = table
+        self._policy = policy
+        self._names = names
+        self._metrics = metrics
+        self._state: StateTopic | None = None
+        off = Check.OFF.value
+        self._by_file = any(each.get(CHECK_EXPECTED_OFFSETS, off) != off for each in configured)
+        self._some_topic = False
+        #: Whether commits are to be looked into.
+        self.judging = True
+
+    def attach(self, state: StateTopic) -> None:
+        """From when the state topic is known."""
+        self._state = state
+
+    def hear(self, records: Sequence[StateRecord]) -> None:
+        """The state topic says this."""
+        for record in records:
+            if (name := lifted(record)) is not None:
+                self._table.lifted(name)
+
+    def refresh(self) -> None:
+        """The virtual configs may have changed."""
+        assert self._state is not None
+        self._some_topic = self._by_file or any(
+            self._guarded(topic) is not None for topic in self._state.view.topic_configs
+        )
+        self.look(time.monotonic())
+
+    def look(self, now: float) -> None:
+        """Due once a second: what is known may be about to be too old to say that no topic is checked."""
+        assert self._state is not None
+        self.judging = self._some_topic or now + 1.5 >= self._state.fresh_until
+
+    def _guarded(self, topic: str) -> Guarded | None:
+        policy = self._policy(topic)
+        return Guarded(policy.carrier_base) if policy is not None and policy.guarded else None
+
+    # ---- commits
+
+    async def judge(self, wanted: JudgeCommit) -> Verdict:
+        """Never raises, and takes no longer than `limits.commit_wait_seconds`."""
+        began = time.monotonic()
+        try:
+            verdict = await self._judge(wanted)
+        except Exception as error:
+            _log.crash("judging a commit crashed", error)
+            verdict = Verdict(Outcome.LATER, "unknown", f"judging it crashed: {error!r}")
+        if time.monotonic() - began > self._limits.commit_wait_seconds + _STOOD_STILL_SECONDS:
+            # This process stood still. Its client may have asked elsewhere meanwhile and be in its next transaction,
+            # under v1 with the same epoch: what is let through now would commit half of that.
+            verdict = Verdict(Outcome.LATER, "unknown", "this process stood still while it was looked into")
+        self._metrics.commit_wait_seconds.observe(time.monotonic() - began)
+        self._metrics.judged(verdict.outcome.name.lower() if verdict.outcome is Outcome.PASS else verdict.reason)
+        if verdict.outcome is not Outcome.PASS:
+            _limited_log.warning(
+                f"commit {verdict.reason}",
+                "a commit was refused: its client has to abort"
+                if verdict.outcome is Outcome.REFUSE
+                else "a commit cannot be let through now, its client is told to ask again",
+                transactional_id=wanted.transactional_id,
+                producer_id=wanted.producer_id,
+                producer_epoch=wanted.producer_epoch,
+                reason=verdict.message,
+            )
+        return verdict
+
+    async def _judge(self, wanted: JudgeCommit) -> Verdict:
+        deadline = deadline_in(self._limits.commit_wait_seconds)
+        judge = Judge(
+            self._table,
+            wanted.transactional_id,
+            wanted.producer_id,
+            wanted.producer_epoch,
+            v2=wanted.end_txn_version >= V2_FROM,
+            guarded=self._guarded,
+            may_be_committed=wanted.may_be_committed,
+        )
+        said = judge.begin()
+        asked: set[asyncio.Task[Answer]] = set()
+        try:
+            while not isinstance(said, Verdict):
+                asked.update(asyncio.create_task(self._answer(ask, deadline), name=f"{ask}") for ask in said)
+                done, asked = await asyncio.wait(
+                    asked, timeout=remaining(deadline), return_when=asyncio.FIRST_COMPLETED
+                )
+                said = () if done else judge.handle(TimeIsUp())
+                for each in done:
+                    more = judge.handle(each.result())
+                    if isinstance(more, Verdict) or isinstance(said, Verdict):
+                        said = said if isinstance(said, Verdict) else more
+                    else:
+                        said = (*said, *more)
+            return said
+        finally:
+            for each in asked:
+                each.cancel()
+
+    async def _answer(self, ask: Ask, deadline: Monotonic) -> Answer:
+        """What cannot be found out is an answer too."""
+        try:
+            match ask:
+                case ReadState(producer_id, producer_epoch):
+                    assert self._state is not None
+                    await self._state.read_to_end(timeout_seconds=remaining(deadline))
+                    fresh = self._state.fresh
+                    return StateRead(self._state.view.poisons.of(producer_id, producer_epoch) if fresh else None)
+                case AskTransaction(transactional_id):
+                    found = await self._control.transaction(transactional_id, timeout_seconds=remaining(deadline))
+                    if found is None:
+                        return TransactionIs(known=True)
+                    return TransactionIs(True, found.producer_id, found.producer_epoch, found.state, found.partitions)
+                case AskProducers(producer_id, partitions):
+                    states = await self._control.producer_at(
+                        ProducerId(producer_id), partitions, timeout_seconds=remaining(deadline)
+                    )
+                    return ProducersAre(
+                        {
+                            tp: None
+                            if state is None
+                            else ProducerAt(state.epoch, state.last_sequence, state.current_txn_start_offset)
+                            for tp, state in states.items()
+                        }
+                    )
+                case ReadBack(producer_id, partition, from_offset):
+                    return await self._read_back(producer_id, partition, from_offset, deadline)
+        except FencepostError as error:
+            _limited_log.error(
+                f"{type(ask).__name__}",
+                "what a commit depends on cannot be found out. The proxy's principal needs DESCRIBE on transactional "
+                "ids, and READ on guarded topics",
+                asked=ask,
+                reason=error,
+            )
+        match ask:
+            case ReadState():
+                return StateRead(None)
+            case AskTransaction():
+                return TransactionIs(known=False)
+            case AskProducers():
+                return ProducersAre({})
+            case ReadBack(_, partition):
+                return LogIs(partition, None)
+
+    # ---- the log
+
+    async def _read_back(
+        self, producer_id: int, partition: TopicPartition, from_offset: int, deadline: Monotonic
+    ) -> LogIs:
+        """As far as the log reaches now, also what is not replicated yet: that is waited for."""
+        end = (await self._control.log_end(partition, timeout_seconds=remaining(deadline))).offset
+        at = from_offset
+        found: list[Logged] = []
+        while at < end:
+            fetched = await self._control.fetch_uncommitted(
+                partition, Offset(at), bytes_max=_FETCH_BYTES, timeout_seconds=remaining(deadline)
+            )
+            if fetched.out_of_range:
+                return LogIs(partition, None, gone=True)
+            before = at
+            for header, batch in split_batches(memoryview(fetched.records)):
+                at = max(at, header.base_offset + header.last_offset_delta + 1)
+                if header.producer_id == producer_id:
+                    found.append(self._logged(header, batch))
+                    await asyncio.sleep(0)  # unpacking takes its time
+            if at == before:
+                if not remaining(deadline):
+                    return LogIs(partition, None)
+                await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+        return LogIs(partition, tuple(found))
+
+    def _logged(self, header: BatchHeader, batch: memoryview) -> Logged:
+        logged = Logged(header.base_offset, header.record_count, header.producer_epoch, header.base_sequence)
+        try:
+            if header.is_control:
+                marker = next(int.from_bytes((r.key or b"")[2:4]) for r in read_plain_records(header, batch))
+                kind = Marker.COMMIT if marker == _COMMIT_MARKER else Marker.ABORT
+                return Logged(header.base_offset, 1, header.producer_epoch, -1, marker=kind)
+            scan = scan_batch(
+                batch,
+                self._names,
+                carrier_base=False,
+                decompressed_bytes_max=self._limits.decompressed_bytes_max,
+                header=header,
+            )
+        except (MalformedBatch, LimitError):
+            return Logged(*_place(logged), conditional=True)  # it cannot be shown to lie where it should
+        if scan.contradiction is not None or scan.unreadable is not None:
+            return Logged(*_place(logged), conditional=True)
+        expected = scan.expected_base_offset
+        return Logged(*_place(logged), conditional=expected is not None, expected=expected)
+
+    # ---- what the state topic says of transactions
+
+    async def note(self, poison: Poison) -> bool:
+        """False: it is not stored, or not known to be."""
+        try:
+            assert self._state is not None
+            record = encode_poison(poison._replace(at_ms=int(time.time() * 1000)))
+            await self._state.append([record], timeout_seconds=_STORE_SECONDS)
+        except FencepostError as error:
+            _limited_log.error(
+                "note",
+                "a failed append of a transaction cannot be stored: its client is told to try again",
+                transactional_id=poison.transactional_id,
+                reason=error,
+            )
+            return False
+        except Exception as error:
+            _log.crash("what there is to say of a transaction could not be stored", error)
+            return False
+        return True
+
+    async def lift(self, producer_id: int, producer_epoch: int) -> bool:
+        """The transaction is over. False: what is said of it may still be there."""
+        try:
+            assert self._state is not None
+            await self._state.read_to_end(timeout_seconds=_STORE_SECONDS)
+            poisons = self._state.view.poisons.of(producer_id, producer_epoch)
+            await self._state.append(encode_poison_tombstones(poisons), timeout_seconds=_STORE_SECONDS)
+        except FencepostError as error:
+            _limited_log.warning(
+                "lift",
+                "that a transaction has ended cannot be stored: the next commit of its producer may be refused once",
+                producer_id=producer_id,
+                reason=error,
+            )
+            return False
+        except Exception as error:
+            _log.crash("what there is to say of a transaction could not be stored", error)
+            return False
+        return True
+
+    async def run(self) -> None:
+        """What ended where no proxy saw it is taken out of the state topic."""
+        while True:
+            await asyncio.sleep(_LOOK_AFTER_SECONDS)
+            try:
+                await self.look_after(time.time() - _OLD_SECONDS)
+            except FencepostError as error:
+                _limited_log.warning("old", "old transactions cannot be looked up", reason=error)
+
+    async def look_after(self, noted_before: float) -> None:
+        """Of those noted before that time (Unix seconds), some. Raises UpstreamUnavailable, StateError."""
+        assert self._state is not None
+        over = []
+        for poison in self._state.view.poisons.older_than(int(noted_before * 1000))[:_LOOKED_AFTER_AT_ONCE]:
+            try:
+                found = await self._control.transaction(poison.transactional_id)
+            except UpstreamUnavailable as error:
+                if error.error_code is None:
+                    raise
+                continue
+            producer = poison.producer_id, poison.producer_epoch
+            if found is None or found.state != ONGOING or (found.producer_id, found.producer_epoch) != producer:
+                over.append(poison)
+        await self._state.append(encode_poison_tombstones(over))
+
+
+def _place(logged: Logged) -> tuple[int, int, int, int]:
+    return logged.base_offset, logged.record_count, logged.producer_epoch, logged.base_sequence

@@ -1,0 +1,331 @@
+"""What `transactions/watching.py` wants to know, asked of Kafka.
+
+Rights: DESCRIBE on topics and transactional ids, READ on topics (DescribeProducers). What may not be seen is not told:
+Kafka lists only the transactional ids that the asker may describe, and topics that it may not describe are not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from hashlib import blake2b
+from typing import Any, Final
+
+from fencepost_proxy import logs
+from fencepost_proxy.net.broker import BrokerConnection, Call
+from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
+from fencepost_proxy.transactions.watched import (
+    WHY,
+    Answer,
+    Described,
+    DescribeTransactions,
+    Descriptions,
+    FindLeaders,
+    HangingTransaction,
+    Leaders,
+    Listed,
+    Listing,
+    ListTransactions,
+    Look,
+    LookAt,
+    Looks,
+    OpenInLog,
+    Question,
+    TransactionsReport,
+)
+from fencepost_proxy.transactions.watching import Pace, Watching
+from fencepost_proxy.types import NodeId, Offset, ProducerId, TopicPartition
+from fencepost_proxy.wire import apis
+from fencepost_proxy.wire.control import decode_response
+from fencepost_proxy.wire.schema import Message
+
+_log = logs.get("net.watching")
+_limited_log = logs.RateLimitedLog(_log)
+
+_ASK_SECONDS: Final = 10.0
+_TOLD_AT_ONCE: Final = 20
+_TRANSACTION_LOG: Final = "__transaction_state"
+_LATEST: Final = -1
+_FROM_A_CONSUMER: Final = -1
+_READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
+_ANY_EPOCH: Final = -1
+#: An answer that is larger is decoded in a thread, so that others are served meanwhile.
+_DECODED_HERE_BYTES: Final = 65_536
+
+Spawn = Callable[[Coroutine[Any, Any, None], str], None]
+
+
+class TransactionWatch:
+    """Asks what `Watching` wants to know, and tells of it. `spawn` runs a task that ends with its owner."""
+
+    def __init__(self, control: ControlClient, pace: Pace, spawn: Spawn, *, tick_seconds: float = 1.0) -> None:
+        self._control = control
+        self._questions = Questions(control)
+        self._spawn = spawn
+        self._tick_seconds = tick_seconds
+        self._problems: dict[type[Question], str] = {}
+        self._told: set[tuple[TopicPartition, int]] = set()
+        self.watching = Watching(pace)
+
+    async def run(self) -> None:
+        while True:
+            self.ask()
+            self._tell()
+            await asyncio.sleep(self._tick_seconds)
+
+    def report(self, shown_max: int) -> TransactionsReport:
+        return self.watching.report(time.monotonic(), time.time() * 1000, shown_max)
+
+    def ask(self) -> None:
+        for question in self.watching.next(self._control.brokers, time.monotonic()):
+            self._spawn(self._carry_out(question), f"watch {type(question).__name__}")
+
+    async def _carry_out(self, question: Question) -> None:
+        answer: Answer | None = None
+        try:
+            answer = await self._questions.ask(question)
+            self._problems.pop(type(question), None)
+        except UpstreamUnavailable as error:
+            self._problems[type(question)] = str(error)
+            _limited_log.warning(
+                ("watch", type(question)),
+                "transactions cannot be looked up",
+                asked=type(question).__name__,
+                reason=error,
+            )
+        finally:
+            self.watching.problem = next(iter(self._problems.values()), None)
+            self.watching.answered(question, answer, time.monotonic())
+        self.ask()
+
+    def _tell(self) -> None:
+        """Each hanging transaction once; of many at the same moment some, the page and the command have them all."""
+        hanging = {_where(each): each for each in self.watching.hanging(time.monotonic())}
+        new = sorted(hanging.keys() - self._told)
+        if len(new) > _TOLD_AT_ONCE:
+            _log.error("many transactions hang", new=len(new), told_here=_TOLD_AT_ONCE)
+        for where in new[:_TOLD_AT_ONCE]:
+            each = hanging[where]
+            _log.error(
+                "a transaction hangs: its partition's committed readers stand still",
+                partition=where[0],
+                start_offset=each.start_offset,
+                producer_id=each.producer_id,
+                producer_epoch=each.producer_epoch,
+                transactional_id=each.transactional_id or "unknown",
+                why=WHY[each.why],
+                to_end_it=abort_command("HOST:PORT", *where[0], each.start_offset),
+            )
+        for partition, start_offset in sorted(self._told - hanging.keys())[:_TOLD_AT_ONCE]:
+            _log.info("a transaction hangs no longer", partition=partition, start_offset=start_offset)
+        self._told = set(hanging)
+
+
+def _where(hanging: HangingTransaction) -> tuple[TopicPartition, int]:
+    return TopicPartition(hanging.topic, hanging.partition), hanging.start_offset
+
+
+def abort_command(bootstrap: str, topic: str, partition: int, start_offset: int) -> str:
+    """By which an administrator ends a hanging transaction; through the proxy or at Kafka."""
+    return (
+        f"kafka-transactions.sh --bootstrap-server {bootstrap} abort --topic {topic} "
+        f"--partition {partition} --start-offset {start_offset}"
+    )
+
+
+class Questions:
+    """Each is asked once. Raises UpstreamUnavailable."""
+
+    def __init__(self, control: ControlClient) -> None:
+        self._control = control
+        self._leaders: tuple[bytes, Leaders] | None = None
+
+    async def ask(self, question: Question) -> Answer:
+        match question:
+            case ListTransactions():
+                return await self.list_transactions(question)
+            case DescribeTransactions():
+                return await self.describe_transactions(question)
+            case FindLeaders():
+                return await self._find_leaders()
+            case LookAt():
+                return await self._look_at(question)
+
+    async def list_transactions(self, question: ListTransactions) -> Listing:
+        message = Message(
+            state_filters=list(question.states),
+            producer_id_filters=list(question.producer_ids),
+            duration_filter=-1,
+            transactional_id_pattern=None,
+        )
+        answer = await self._one(question.node_id, apis.LIST_TRANSACTIONS, message, at_most=2)
+        _check(answer.error_code, "ListTransactions")
+        return Listing(
+            [
+                Listed(each.transactional_id, ProducerId(each.producer_id), each.transaction_state)
+                for each in answer.transaction_states
+            ]
+        )
+
+    async def describe_transactions(self, question: DescribeTransactions) -> Descriptions:
+        message = Message(transactional_ids=list(question.transactional_ids))
+        answer = await self._one(question.node_id, apis.DESCRIBE_TRANSACTIONS, message, at_most=0)
+        described = []
+        for each in answer.transaction_states:
+            if each.error_code == _NOT_FOUND:
+                continue
+            _check(each.error_code, "DescribeTransactions")
+            described.append(
+                Described(
+                    each.transactional_id,
+                    ProducerId(each.producer_id),
+                    each.producer_epoch,
+                    each.transaction_state,
+                    each.transaction_timeout_ms,
+                    each.transaction_start_time_ms,
+                    frozenset(
+                        TopicPartition(topic.topic, partition)
+                        for topic in each.topics
+                        for partition in topic.partitions
+                    ),
+                )
+            )
+        return Descriptions(described)
+
+    async def _find_leaders(self) -> Leaders:
+        """Metadata of all topics: read only where it differs from the last one, and not in everybody's way."""
+        digest, known = self._leaders or (b"", None)
+        taken = Message()
+
+        def take(body: memoryview) -> Message:
+            taken.body = bytes(body)
+            return taken
+
+        failure: UpstreamUnavailable | None = None
+        for node_id in sorted(self._control.brokers):  # the same one each time: its answers are equal to the byte
+            try:
+                version = 0
+
+                def calls(connection: BrokerConnection) -> Sequence[Call]:
+                    nonlocal version
+                    version = connection.version(apis.METADATA, at_least=9, at_most=13)
+                    message = Message(
+                        topics=None,
+                        allow_auto_topic_creation=False,
+                        include_cluster_authorized_operations=False,
+                        include_topic_authorized_operations=False,
+                    )
+                    return [Call(apis.METADATA, version, message, take)]
+
+                await self._control.ask_broker(node_id, calls, timeout_seconds=_ASK_SECONDS)
+            except UpstreamUnavailable as error:
+                failure = error
+                continue
+            body: bytes = taken.body
+            found = blake2b(body, digest_size=16).digest()
+            if known is not None and found == digest:
+                return known
+            if len(body) > _DECODED_HERE_BYTES:
+                leaders = await asyncio.to_thread(_leaders, version, body)
+            else:
+                leaders = _leaders(version, body)
+            self._leaders = found, leaders
+            return leaders
+        raise failure or UpstreamUnavailable("no broker is known")
+
+    async def _look_at(self, question: LookAt) -> Looks:
+        by_topic: dict[str, list[int]] = {}
+        for topic, partition in question.partitions:
+            by_topic.setdefault(topic, []).append(partition)
+
+        def calls(connection: BrokerConnection) -> Sequence[Call]:
+            version = connection.version(_LIST_OFFSETS, at_least=4, at_most=7)
+
+            def offsets(isolation_level: int) -> Call:
+                topics = [
+                    Message(
+                        name=topic,
+                        partitions=[
+                            Message(partition_index=each, current_leader_epoch=_ANY_EPOCH, timestamp=_LATEST)
+                            for each in partitions
+                        ],
+                    )
+                    for topic, partitions in by_topic.items()
+                ]
+                message = Message(replica_id=_FROM_A_CONSUMER, isolation_level=isolation_level, topics=topics)
+                return Call(_LIST_OFFSETS, version, message)
+
+            topics = [Message(name=topic, partition_indexes=partitions) for topic, partitions in by_topic.items()]
+            producers = connection.version(apis.DESCRIBE_PRODUCERS, at_most=0)
+            return [
+                offsets(_READ_UNCOMMITTED),
+                offsets(_READ_COMMITTED),
+                Call(apis.DESCRIBE_PRODUCERS, producers, Message(topics=topics)),
+            ]
+
+        latest, stable, producers = await self._control.ask_broker(
+            question.node_id, calls, timeout_seconds=_ASK_SECONDS
+        )
+        high_watermarks, last_stable_offsets = _offsets(latest), _offsets(stable)
+        found: dict[TopicPartition, Look | int] = {}
+        for described in producers.topics:
+            for each in described.partitions:
+                where = TopicPartition(described.name, each.partition_index)
+                high_watermark, hw_error = high_watermarks.get(where, (-1, _UNKNOWN_SERVER_ERROR))
+                last_stable_offset, lso_error = last_stable_offsets.get(where, (-1, _UNKNOWN_SERVER_ERROR))
+                error = each.error_code or hw_error or lso_error
+                found[where] = error or Look(
+                    Offset(high_watermark),
+                    Offset(last_stable_offset),
+                    len(each.active_producers),
+                    tuple(
+                        OpenInLog(
+                            ProducerId(one.producer_id),
+                            one.producer_epoch,
+                            one.coordinator_epoch,
+                            Offset(one.current_txn_start_offset),
+                            one.last_timestamp,
+                        )
+                        for one in each.active_producers
+                        if one.current_txn_start_offset >= 0
+                    ),
+                )
+        return Looks(found)
+
+    async def _one(self, node_id: NodeId, api_key: int, message: Message, *, at_most: int) -> Message:
+        def calls(connection: BrokerConnection) -> Sequence[Call]:
+            return [Call(api_key, connection.version(api_key, at_most=at_most), message)]
+
+        (answer,) = await self._control.ask_broker(node_id, calls, timeout_seconds=_ASK_SECONDS)
+        return answer
+
+
+_LIST_OFFSETS: Final = 2
+_NOT_FOUND: Final = 105  # TRANSACTIONAL_ID_NOT_FOUND
+_UNKNOWN_SERVER_ERROR: Final = -1
+
+
+def _check(error_code: int, api: str) -> None:
+    if error_code:
+        raise UpstreamUnavailable(f"{api} answered error {error_code}", error_code=error_code)
+
+
+def _offsets(answer: Message) -> dict[TopicPartition, tuple[int, int]]:
+    """Offset and error code of each."""
+    return {
+        TopicPartition(topic.name, each.partition_index): (each.offset, each.error_code)
+        for topic in answer.topics
+        for each in topic.partitions
+    }
+
+
+def _leaders(version: int, body: bytes) -> Leaders:
+    by_node: dict[NodeId, list[TopicPartition]] = {}
+    coordinators = True
+    for topic in decode_response(apis.METADATA, version, body).topics:
+        for each in topic.partitions:
+            by_node.setdefault(NodeId(each.leader_id), []).append(TopicPartition(topic.name, each.partition_index))
+            if topic.name == _TRANSACTION_LOG and each.leader_id < 0:
+                coordinators = False
+    return Leaders({node_id: sorted(partitions) for node_id, partitions in by_node.items()}, coordinators)

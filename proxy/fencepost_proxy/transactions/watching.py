@@ -1,0 +1,667 @@
+"""What is known of a cluster's transactions and producers, and what to ask next so that it stays known. No I/O.
+
+Kafka tells nobody by itself that a transaction hangs: readers of committed records just stop at the last stable
+offset. Two kinds of brokers know a half of it each: coordinators know transactions, leaders what is open in their logs.
+
+    every `round_seconds`   ListTransactions (open ones) of every broker; DescribeTransactions of some hundred of them;
+                            a close look at partitions where something is open; what nobody knows is inquired about
+    all the time            the sweep: every partition of the cluster looked at in turn, so many a second
+    now and then            ListTransactions of all ids, to count them by state
+
+A *look* at a partition is ListOffsets (high watermark), ListOffsets (last stable offset) and DescribeProducers, in this
+order, so that the lag is never told too big.
+
+**A transaction hangs** where a leader has it open and its coordinator does not know of it any more: no marker will
+come, and the partition's committed readers stand still for ever. Kafka's own tool waits for transaction.max.timeout.ms
+before it looks at one. Here it is concluded from an order of events, which needs no clock:
+
+    1. a leader shows a transaction that began at offset S as open
+    2. after that, all coordinators say that they have none of this producer with this partition
+    3. after that, the leader still shows it, with the same S
+
+A coordinator forgets a partition only when its marker is written there, so in 3 it would be gone; and what begins
+after 2 begins at another offset. Step 2 counts only if every broker answered and every partition of
+`__transaction_state` had a leader, and it is done twice, a round apart: a coordinator that moves is at no broker for a
+moment.
+
+Bounded: one question at a time for each broker, of at most `PARTITIONS_AT_ONCE` partitions and about
+`PRODUCERS_AT_ONCE` producers; the sweep keeps to its rate; a round describes and inquires about so many at most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+from itertools import islice
+from typing import Final
+
+from fencepost_proxy.transactions.watched import (
+    MARKERS_MISSING,
+    NOT_LISTED,
+    ONGOING,
+    OPEN_STATES,
+    OVERDUE,
+    PREPARED,
+    UNKNOWN_TO_COORDINATOR,
+    WHY,
+    Answer,
+    Described,
+    DescribeTransactions,
+    Descriptions,
+    FindLeaders,
+    HangingTransaction,
+    Leaders,
+    Listed,
+    Listing,
+    ListTransactions,
+    Look,
+    LookAt,
+    Looks,
+    OpenInLog,
+    OpenTransaction,
+    PartitionBehind,
+    PartitionProducers,
+    Question,
+    TransactionsReport,
+)
+from fencepost_proxy.types import NodeId, Offset, ProducerId, TopicPartition
+
+PARTITIONS_AT_ONCE: Final = 100
+#: Aimed at, by what partitions had last: an answer is decoded in one go, and nobody is served meanwhile.
+PRODUCERS_AT_ONCE: Final = 2_000
+_PRODUCERS_ASSUMED: Final = 20
+TRANSACTIONS_AT_ONCE: Final = 100
+#: Of each round.
+DESCRIBED_MAX: Final = 500
+LOOKED_AT_CLOSELY_MAX: Final = 500
+INQUIRED_MAX: Final = 100
+#: Ids are counted again after one second for so many of them, and not before `Pace.count_seconds`.
+IDS_PER_SECOND: Final = 2_000
+#: A coordinator looks for transactions beyond their timeout every ten seconds.
+OVERDUE_SECONDS: Final = 60.0
+#: So long a description is told; those of many open transactions are renewed in turns.
+_DESCRIBED_SECONDS: Final = 50.0
+#: Open in one log at once; a partition that has more is told of as far as that.
+_OPEN_MAX: Final = 1_000
+_ABSENCES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """`partitions_per_second` – of the sweep. `sweep_seconds` – it does not begin again before."""
+
+    partitions_per_second: float
+    round_seconds: float = 10.0
+    sweep_seconds: float = 30.0
+    count_seconds: float = 60.0
+    partitions_max: int = 200_000
+
+
+# --- the state ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Seen:
+    look: Look
+    behind_since: float | None = None
+
+
+@dataclass(slots=True)
+class _Suspect:
+    """Open in a log. `absences` – how often no coordinator knew of it, the last time at `absent_at`."""
+
+    open: OpenInLog
+    first_seen_at: float
+    seen_at: float
+    absences: int = 0
+    absent_at: float = 0.0
+    transactional_id: str | None = None
+
+    @property
+    def hanging(self) -> bool:
+        return self.absences >= _ABSENCES and self.seen_at > self.absent_at
+
+
+@dataclass(slots=True)
+class _Open:
+    """`since` – when it was first listed in this state, by our clock."""
+
+    listed: Listed
+    node_id: NodeId
+    since: float
+    described: Described | None = None
+    described_at: float = float("-inf")
+
+    def fresh(self, now: float) -> Described | None:
+        """An older description may be another transaction's: ids go from one to the next without a trace here."""
+        return self.described if now - self.described_at < _DESCRIBED_SECONDS else None
+
+
+_SuspectKey = tuple[TopicPartition, ProducerId, Offset]
+
+
+@dataclass(slots=True)
+class _Round:
+    """What is under way. `asked` – the questions of this step without an answer; `failed` – brokers that gave none.
+
+    Steps: list open transactions; describe them; inquire about what is open in logs and not among them; describe that.
+    """
+
+    step: int = 0
+    asked: set[Question] = field(default_factory=set)
+    failed: set[NodeId | None] = field(default_factory=set)
+    listed: dict[str, tuple[Listed, NodeId]] = field(default_factory=dict)
+    described: dict[str, Described] = field(default_factory=dict)
+    inquired: list[_SuspectKey] = field(default_factory=list)
+    found: dict[ProducerId, tuple[Listed, NodeId]] = field(default_factory=dict)
+    found_described: dict[ProducerId, Described] = field(default_factory=dict)
+
+
+class Watching:
+    """`next` gives what to ask now; each of it comes back to `answered`, with None where there is no answer."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._nodes: tuple[NodeId, ...] = ()
+        self._queues: dict[NodeId, deque[Question]] = {}
+        self._asked: dict[Question, float] = {}
+        self._busy: set[NodeId] = set()
+        self._leader: dict[TopicPartition, NodeId] = {}
+        self._left_out = 0
+        self._coordinators = False
+        self._finding = False
+        self._partitions: dict[TopicPartition, _Seen] = {}
+        self._errors: dict[TopicPartition, int] = {}
+        self._behind: dict[TopicPartition, _Seen] = {}
+        self._producers = 0
+        self._suspects: dict[_SuspectKey, _Suspect] = {}
+        self._suspected: dict[TopicPartition, set[_SuspectKey]] = {}
+        self._open: dict[str, _Open] = {}
+        self._round: _Round | None = None
+        self._round_at = float("-inf")
+        self._counts: dict[NodeId, Counter[str]] = {}
+        self._count_at: dict[NodeId, float] = {}
+        self._sweep: dict[NodeId, deque[TopicPartition]] = {}
+        self._sweeping = False
+        self._sweep_began_at = float("-inf")
+        self._swept_at: float | None = None
+        self._sweep_seconds: float | None = None
+        self._tokens = 0.0
+        self._tokens_at: float | None = None
+        self._turn = 0
+        self.rounds = 0
+        self.sweeps = 0
+        self.requests = 0
+        self.problem: str | None = None
+
+    # ---- what to ask
+
+    def next(self, nodes: Iterable[NodeId], now: float) -> list[Question]:
+        """`nodes` – the brokers that there are. To be called whenever something was answered, and once a second."""
+        self._nodes_are(tuple(sorted(nodes)), now)
+        self._refill(now)
+        if self._round is None and now - self._round_at >= self._pace.round_seconds and self._nodes:
+            self._begin_round(now)
+        if not self._sweeping and now - self._sweep_began_at >= self._pace.sweep_seconds and self._nodes:
+            self._sweeping, self._sweep_began_at = True, now
+            self._sweep.clear()
+            self._finding = True
+        for node_id in self._nodes:
+            if now >= self._count_at.get(node_id, float("-inf")):
+                self._count_at[node_id] = float("inf")
+                self._queues[node_id].append(ListTransactions(node_id))
+        asks: list[Question] = []
+        if self._finding and FindLeaders() not in self._asked and self._nodes:
+            self._finding = False
+            asks.append(FindLeaders())
+        self._turn += 1
+        turn = self._turn % max(1, len(self._nodes))
+        for node_id in (*self._nodes[turn:], *self._nodes[:turn]):
+            if node_id not in self._busy and (question := self._for(node_id)) is not None:
+                self._busy.add(node_id)
+                asks.append(question)
+        for question in asks:
+            self._asked[question] = now
+            self.requests += 3 if isinstance(question, LookAt) else 1
+        return asks
+
+    def _for(self, node_id: NodeId) -> Question | None:
+        queue = self._queues[node_id]
+        if queue:
+            return queue.popleft()
+        rest = self._sweep.get(node_id)
+        if rest:
+            chunk = self._chunk(rest)
+            if self._tokens >= len(chunk):
+                self._tokens -= len(chunk)
+                for _ in chunk:
+                    rest.popleft()
+                return LookAt(node_id, chunk)
+        return None
+
+    def _chunk(self, partitions: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
+        chunk: list[TopicPartition] = []
+        producers = 0
+        for partition in islice(partitions, PARTITIONS_AT_ONCE):
+            seen = self._partitions.get(partition)
+            producers += _PRODUCERS_ASSUMED if seen is None else seen.look.producers
+            if chunk and producers > PRODUCERS_AT_ONCE:
+                break
+            chunk.append(partition)
+        return tuple(chunk)
+
+    def _refill(self, now: float) -> None:
+        if self._tokens_at is not None:
+            self._tokens += (now - self._tokens_at) * self._pace.partitions_per_second
+        self._tokens = min(self._tokens, PARTITIONS_AT_ONCE + self._pace.partitions_per_second)
+        self._tokens_at = now
+
+    def _nodes_are(self, nodes: tuple[NodeId, ...], now: float) -> None:
+        if nodes == self._nodes:
+            return
+        unanswered: list[Question] = []
+        for gone in set(self._nodes) - set(nodes):
+            unanswered += self._queues.pop(gone)
+            self._sweep.pop(gone, None)
+            self._counts.pop(gone, None)
+            self._count_at.pop(gone, None)
+        for new in set(nodes) - set(self._nodes):
+            self._queues[new] = deque()
+        self._nodes = nodes
+        for question in unanswered:
+            self._of_round(question, None, now)
+
+    # ---- what was answered
+
+    def answered(self, question: Question, answer: Answer | None, now: float) -> None:
+        asked_at = self._asked.pop(question, now)
+        node_id = getattr(question, "node_id", None)
+        if node_id is not None:
+            self._busy.discard(node_id)
+        match question, answer:
+            case FindLeaders(), Leaders():
+                self._leaders_are(answer)
+            case FindLeaders(), _ if not self._sweep:
+                self._sweeping = False
+            case LookAt(), Looks():
+                for partition, look in answer.found.items():
+                    self._looked(partition, look, asked_at, now)
+            case ListTransactions(listing, (), ()), _:
+                self._counted(listing, answer.transactions if isinstance(answer, Listing) else None, now)
+        self._of_round(question, answer, now)
+        if self._sweeping and not self._sweep_goes_on():
+            self._sweeping = False
+            self._swept_at, self._sweep_seconds = now, now - self._sweep_began_at
+            self.sweeps += 1
+
+    def _of_round(self, question: Question, answer: Answer | None, now: float) -> None:
+        if self._round is None or question not in self._round.asked:
+            return
+        self._round.asked.discard(question)
+        if answer is None:
+            self._round.failed.add(getattr(question, "node_id", None))
+        else:
+            self._heard(self._round, question, answer)
+        self._go_on(self._round, now)
+
+    def _sweep_goes_on(self) -> bool:
+        return (
+            self._finding
+            or any(self._sweep.values())
+            or any(isinstance(each, FindLeaders | LookAt) for each in self._asked)
+        )
+
+    def _leaders_are(self, leaders: Leaders) -> None:
+        self._coordinators = leaders.coordinators
+        known: dict[TopicPartition, NodeId] = {}
+        room = self._pace.partitions_max
+        self._left_out = 0
+        for node_id, partitions in leaders.by_node.items():
+            taken = partitions[:room]
+            room -= len(taken)
+            self._left_out += len(partitions) - len(taken)
+            known.update(dict.fromkeys(taken, node_id))
+            if self._sweeping and node_id in self._queues and node_id not in self._sweep:
+                self._sweep[node_id] = deque(taken)
+        for gone in self._partitions.keys() - known.keys():
+            self._forget(gone)
+        for gone in self._errors.keys() - known.keys():
+            del self._errors[gone]
+        self._leader = known
+
+    def _forget(self, partition: TopicPartition) -> None:
+        seen = self._partitions.pop(partition, None)
+        if seen is not None:
+            self._producers -= seen.look.producers
+        self._behind.pop(partition, None)
+        for key in self._suspected.pop(partition, ()):
+            del self._suspects[key]
+
+    def _looked(self, partition: TopicPartition, look: Look | int, asked_at: float, now: float) -> None:
+        if partition not in self._leader:
+            return  # deleted meanwhile
+        if isinstance(look, int):
+            self._errors[partition] = look
+            return
+        self._errors.pop(partition, None)
+        seen = self._partitions.get(partition)
+        if seen is None:
+            seen = self._partitions[partition] = _Seen(look)
+            self._producers += look.producers
+        else:
+            self._producers += look.producers - seen.look.producers
+        moved = seen.look.last_stable_offset != look.last_stable_offset
+        seen.look = look
+        if not look.lag:
+            seen.behind_since = None
+            self._behind.pop(partition, None)
+        else:
+            self._behind[partition] = seen
+            if moved or seen.behind_since is None:
+                seen.behind_since = now
+        self._suspect(partition, look, asked_at)
+
+    def _suspect(self, partition: TopicPartition, look: Look, asked_at: float) -> None:
+        before = self._suspected.get(partition)
+        if not look.open and not before:
+            return
+        keys = set()
+        for each in look.open[:_OPEN_MAX]:
+            key = (partition, each.producer_id, each.start_offset)
+            keys.add(key)
+            suspect = self._suspects.get(key)
+            if suspect is None:
+                self._suspects[key] = _Suspect(each, asked_at, asked_at)
+            else:
+                suspect.open, suspect.seen_at = each, asked_at
+        for gone in (before or set()) - keys:
+            del self._suspects[gone]
+        if keys:
+            self._suspected[partition] = keys
+        else:
+            self._suspected.pop(partition, None)
+
+    def _counted(self, node_id: NodeId, answer: Sequence[Listed] | None, now: float) -> None:
+        if node_id not in self._queues:
+            return
+        pause = self._pace.count_seconds
+        if answer is not None:
+            self._counts[node_id] = Counter(each.state for each in answer)
+            pause = max(pause, len(answer) / IDS_PER_SECOND)
+        self._count_at[node_id] = now + pause
+
+    # ---- a round
+
+    def _begin_round(self, now: float) -> None:
+        self._round_at = now
+        self._round = _Round()
+        for node_id in self._nodes:
+            self._ask(ListTransactions(node_id, OPEN_STATES))
+        for node_id, partitions in self._by_leader(self._to_look_at_closely()).items():
+            while partitions:
+                chunk = self._chunk(partitions)
+                del partitions[: len(chunk)]
+                self._ask(LookAt(node_id, chunk))
+
+    def _to_look_at_closely(self) -> list[TopicPartition]:
+        """Where something is open, or may be."""
+        wanted: dict[TopicPartition, None] = {}
+        for found in (
+            self._suspected,
+            self._behind,
+            (each for known in self._open.values() if known.described for each in known.described.partitions),
+        ):
+            for partition in found:
+                if len(wanted) >= LOOKED_AT_CLOSELY_MAX:
+                    return list(wanted)
+                wanted[partition] = None
+        return list(wanted)
+
+    def _by_leader(self, partitions: Iterable[TopicPartition]) -> dict[NodeId, list[TopicPartition]]:
+        found: dict[NodeId, list[TopicPartition]] = {}
+        for partition in partitions:
+            node_id = self._leader.get(partition)
+            if node_id in self._queues:
+                found.setdefault(node_id, []).append(partition)
+        return found
+
+    def _ask(self, question: ListTransactions | DescribeTransactions | LookAt) -> None:
+        assert self._round is not None
+        if question not in self._round.asked and question.node_id in self._queues:
+            self._round.asked.add(question)
+            if question not in self._asked:  # else the sweep has just asked the same
+                self._queues[question.node_id].append(question)
+
+    @staticmethod
+    def _heard(found: _Round, question: Question, answer: Answer) -> None:
+        match question, answer:
+            case ListTransactions(node_id, _, ()), Listing(transactions):
+                found.listed.update((each.transactional_id, (each, node_id)) for each in transactions)
+            case ListTransactions(node_id, _, _), Listing(transactions):
+                found.found.update((each.producer_id, (each, node_id)) for each in transactions)
+            case DescribeTransactions(), Descriptions(described) if found.step == 1:
+                found.described.update((each.transactional_id, each) for each in described)
+            case DescribeTransactions(), Descriptions(described):
+                found.found_described.update((each.producer_id, each) for each in described)
+
+    def _go_on(self, found: _Round, now: float) -> None:
+        """To the next step that has something to ask."""
+        while not found.asked:
+            found.step += 1
+            match found.step:
+                case 1:
+                    self._describe(self._worth_describing(found), found)
+                case 2:
+                    self._take_over(found, now)
+                    self._inquire(found)
+                case 3:
+                    if found.inquired and not found.failed:
+                        self._describe([(each.transactional_id, node) for each, node in found.found.values()], found)
+                case _:
+                    if found.inquired and not found.failed and self._coordinators:
+                        self._conclude(found, now)
+                    self._round = None
+                    self.rounds += 1
+                    return
+
+    def _worth_describing(self, found: _Round) -> list[tuple[str, NodeId]]:
+        """First those that were there in the last round: most are over before anybody could ask about them."""
+        again: list[tuple[str, NodeId]] = []
+        new: list[tuple[str, NodeId]] = []
+        for name, (listed, node_id) in found.listed.items():
+            known = self._open.get(name)
+            same = known is not None and known.listed.producer_id == listed.producer_id
+            (again if same else new).append((name, node_id))
+        again.sort(key=lambda each: self._open[each[0]].described_at)
+        return [*again, *new][:DESCRIBED_MAX]
+
+    def _describe(self, wanted: Iterable[tuple[str, NodeId]], found: _Round) -> None:
+        by_node: dict[NodeId, list[str]] = {}
+        for name, node_id in wanted:
+            by_node.setdefault(node_id, []).append(name)
+        for node_id, names in by_node.items():
+            for start in range(0, len(names), TRANSACTIONS_AT_ONCE):
+                self._ask(DescribeTransactions(node_id, tuple(names[start : start + TRANSACTIONS_AT_ONCE])))
+
+    def _take_over(self, found: _Round, now: float) -> None:
+        """What is open now. Where a broker did not answer, what was known of its transactions stays."""
+        opened = {name: each for name, each in self._open.items() if each.node_id in found.failed}
+        for name, (listed, node_id) in found.listed.items():
+            known, described = self._open.get(name), found.described.get(name)
+            same = known is not None and known.listed == listed
+            if described is not None and described.state not in OPEN_STATES:
+                opened.pop(name, None)  # over meanwhile
+                continue
+            since = known.since if known is not None and same else now
+            if described is not None:
+                opened[name] = _Open(listed, node_id, since, described, now)
+            elif known is not None and same:
+                opened[name] = _Open(listed, node_id, since, known.described, known.described_at)
+            else:
+                opened[name] = _Open(listed, node_id, since)
+        self._open = opened
+
+    def _inquire(self, found: _Round) -> None:
+        """About what was open in a log at two looks, and is none of the open transactions."""
+        known = {(each.producer_id, partition) for each in found.described.values() for partition in each.partitions}
+        undescribed = {each.producer_id for name, (each, _) in found.listed.items() if name not in found.described}
+        producer_ids: dict[ProducerId, None] = {}
+        for key, suspect in self._suspects.items():
+            partition, producer_id, _ = key
+            if (producer_id, partition) in known:
+                suspect.absences = 0
+            elif producer_id not in undescribed and suspect.seen_at > suspect.first_seen_at:
+                producer_ids[producer_id] = None
+                if len(producer_ids) > INQUIRED_MAX:
+                    break
+                found.inquired.append(key)
+        if not found.inquired:
+            return
+        self._finding = True  # whether the transaction log is led, as of now
+        found.asked.add(FindLeaders())
+        asked = tuple(islice(producer_ids, INQUIRED_MAX))
+        for node_id in self._nodes:
+            self._ask(ListTransactions(node_id, (), asked))
+
+    def _conclude(self, found: _Round, now: float) -> None:
+        for key in found.inquired:
+            suspect = self._suspects.get(key)
+            if suspect is None:
+                continue
+            partition, producer_id, _ = key
+            described = found.found_described.get(producer_id)
+            if described is not None and partition in described.partitions:
+                suspect.absences = 0
+                continue
+            listed = found.found.get(producer_id)
+            suspect.transactional_id = None if listed is None else listed[0].transactional_id
+            if suspect.absences < _ABSENCES:
+                suspect.absences += 1
+                suspect.absent_at = now
+
+    # ---- what is known
+
+    @property
+    def counted(self) -> bool:
+        """Whether every broker has told its transactional ids."""
+        return bool(self._nodes) and self._counts.keys() >= set(self._nodes)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether something is open in a log of which it is not known yet whether it hangs, or whose it is."""
+        known = {
+            (each.described.producer_id, partition)
+            for each in self._open.values()
+            if each.described is not None
+            for partition in each.described.partitions
+        }
+        return any(
+            not suspect.hanging and (producer_id, partition) not in known
+            for (partition, producer_id, _), suspect in self._suspects.items()
+        )
+
+    def report(self, now: float, now_ms: float, shown_max: int) -> TransactionsReport:
+        opened = [self._of_open(each, now, now_ms) for each in self._open.values()]
+        opened.sort(key=lambda each: (each.stuck is None, -(each.age_seconds or 0)))
+        hanging = list(self.hanging(now))
+        hanging.sort(key=lambda each: -each.seen_seconds)
+        reasons = Counter(dict.fromkeys(WHY, 0))
+        reasons.update(each.why for each in hanging)
+        reasons.update(each.stuck for each in opened if each.stuck is not None)
+        states: Counter[str] = Counter(dict.fromkeys(OPEN_STATES, 0))
+        for counted in self._counts.values():
+            states.update({state: count for state, count in counted.items() if state not in OPEN_STATES})
+        states.update(each.state for each in opened)
+        lags = [seen.look.lag for seen in self._behind.values()]
+        worst = nlargest(shown_max, self._behind.items(), key=lambda item: item[1].look.lag)
+        most = nlargest(shown_max, self._partitions.items(), key=lambda item: item[1].look.producers)
+        return TransactionsReport(
+            producer_ids=self._producers,
+            partitions=len(self._partitions),
+            partitions_unreadable=len(self._errors),
+            partitions_left_out=self._left_out,
+            partitions_behind=len(lags),
+            lag_total=sum(lags),
+            lag_max=max(lags, default=0),
+            behind_seconds_max=max((_seconds(each, now) for each in self._behind.values()), default=0.0),
+            transactional_ids=dict(sorted(states.items())),
+            open_transactions=len(opened),
+            oldest_seconds=max((each.age_seconds or 0.0 for each in opened), default=0.0),
+            hanging_by_reason=dict(reasons),
+            open=tuple(opened[:shown_max]),
+            hanging=tuple(hanging[:shown_max]),
+            behind=tuple(
+                PartitionBehind(
+                    partition.topic,
+                    partition.partition,
+                    seen.look.last_stable_offset,
+                    seen.look.high_watermark,
+                    seen.look.lag,
+                    _seconds(seen, now),
+                )
+                for partition, seen in worst
+            ),
+            most_producers=tuple(
+                PartitionProducers(partition.topic, partition.partition, seen.look.producers)
+                for partition, seen in most
+                if seen.look.producers
+            ),
+            sweep_seconds=self._sweep_seconds,
+            sweep_age_seconds=None if self._swept_at is None else now - self._swept_at,
+            requests=self.requests,
+            problem=self.problem,
+        )
+
+    @staticmethod
+    def _of_open(known: _Open, now: float, now_ms: float) -> OpenTransaction:
+        return of_open(known.listed, known.fresh(now), known.node_id, now - known.since, now_ms)
+
+    def hanging(self, now: float) -> Iterator[HangingTransaction]:
+        for (partition, _, _), suspect in self._suspects.items():
+            if suspect.hanging:
+                yield HangingTransaction(
+                    partition.topic,
+                    partition.partition,
+                    suspect.open.start_offset,
+                    suspect.open.producer_id,
+                    suspect.open.producer_epoch,
+                    suspect.open.coordinator_epoch,
+                    suspect.open.last_timestamp_ms,
+                    now - suspect.first_seen_at,
+                    suspect.transactional_id,
+                    NOT_LISTED if suspect.transactional_id is None else UNKNOWN_TO_COORDINATOR,
+                )
+
+
+_FIRST_PARTITIONS: Final = 10
+
+
+def of_open(
+    listed: Listed, described: Described | None, node_id: NodeId, seconds_in_state: float, now_ms: float
+) -> OpenTransaction:
+    """`seconds_in_state` – since when it is known to be in this state."""
+    age = stuck = None
+    if described is not None and described.started_at_ms >= 0:
+        age = max(0.0, (now_ms - described.started_at_ms) / 1000)
+        if described.state == ONGOING and age > described.timeout_ms / 1000 + OVERDUE_SECONDS:
+            stuck = OVERDUE
+    if listed.state in PREPARED and seconds_in_state > OVERDUE_SECONDS:
+        stuck = MARKERS_MISSING
+    return OpenTransaction(
+        listed.transactional_id,
+        listed.producer_id,
+        None if described is None else described.producer_epoch,
+        listed.state,
+        node_id,
+        age,
+        None if described is None else described.timeout_ms,
+        None if described is None else len(described.partitions),
+        () if described is None else tuple(map(str, sorted(described.partitions)[:_FIRST_PARTITIONS])),
+        stuck,
+    )
+
+
+def _seconds(seen: _Seen, now: float) -> float:
+    return 0.0 if seen.behind_since is None else now - seen.behind_since
