@@ -3,7 +3,8 @@
     python examples/growing_topic.py --bootstrap PROXY
 
 Prints, for each growth, how many records of keys that moved were seen out of order: none. With `--plain`, the same with
-Kafka's own producer and consumer on a topic that nobody orders. The consumer lags, as consumers do.
+Kafka's own producer and consumer on a topic that nobody orders. The consumer lags, as consumers do: once it
+stands still until the topic has grown.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ GROWTHS = (4, 8)
 ROUNDS = 150
 #: Per record: slower than the producer, so that something is left to read when the topic grows.
 LAG_SECONDS = 0.002
+#: When it has read so much, the consumer stands still until the topic has grown for the first time.
+STANDS_STILL_AT = ROUNDS // 6 * len(KEYS)
 
 
 def create(bootstrap: str, topic: str, *, plain: bool) -> None:
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         admin.create_topics([NewTopic(topic, 2, 1)])
-        time.sleep(1)  # until the broker that is asked for the configs has heard of it
+        while len(admin.describe_topics([topic])[0]["partitions"]) < 2:
+            time.sleep(0.1)  # until the broker has heard of it
         if not plain:
             on = {"ordered.partition.expansion": "true", "check.partition.count": "required"}
             change = {name: (AlterConfigOp.SET, value) for name, value in on.items()}
@@ -58,6 +62,20 @@ def write(bootstrap: str, topic: str, *, plain: bool) -> None:
     admin.close()
 
 
+def await_growth(bootstrap: str, topic: str) -> None:
+    """Until there is something to read in new partitions."""
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap)
+    while True:
+        described = admin.describe_topics([topic])[0]["partitions"]
+        new = [TopicPartition(topic, partition) for partition in range(2, len(described))]
+        if new and all(consumer.end_offsets(new).values()):
+            break
+        time.sleep(0.1)
+    consumer.close()
+    admin.close()
+
+
 def read(bootstrap: str, topic: str, *, plain: bool) -> int:
     """Reads all by hand; returns how many records came before one that was written earlier with the same key."""
     options: dict[str, Any] = {
@@ -66,17 +84,26 @@ def read(bootstrap: str, topic: str, *, plain: bool) -> int:
         "enable_auto_commit": False,
         "max_poll_records": 20,
         "metadata_max_age_ms": 1000,
+        "max_partition_fetch_bytes": 1024,  # so that partitions take turns
     }
     consumer = KafkaConsumer(**options) if plain else OrderedConsumer(topic, **options)
     seen: dict[bytes, int] = defaultdict(int)
     records = early = 0
     assigned = 0
+    lags = True
     while records < ROUNDS * len(KEYS):
+        if lags and records >= STANDS_STILL_AT:
+            lags = False
+            await_growth(bootstrap, topic)
+            while plain and len(consumer.partitions_for_topic(topic) or ()) == assigned:
+                consumer.pause(*consumer.assignment())
+                consumer.poll(100)  # it hears of the new ones, and reads nothing
         if plain:  # as a consumer does that follows its topic by hand
             partitions = consumer.partitions_for_topic(topic) or set()
             if len(partitions) > assigned:
                 assigned = len(partitions)
                 consumer.assign([TopicPartition(topic, partition) for partition in partitions])
+                consumer.resume(*consumer.assignment())
         for batch in consumer.poll(200).values():
             for record in batch:
                 time.sleep(LAG_SECONDS)

@@ -1,17 +1,12 @@
 #!/usr/bin/env python3
-"""A topic, through a query, into a topic: Spark's own Kafka source and sink, with Fencepost between.
+"""A topic, through a query, into a topic, exactly once: Spark's Kafka source, and the sink of Fencepost.
 
     spark-submit --packages … stream.py --bootstrap PROXY:9092 --from orders --to invoices --checkpoint DIR \\
-        --sql "SELECT key, upper(CAST(value AS STRING)) AS value FROM source"
+        --sink-id invoices --sql "SELECT key, upper(CAST(value AS STRING)) AS value FROM source"
 
-Spark's Kafka sink writes at least once: a micro-batch that failed half way, or whose commit was lost, is written again.
-Where a row knows the offset that it must get, the proxy makes that exactly once: name the columns that hold it,
-
-    --sql "SELECT *, offset AS expected, concat('mirror/', partition, '/', offset) AS id FROM source"
-    --expected-offset expected --write-id id
-
-and a row that is written again is recognised by its id and not appended again; one that finds another record in its
-place fails the query. See README.md beside this file for what that asks of a query, and for what it cannot do.
+Spark's own Kafka sink writes at least once: a micro-batch that failed half way, or whose commit was lost, is written
+again. With `--sink-id`, rows are written by `format("fencepost")`, which finds in the log what is there already.
+Without it, Spark's own sink writes.
 
 A source topic that grows in order (`ordered.partition.expansion=true`) is read in order: Spark assigns partitions by
 hand and reads all of a micro-batch's at once, so a new partition joins the query only when the micro-batches that
@@ -24,32 +19,24 @@ import argparse
 import json
 import sys
 import time
+from contextlib import closing
 from typing import Any, NamedTuple
 
-import pyspark.sql.functions as sf
-from pyspark.errors import StreamingQueryException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-#: Headers of the proxy's contract.
-EXPECTED_OFFSET = "expected-offset"
-WRITE_ID = "write-id"
-CHECK_CONFIG = "check.expected.offsets"
+from fencepost.spark import register, said
+from fencepost.spark.errors import SinkError
+from fencepost.spark.jobs import add_client_arguments, client_settings, named_value
+
 ORDERED_CONFIG = "ordered.partition.expansion"
 EXPANSIONS_CONFIG = "ordered.partition.expansions"
 #: How often a query that runs is looked at: has the topic grown, may another partition be read?
 LOOK_SECONDS = 2.0
 #: For how long a micro-batch is waited for before it is interrupted (and done again, with the partitions that it had).
 INTERRUPT_SECONDS = 60.0
-
-#: Of the sink, where rows carry expectations. Each record is its own batch: a batch is refused or recognised as a
-#: whole, and when a micro-batch is written again, its rows are not batched as they were the first time.
-CONDITIONAL_PRODUCER = {"batch.size": "0"}
-
-
-class CheckIsOff(Exception):
-    """Nothing would look at the expectations that were asked for."""
 
 
 class Growth(NamedTuple):
@@ -59,18 +46,11 @@ class Growth(NamedTuple):
     expansions: list[dict[str, Any]]
 
 
-def _option(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not name or not equals:
-        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
-    return name, value
-
-
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stream.py",
-        description="A topic, through a query, into a topic, with Spark's own Kafka source and sink. At least once; "
-        "exactly once where each row carries the offset that it must get, and an id.",
+        description="A topic, through a query, into a topic. Exactly once with --sink-id; without, at least once, "
+        "by Spark's own Kafka sink.",
     )
     parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="the proxy")
     parser.add_argument("--from", required=True, dest="source", metavar="TOPIC")
@@ -83,23 +63,30 @@ def arguments() -> argparse.ArgumentParser:
         "where wanted, partition and headers (default: %(default)s)",
     )
     parser.add_argument(
-        "--expected-offset", metavar="COLUMN", help="a column of the query: the offset that the row must get"
+        "--sink-id",
+        metavar="NAME",
+        help="names this stream in the target topic, for ever: exactly once. One name per query and topic",
     )
-    parser.add_argument("--write-id", metavar="COLUMN", help="a column of the query: names the row's write, for ever")
     parser.add_argument("--starting", choices=["earliest", "latest"], default="earliest", help="of a new checkpoint")
     trigger = parser.add_mutually_exclusive_group()
     trigger.add_argument("--once", action="store_true", help="all that is there, then end")
     trigger.add_argument("--every", type=float, metavar="SECONDS", help="a micro-batch that often (default: at once)")
+    add_client_arguments(parser)
     parser.add_argument(
-        "--option",
-        type=_option,
+        "--producer-option",
+        type=named_value,
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="Kafka client setting for both sides, such as security.protocol=SASL_SSL; repeatable",
+        help="a client setting for the sink only; repeatable",
     )
     parser.add_argument(
-        "--producer-option", type=_option, action="append", default=[], metavar="NAME=VALUE", help="for the sink only"
+        "--sink-option",
+        type=named_value,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the sink itself, such as patience.seconds=300; repeatable",
     )
     return parser
 
@@ -109,53 +96,28 @@ def read(spark: SparkSession, args: argparse.Namespace, partitions: list[int] | 
     that come included, or `partitions` of it."""
     reader = (
         spark.readStream.format("kafka")
-        .option("kafka.bootstrap.servers", args.bootstrap)
+        .options(**client_settings(args))
         .option(
             *(("subscribe", args.source) if partitions is None else ("assign", json.dumps({args.source: partitions})))
         )
         .option("startingOffsets", args.starting)
         .option("includeHeaders", "true")
     )
-    for name, value in args.option:
-        reader = reader.option(f"kafka.{name}", value)
     return reader.load()
-
-
-def with_expectations(rows: DataFrame, expected_offset: str, write_id: str | None) -> DataFrame:
-    """Moves the columns into the `headers` column of Spark's sink, behind what it already holds.
-
-    A row whose expected offset is null carries none.
-    """
-
-    def header(name: str, value: Column) -> Column:
-        # Spark's sink wants exactly array<struct<key: string, value: binary>>.
-        return sf.struct(sf.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
-
-    given = [header(EXPECTED_OFFSET, sf.col(expected_offset))]
-    if write_id is not None:
-        given.append(header(WRITE_ID, sf.col(write_id)))
-    ours = sf.filter(sf.array(*given), lambda each: each["value"].isNotNull())
-    theirs = "headers" in rows.columns
-    headers = sf.concat(sf.coalesce(sf.col("headers"), sf.array()), ours) if theirs else ours
-    return rows.withColumn("headers", headers).drop(*filter(None, (expected_offset, write_id)))
 
 
 def write(rows: DataFrame, args: argparse.Namespace) -> DataStreamWriter:
     """The sink, not started yet."""
-    producer = {}
-    if args.expected_offset:
-        rows = with_expectations(rows, args.expected_offset, args.write_id)
-        producer.update(CONDITIONAL_PRODUCER)
-    producer.update(args.option)
-    producer.update(args.producer_option)
+    options = client_settings(args) | {f"kafka.{name}": value for name, value in args.producer_option}
+    if args.sink_id:
+        register(rows.sparkSession)
+        options |= {"sink.id": args.sink_id, **dict(args.sink_option)}
     writer = (
-        rows.writeStream.format("kafka")
-        .option("kafka.bootstrap.servers", args.bootstrap)
+        rows.writeStream.format("fencepost" if args.sink_id else "kafka")
+        .options(**options)
         .option("topic", args.target)
         .option("checkpointLocation", args.checkpoint)
     )
-    for name, value in producer.items():
-        writer = writer.option(f"kafka.{name}", value)
     if args.once:
         writer = writer.trigger(availableNow=True)
     elif args.every is not None:
@@ -167,8 +129,8 @@ def _admin(spark: SparkSession, args: argparse.Namespace) -> Any:
     """The connector's own Kafka client."""
     jvm: Any = spark.sparkContext._jvm
     settings = jvm.java.util.HashMap()
-    for name, value in {"bootstrap.servers": args.bootstrap, **dict(args.option)}.items():
-        settings.put(name, value)
+    for name, value in client_settings(args).items():
+        settings.put(name.removeprefix("kafka."), value)
     return jvm.org.apache.kafka.clients.admin.Admin.create(settings)
 
 
@@ -186,32 +148,19 @@ def _configs(spark: SparkSession, admin: Any, topic: str) -> Any:
     return value
 
 
-def require_check(spark: SparkSession, args: argparse.Namespace) -> None:
-    """Raises CheckIsOff unless the target topic's check is on, as the connector's own Kafka client sees it."""
-    admin = _admin(spark, args)
-    try:
-        value = _configs(spark, admin, args.target)(CHECK_CONFIG)
-    finally:
-        admin.close()
-    if value not in ("true", "required"):
-        raise CheckIsOff(
-            f"topic {args.target!r} has {CHECK_CONFIG}={value}, so expected offsets would be ignored. Set it to "
-            "'required' (or 'true') through the proxy, and give the proxy's address as --bootstrap"
-        )
+def _count(admin: Any, topic: str) -> int:
+    return int(admin.describeTopics([topic]).allTopicNames().get().get(topic).partitions().size())
 
 
 def growth(spark: SparkSession, args: argparse.Namespace) -> Growth | None:
     """How the source topic has grown; None where it does not grow in order."""
-    admin = _admin(spark, args)
-    try:
+    with closing(_admin(spark, args)) as admin:
         # In this sequence: a growth is described before its partitions are there, so all that are seen are explained.
-        count = admin.describeTopics([args.source]).allTopicNames().get().get(args.source).partitions().size()
+        count = _count(admin, args.source)
         value = _configs(spark, admin, args.source)
         if value(ORDERED_CONFIG) not in ("true", "any") or value(EXPANSIONS_CONFIG) is None:
             return None
         return Growth(count, json.loads(value(EXPANSIONS_CONFIG)))
-    finally:
-        admin.close()
 
 
 def finished(spark: SparkSession, args: argparse.Namespace) -> dict[int, int]:
@@ -259,15 +208,31 @@ def readable(grown: Growth, positions: dict[int, int], *, latest: bool) -> list[
 
 
 def start(spark: SparkSession, args: argparse.Namespace, partitions: list[int] | None = None) -> StreamingQuery:
-    """Raises CheckIsOff."""
-    if args.expected_offset:
-        require_check(spark, args)
-    read(spark, args, partitions).createOrReplaceTempView("source")
+    rows = read(spark, args, partitions)
+    if args.sink_id:
+        rows = one_task_each(rows, partition_count(spark, args))
+    rows.createOrReplaceTempView("source")
     return write(spark.sql(args.sql), args).start()
 
 
+def one_task_each(rows: DataFrame, partitions: int) -> DataFrame:
+    """A partition of the source is the task of its number, in its order.
+
+    Spark's source has a task for each partition, too, but numbers them in the order in which it has come to know them:
+    up to four may have other numbers when a micro-batch is done again from the checkpoint. The sink finds what a task
+    has written by its number.
+    """
+    return rows.repartitionById(partitions, rows["partition"])
+
+
+def partition_count(spark: SparkSession, args: argparse.Namespace) -> int:
+    """Of the source topic."""
+    with closing(_admin(spark, args)) as admin:
+        return _count(admin, args.source)
+
+
 def run(spark: SparkSession, args: argparse.Namespace) -> None:
-    """Until the query ends. Raises CheckIsOff, StreamingQueryException."""
+    """Until the query ends. Raises PySparkException: StreamingQueryException where the query fails."""
     while True:
         grown = growth(spark, args)
         if grown is None:
@@ -301,14 +266,14 @@ def _stop(query: StreamingQuery) -> None:
 def main() -> int:
     parser = arguments()
     args = parser.parse_args()
-    if args.write_id and not args.expected_offset:
-        parser.error("--write-id names a write at an expected offset: give --expected-offset as well")
+    if args.sink_option and not args.sink_id:
+        parser.error("--sink-option is for the sink that --sink-id chooses")
     spark = SparkSession.builder.appName(f"stream {args.source} to {args.target}").getOrCreate()
     try:
         run(spark, args)
-    except (CheckIsOff, StreamingQueryException) as error:
-        # A refusal is in the latter, in the proxy's words.
-        print(f"stream: {error}", file=sys.stderr)
+    except (SinkError, PySparkException) as error:
+        words = None if isinstance(error, SinkError) else said(error)
+        print(f"stream: {words or error}", file=sys.stderr)
         return 1
     finally:
         spark.stop()

@@ -6,8 +6,10 @@ Pick the adapter of the client library that you use; importing `fencepost` itsel
 - `fencepost.aiokafka` – aiokafka
 - `fencepost.confluent` – confluent-kafka
 
-Each has a `ConditionalProducer` (the library's own producer, with `expected_offset=`) and a `LogWriter` (KIP-27's
-worked example: read a partition to its end, then append batches to it). See docs/client.md.
+Each has a `ConditionalProducer` (the library's own producer, with `expected_offset=`), a `LogWriter` (KIP-27's worked
+example: read a partition to its end, then append batches to it), and, for state that lies on several partitions, a
+`LogReader` and a `TransactionalWriter` (append to all of them where they are expected to end, or to none). See
+docs/client.md.
 """
 
 from __future__ import annotations
@@ -22,13 +24,17 @@ from fencepost.errors import (
     NotAtEnd,
     OffsetMismatch,
     OffsetViolation,
+    OutcomeUnknown,
     PartitionCountChanged,
     PartitionRequired,
     PositionLost,
+    TransactionAborted,
+    TransactionConflict,
+    WriterFenced,
 )
 from fencepost.expansions import PartitionExpansion, partition_expansions
 from fencepost.records import HeaderNames, LogRecord, Record
-from fencepost.retries import RetryPolicy
+from fencepost.retries import RetryPolicy, retrying, retrying_async
 
 __all__ = [
     "BatchTooLarge",
@@ -40,13 +46,19 @@ __all__ = [
     "NotAtEnd",
     "OffsetMismatch",
     "OffsetViolation",
+    "OutcomeUnknown",
     "PartitionCountChanged",
     "PartitionExpansion",
     "PartitionRequired",
     "PositionLost",
     "Record",
     "RetryPolicy",
+    "TransactionAborted",
+    "TransactionConflict",
     "Waiting",
+    "WriterFenced",
     "jump_hash",
     "partition_expansions",
+    "retrying",
+    "retrying_async",
 ]

@@ -14,9 +14,11 @@ _ON = frozenset({"true", "required"})
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """What was found out about a topic whose check is on. `max_message_bytes`: of a batch, as the broker limits it."""
+    """What was found out about a topic whose check is on. `max_message_bytes`: of a batch, as the broker limits it;
+    `required`: every write has to expect an offset, and transactions are refused."""
 
     max_message_bytes: int | None
+    required: bool = False
 
 
 class CheckCache:
@@ -54,6 +56,6 @@ class CheckCache:
                 )
             raise CheckIsOff(topic, found, self.config)
         limit = configs.get(MAX_MESSAGE_BYTES_CONFIG)
-        facts = TopicFacts(int(limit) if limit else None)
+        facts = TopicFacts(int(limit) if limit else None, value == "required")
         self._known[topic] = (self._clock() + self._ttl_seconds, facts)
         return facts

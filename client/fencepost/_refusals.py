@@ -1,4 +1,4 @@
-"""A refusal as a client library shows it -> our exception. The messages are the proxy's: README, "The contract"."""
+"""A refusal as a client library shows it -> our exception. The messages are the proxy's: docs/contract.md."""
 
 from __future__ import annotations
 

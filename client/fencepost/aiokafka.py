@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import itertools
 import time
@@ -14,12 +15,20 @@ try:
     from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
     from aiokafka.admin import AIOKafkaAdminClient
     from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-    from aiokafka.errors import BrokerResponseError, KafkaError, KafkaTimeoutError, UnknownError, for_code
+    from aiokafka.errors import (
+        BrokerResponseError,
+        KafkaError,
+        KafkaTimeoutError,
+        ProducerFenced,
+        UnknownError,
+        for_code,
+    )
 except ModuleNotFoundError as error:
     raise ImportError("fencepost.aiokafka needs aiokafka: pip install 'aiokafka>=0.14'") from error
 
 from fencepost._appending import Append, Appended, Done, Doubtful, LogPosition, Refused, Reply, Sight
 from fencepost._checks import CheckCache, TopicFacts
+from fencepost._idempotence import Idempotence, configured
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, CannotRead, stamped_now
 from fencepost._ordering import TopicOrder, Waiting, every, refuse_alone, was_read
 from fencepost._placing import (
@@ -33,7 +42,30 @@ from fencepost._placing import (
     refuse_configs,
 )
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
-from fencepost.errors import FencepostError, OffsetMismatch, PartitionRequired
+from fencepost._transaction import (
+    COMMIT_REFUSED,
+    FENCED,
+    PRODUCER_FENCED,
+    REFUSED_AT_THE_END,
+    Ended,
+    Part,
+    Wanted,
+    explained,
+    landed,
+    parts_of,
+    place,
+    refuse_required,
+    settle,
+)
+from fencepost.errors import (
+    FencepostError,
+    OffsetMismatch,
+    OutcomeUnknown,
+    PartitionRequired,
+    TransactionAborted,
+    TransactionConflict,
+    WriterFenced,
+)
 from fencepost.expansions import PartitionExpansion, expansions_of
 from fencepost.records import (
     CHECK_CONFIG,
@@ -49,9 +81,11 @@ from fencepost.retries import RetryPolicy
 
 __all__ = [
     "ConditionalProducer",
+    "LogReader",
     "LogWriter",
     "OrderedConsumer",
     "OrderedProducer",
+    "TransactionalWriter",
     "describe_topic",
     "read_expansions",
 ]
@@ -63,6 +97,10 @@ _PAUSE_SECONDS = 0.1
 #: The log end that can be asked for is the high watermark, which may lag behind what refused the write.
 _LOG_END_TRIES = 5
 _LOG_END_PAUSE_SECONDS = 0.05
+_FETCH_WAIT_MS = 10
+_END_SECONDS = 1.0
+#: Of an append that waits for another's transaction.
+_RETRY_BACKOFF_MS = 50
 #: DescribeConfigs errors that mean "not visible" rather than "ask again": unknown topic, not authorized.
 _NOT_VISIBLE = frozenset({3, 29})
 
@@ -121,8 +159,10 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
         *,
         check_ttl_seconds: float = 30.0,
         header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        idempotence: Idempotence | None = None,
         **configs: Any,
     ) -> None:
+        configs |= configured(idempotence, configs, "enable_idempotence", possible=True)
         if configs.get("acks") == 0:
             raise ValueError("acks=0 cannot be used with expected offsets: nobody would hear of a refusal")
         configs.setdefault("acks", "all")
@@ -269,7 +309,6 @@ class LogWriter:
         self.partition = partition
         self._retry = retry
         self._position = LogPosition(topic, partition, header_names, retry, batch_bytes_max)
-        self._tp = TopicPartition(topic, partition)
         # Also how long aiokafka itself sends a batch again, the same bytes; then it gives it up.
         configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
         self._producer = ConditionalProducer(
@@ -279,9 +318,7 @@ class LogWriter:
             check_ttl_seconds=check_ttl_seconds,
             header_names=header_names,
         )
-        self._consumer = AIOKafkaConsumer(
-            **configs, auto_offset_reset="none", enable_auto_commit=False, isolation_level="read_committed"
-        )
+        self._reading = _Reading(retry.attempt_seconds, configs)
 
     @property
     def next_offset(self) -> int | None:
@@ -290,10 +327,13 @@ class LogWriter:
 
     async def start(self) -> None:
         await self._producer.start()
-        await self._consumer.start()
+        try:
+            await self._reading.start()
+        except CannotRead as error:
+            raise (error.__cause__ or error) from None
 
     async def stop(self) -> None:
-        await self._consumer.stop()
+        await self._reading.stop()
         await self._producer.stop()
 
     async def __aenter__(self) -> Self:
@@ -338,15 +378,7 @@ class LogWriter:
             await asyncio.sleep(step.after_seconds)
 
     async def _patiently(self, read: Callable[[], Awaitable[T]]) -> T:
-        deadline = time.monotonic() + self._retry.total_seconds
-        for tries in itertools.count(1):
-            try:
-                return await read()
-            except CannotRead as error:
-                if time.monotonic() >= deadline:
-                    raise (error.__cause__ or error) from None
-                await asyncio.sleep(self._retry.pause(tries))
-        raise AssertionError("unreachable")
+        return await _patiently(read, self._retry)
 
     async def _require_check(self) -> TopicFacts:
         try:
@@ -376,56 +408,392 @@ class LogWriter:
             return Doubtful(error)
 
     async def _look(self, offset: int) -> Sight | None:
-        try:
-            log_start, log_end = await self._bounds()
-            if not log_start <= offset < log_end:
-                return Sight(log_start, log_end, None)
-            records = self._read(offset, log_end)
-            first = await anext(records, None)
-            await records.aclose()
-            return Sight(log_start, log_end, first)
-        except CannotRead:
-            return None
+        return await self._reading.look(self.topic, self.partition, offset)
 
     async def _read_once(self, apply: Callable[[LogRecord], Awaitable[None] | None]) -> int:
-        log_start, log_end = await self._bounds()
-        async for record in self._read(self._position.start_reading(log_start, log_end), log_end):
+        log_start, log_end = await self._reading.bounds(self.topic, self.partition)
+        offset = self._position.start_reading(log_start, log_end)
+        async for record in self._reading.read(self.topic, self.partition, offset, log_end):
             result = apply(record)
             if inspect.isawaitable(result):
                 await result
             self._position.next_offset = record.offset + 1
         return self._position.reached(log_end)
 
-    async def _bounds(self) -> tuple[int, int]:
+
+class _Reading:
+    """Committed records of any partition, by a consumer of its own."""
+
+    def __init__(self, attempt_seconds: float, configs: Mapping[str, Any]) -> None:
+        self._attempt_seconds = attempt_seconds
+        self._configs = {
+            "fetch_max_wait_ms": _FETCH_WAIT_MS,  # only what is there already is waited for
+            **_only(AIOKafkaConsumer, configs),
+            "auto_offset_reset": "none",
+            "enable_auto_commit": False,
+            "isolation_level": "read_committed",
+        }
+        self._consumer: Any = None
+
+    async def start(self) -> None:
+        """Raises CannotRead: ask again."""
+        if self._consumer is None:
+            consumer = AIOKafkaConsumer(**self._configs)
+            try:
+                await consumer.start()
+            except BaseException as error:
+                await consumer.stop()
+                if isinstance(error, KafkaError):
+                    raise CannotRead from error
+                raise
+            self._consumer = consumer
+
+    async def stop(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            await consumer.stop()
+
+    async def look(self, topic: str, partition: int, offset: int) -> Sight | None:
+        """None: it cannot be read."""
         try:
-            start = (await self._consumer.beginning_offsets([self._tp]))[self._tp]
-            return start, (await self._consumer.end_offsets([self._tp]))[self._tp]
+            await self.start()
+            log_start, log_end = await self.bounds(topic, partition)
+            if not log_start <= offset < log_end:
+                return Sight(log_start, log_end, None)
+            records = self.read(topic, partition, offset, log_end)
+            first = await anext(records, None)
+            await records.aclose()
+            return Sight(log_start, log_end, first)
+        except CannotRead:
+            return None
+
+    async def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """Where the log starts, and where what can be read of it ends (the last stable offset). Raises CannotRead."""
+        tp = TopicPartition(topic, partition)
+        try:
+            start = (await self._consumer.beginning_offsets([tp]))[tp]
+            return start, (await self._consumer.end_offsets([tp]))[tp]
         except KafkaError as error:
             raise CannotRead from error
 
-    async def _read(self, offset: int, end: int) -> AsyncGenerator[LogRecord, None]:
-        if not self._consumer.assignment():
-            self._consumer.assign([self._tp])
-        self._consumer.seek(self._tp, offset)
-        self._consumer.resume(self._tp)
-        position, give_up = offset, time.monotonic() + self._retry.attempt_seconds
+    async def read(self, topic: str, partition: int, offset: int, end: int) -> AsyncGenerator[LogRecord, None]:
+        """The committed records from `offset` until all before `end` were seen, perhaps more. Raises CannotRead."""
+        tp = TopicPartition(topic, partition)
+        if self._consumer.assignment() != {tp}:
+            self._consumer.assign([tp])
+        self._consumer.seek(tp, offset)
+        self._consumer.resume(tp)
+        position, give_up = offset, time.monotonic() + self._attempt_seconds
         try:
             while position < end:
                 try:
-                    records = (await self._consumer.getmany(self._tp, timeout_ms=_POLL_MS)).get(self._tp, [])
-                    reached = await self._consumer.position(self._tp)
+                    records = (await self._consumer.getmany(tp, timeout_ms=_POLL_MS)).get(tp, [])
+                    reached = await self._consumer.position(tp)
                 except KafkaError as error:
                     raise CannotRead from error
                 for record in records:
                     yield LogRecord(record.offset, record.timestamp, record.key, record.value, tuple(record.headers))
                 if reached > position:
-                    position, give_up = reached, time.monotonic() + self._retry.attempt_seconds
+                    position, give_up = reached, time.monotonic() + self._attempt_seconds
                 elif time.monotonic() >= give_up:
                     raise CannotRead from KafkaTimeoutError(
-                        f"{self._tp}: nothing came from offset {position} on for {self._retry.attempt_seconds:g} s"
+                        f"{tp}: nothing came from offset {position} on for {self._attempt_seconds:g} s"
                     )
         finally:
-            self._consumer.pause(self._tp)  # else it goes on fetching what is appended
+            self._consumer.pause(tp)  # else it goes on fetching what is appended
+
+
+async def _patiently(act: Callable[[], Awaitable[T]], policy: RetryPolicy) -> T:
+    deadline = time.monotonic() + policy.total_seconds
+    for tries in itertools.count(1):
+        try:
+            return await act()
+        except CannotRead as error:
+            if time.monotonic() >= deadline:
+                raise (error.__cause__ or error) from None
+            await asyncio.sleep(policy.pause(tries))
+    raise AssertionError("unreachable")
+
+
+class LogReader:
+    """Reads several partitions to their ends, and says which offset to expect there. See docs/client.md.
+
+    What it reads is committed. `read_to_end` returns for each partition the offset behind everything that has ended:
+    records, markers of transactions, what was aborted. It is what an append that is decided on this state expects.
+    While another transaction is open, that is its first offset: the append waits until it has ended, and is refused.
+
+    `partitions` – of (topic, partition) tuples, or TopicPartition. `configs` are aiokafka's for a consumer.
+    """
+
+    def __init__(
+        self,
+        partitions: Iterable[Any],
+        *,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+        **configs: Any,
+    ) -> None:
+        configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
+        self._reading = _Reading(retry.attempt_seconds, configs)
+        self._retry = retry
+        self._positions = {key: LogPosition(*place(key), HeaderNames(), retry, 0) for key in partitions}
+
+    async def read_to_end(self, apply: Callable[[Any, LogRecord], Awaitable[None] | None]) -> dict[Any, int]:
+        """Calls `apply(partition, record)`, a function or a coroutine function, for every committed record that was not
+        read yet, one partition after the other. Returns partition → the offset to expect.
+
+        An exception of `apply` is passed on; the record counts as not read. While the cluster cannot be reached it is
+        tried for `retry.total_seconds`, then the client library's error is raised. Raises PositionLost.
+        """
+        return {key: await _patiently(lambda k=key: self._read(k, apply), self._retry) for key in self._positions}  # type: ignore[misc]
+
+    async def _read(self, key: Any, apply: Callable[[Any, LogRecord], Awaitable[None] | None]) -> int:
+        position = self._positions[key]
+        log_start, log_end = await self._reading.bounds(position.topic, position.partition)
+        offset = position.start_reading(log_start, log_end)
+        if offset < log_end:
+            async for record in self._reading.read(position.topic, position.partition, offset, log_end):
+                result = apply(key, record)
+                if inspect.isawaitable(result):
+                    await result
+                position.next_offset = record.offset + 1
+        return position.reached(log_end)
+
+    async def start(self) -> None:
+        await _patiently(self._reading.start, self._retry)
+
+    async def stop(self) -> None:
+        await self._reading.stop()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+
+class TransactionalWriter:
+    """Appends to several partitions in one transaction, each exactly where it is expected to end: all or nothing.
+
+    Compare-and-append (KIP-27) over KIP-98's transactions; see docs/client.md. `configs` are aiokafka's for the
+    connection, for producer, consumer and admin client alike. `transaction_timeout_seconds` – after that the
+    coordinator aborts by itself what this process left open. A send, a commit, an abort takes `retry.attempt_seconds`
+    at most, what is not known then `retry.total_seconds`.
+
+    `stop` it, or use it as `async with`. One append at a time, and one writer for each `transactional_id`: a new one
+    fences the one before.
+    """
+
+    def __init__(
+        self,
+        transactional_id: str,
+        *,
+        compression_type: str | None = None,
+        transaction_timeout_seconds: float = 60.0,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+        check_ttl_seconds: float = 30.0,
+        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        **configs: Any,
+    ) -> None:
+        configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
+        self.transactional_id = transactional_id
+        self._retry = retry
+        self._names = header_names
+        self._configs = configs
+        self._checks = TopicChecks(check_ttl_seconds, configs)
+        self._producer_configs: dict[str, Any] = {
+            "retry_backoff_ms": _RETRY_BACKOFF_MS,
+            **configs,
+            "transactional_id": transactional_id,
+            "transaction_timeout_ms": int(transaction_timeout_seconds * 1000),
+            "compression_type": compression_type,
+            "header_names": header_names,
+        }
+        self._producer: ConditionalProducer | None = None
+        self._reading = _Reading(retry.attempt_seconds, configs)
+        self._fenced = False
+
+    async def append(self, wanted: Wanted) -> dict[Any, int]:
+        """`wanted`: partition → (expected offset, records). All of it is appended and committed, or none.
+
+        Returns partition → offset of its first record. Behind the last one comes the transaction's marker, so unless
+        somebody else appends, the next offset to expect is that offset + the number of records + 1. A partition is
+        named by a (topic, partition) tuple or a TopicPartition. The expected offset of some may be None: these records
+        are appended wherever the log ends, within the same transaction.
+
+        Raises, with nothing of it visible, then or later: OffsetMismatch (the partition ended elsewhere),
+        TransactionConflict, TransactionAborted (not done in time); after any of them read, decide and append again, see
+        `retrying_async`. Raises WriterFenced; OutcomeUnknown where it could not be found out; ValueError and CheckIsOff
+        with nothing sent. Other errors are the client library's: then too, nothing is visible. A cancelled append is
+        aborted, unless its commit had been sent.
+        """
+        parts = parts_of(wanted)
+        write_id = new_write_id()
+        if self._fenced:
+            raise WriterFenced(self.transactional_id)
+        for part in parts:
+            if part.expected is not None:
+                facts: TopicFacts = await _patiently(lambda p=part: self._require_check(p.topic), self._retry)  # type: ignore[misc]
+                refuse_required(part.topic, facts)
+        if self._producer is None:
+            await _patiently(self._start, self._retry)
+        assert self._producer is not None
+        try:
+            await self._producer.begin_transaction()
+            offsets = {part.key: landed(part, await self._send(part, write_id)) for part in parts}
+        except BaseException as error:
+            self._fenced |= isinstance(error, WriterFenced)
+            await asyncio.shield(self._give_up())
+            raise
+        try:
+            await asyncio.wait_for(self._producer.commit_transaction(), self._retry.attempt_seconds)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._drop())  # the next append brings it to its end
+            raise
+        # Whatever the coordinator's error, this producer is dead.
+        except Exception as error:
+            await self._drop()
+            code = _code_of(error)
+            aborted: Exception = TransactionAborted("its commit was not answered, and did not happen")
+            if code in FENCED:
+                self._fenced, aborted = True, WriterFenced(self.transactional_id)
+            elif code in COMMIT_REFUSED:
+                aborted = TransactionConflict(REFUSED_AT_THE_END)
+            await self._settle(parts, write_id, aborted, error)
+        return offsets
+
+    async def start(self) -> None:
+        """Nothing is connected before it is needed."""
+
+    async def stop(self) -> None:
+        await self._drop()
+        await self._checks.close()
+        await self._reading.stop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def _require_check(self, topic: str) -> TopicFacts:
+        try:
+            return await self._checks.require(topic)
+        except KafkaError as error:
+            raise CannotRead from error
+
+    async def _start(self) -> None:
+        """A new producer, and whatever an earlier one left is brought to its end. Raises CannotRead: ask again."""
+        producer = ConditionalProducer(**self._producer_configs)
+        checks, producer._checks = producer._checks, self._checks  # one admin client, whatever becomes of the producer
+        try:
+            await asyncio.wait_for(producer.start(), self._retry.attempt_seconds)
+        except BaseException as error:
+            await _end(producer, checks)
+            if isinstance(error, TimeoutError) or (isinstance(error, KafkaError) and error.retriable):
+                raise CannotRead from error
+            raise
+        self._producer = producer
+
+    async def _send(self, part: Part, write_id: bytes) -> int:
+        """The offset of the first record. Raises what `append` raises once it has aborted."""
+        producer = self._producer
+        assert producer is not None
+        try:
+            futures = []
+            for index, record in enumerate(part.records):
+                headers = part.headers(index, self._names, write_id)
+                futures.append(
+                    await AIOKafkaProducer.send(
+                        producer, part.topic, record.value, record.key, part.partition, record.timestamp_ms, headers
+                    )
+                )
+            sent = await asyncio.wait_for(asyncio.gather(*futures), self._retry.attempt_seconds)
+            return int(sent[0].offset)
+        except (KafkaError, TimeoutError) as error:
+            code = _code_of(error)
+            if code == POLICY_VIOLATION and part.expected is not None:
+                # Nothing tells which of the refusals it is. What is committed shows whether it was a mismatch.
+                sight = await self._sight(part)
+                if sight is not None and sight.log_end != part.expected:
+                    raise OffsetMismatch(part.topic, part.partition, part.expected, sight.log_end) from error
+            passing = isinstance(error, TimeoutError) or error.retriable or isinstance(error, UnknownError)
+            why = explained(part, error, code=code, passing=passing, transactional_id=self.transactional_id)
+            raise why from (None if why is error else error)
+
+    async def _sight(self, part: Part) -> Sight | None:
+        assert part.expected is not None
+        return await self._reading.look(part.topic, part.partition, part.expected)
+
+    async def _give_up(self) -> None:
+        """Nothing is committed. Others wait for the partitions until the transaction is over.
+
+        Without this producer: a refused batch leaves a gap in its sequences, which the next one would fall into.
+        """
+        aborted = False
+        with contextlib.suppress(Exception):
+            assert self._producer is not None
+            await asyncio.wait_for(self._producer.abort_transaction(), self._retry.attempt_seconds)
+            aborted = True
+        await self._drop()
+        if not aborted and not self._fenced:
+            with contextlib.suppress(Exception):  # then the next append will do it, or the transaction's timeout
+                await self._start()
+
+    async def _drop(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            await _end(producer)
+
+    async def _settle(self, parts: list[Part], write_id: bytes, aborted: Exception, cause: Exception) -> None:
+        """Returns if it is committed. Raises `aborted`, or OutcomeUnknown."""
+        part = next(part for part in parts if part.expected is not None)
+        deadline = time.monotonic() + self._retry.total_seconds
+        for tries in itertools.count(1):
+            if self._producer is None and not self._fenced:
+                with contextlib.suppress(Exception):
+                    await self._start()
+            ended = settle(part, write_id, await self._sight(part), self._names)
+            if ended is Ended.COMMITTED:
+                return
+            if ended is Ended.ABORTED:
+                raise aborted from cause
+            if ended is Ended.GONE or time.monotonic() >= deadline:
+                reason = "the log starts behind it by now" if ended is Ended.GONE else f"at last: {cause!r}"
+                expected = {each.where: each.expected for each in parts if each.expected is not None}
+                raise OutcomeUnknown(expected, write_id, reason) from cause
+            await asyncio.sleep(self._retry.pause(tries))
+
+
+async def _end(producer: ConditionalProducer, checks: TopicChecks | None = None) -> None:
+    """Closes a producer that may be dead, and which shares the checks of its owner."""
+    with contextlib.suppress(KafkaError, TimeoutError):
+        # It would go on trying to commit for as long as that takes.
+        await asyncio.wait_for(AIOKafkaProducer.stop(producer), _END_SECONDS)
+    waiter = producer._txn_manager.wait_for_transaction_end()
+    if waiter is not None and waiter.done() and not waiter.cancelled():
+        waiter.exception()  # else the loop complains that nobody has asked
+    if checks is not None:
+        await checks.close()
+
+
+def _code_of(error: BaseException | None) -> int | None:
+    """The server's error code; the library may have wrapped it into another error."""
+    while error is not None:
+        if isinstance(error, ProducerFenced):  # the library's own, for either code
+            return PRODUCER_FENCED
+        if isinstance(error, BrokerResponseError) and error.errno > 0:
+            return int(error.errno)
+        error = error.__cause__
+    return None
 
 
 def _only(client: type, configs: Mapping[str, Any]) -> dict[str, Any]:
@@ -633,8 +1001,10 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
         held_max: int = 10_000,
         check_ttl_seconds: float = 30.0,
         header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        idempotence: Idempotence | None = None,
         **configs: Any,
     ) -> None:
+        configs |= configured(idempotence, configs, "enable_idempotence", possible=False)
         refuse_configs(
             acks=configs.setdefault("acks", "all"),
             idempotent=bool(configs.get("enable_idempotence")),

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
 try:
@@ -32,6 +32,7 @@ except ModuleNotFoundError as error:
 
 from fencepost._appending import Append, Appended, Doubtful, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
+from fencepost._idempotence import Idempotence, configured
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
 from fencepost._ordering import TopicOrder, Waiting, every, refuse_alone, was_read
 from fencepost._placing import (
@@ -46,7 +47,15 @@ from fencepost._placing import (
     refuse_configs,
 )
 from fencepost._refusals import POLICY_VIOLATION, refusal, verify
-from fencepost.errors import FencepostError, OffsetMismatch, PartitionRequired
+from fencepost._transaction import FENCED, Part, explained
+from fencepost._transactional_writer import (
+    BlockingLogReader,
+    BlockingTransactionalWriter,
+    CommitInDoubt,
+    CommitRefused,
+    Reading,
+)
+from fencepost.errors import FencepostError, OffsetMismatch, PartitionRequired, TransactionConflict, WriterFenced
 from fencepost.expansions import expansions_of
 from fencepost.records import (
     CHECK_CONFIG,
@@ -58,7 +67,15 @@ from fencepost.records import (
 )
 from fencepost.retries import RetryPolicy
 
-__all__ = ["ConditionalProducer", "LogWriter", "OrderedConsumer", "OrderedProducer", "describe_topic"]
+__all__ = [
+    "ConditionalProducer",
+    "LogReader",
+    "LogWriter",
+    "OrderedConsumer",
+    "OrderedProducer",
+    "TransactionalWriter",
+    "describe_topic",
+]
 
 OnDelivery = Callable[[Any, Message], None]
 
@@ -67,6 +84,11 @@ _LINGER_MS = 300_000
 _POLL_SECONDS = 0.5
 _PAUSE_SECONDS = 0.1
 _POLL_RECORDS = 500
+_FETCH_WAIT_MS = 10
+#: See `_failure`.
+_RAISED: Any = (KafkaException, KafkaError, SystemError)
+#: Of an append that waits for another's transaction.
+_RETRY_BACKOFF_MS = 20
 
 #: After these a batch may be in the log, or may be appended by another try.
 _IN_DOUBT = frozenset(
@@ -172,8 +194,10 @@ class ConditionalProducer(Producer):
         check_ttl_seconds: float = 30.0,
         check_timeout_seconds: float = 30.0,
         header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        idempotence: Idempotence | None = None,
         **kwargs: Any,
     ) -> None:
+        config = {**config, **configured(idempotence, config, "enable.idempotence", possible=True)}
         if str(config.get("acks", config.get("request.required.acks", "all"))) == "0":
             raise ValueError("acks=0 cannot be used with expected offsets: nobody would hear of a refusal")
         defaults = {"enable.idempotence": True, "max.in.flight.requests.per.connection": 1}
@@ -291,19 +315,11 @@ class LogWriter(BlockingLogWriter):
             check_timeout_seconds=retry.attempt_seconds,
             header_names=header_names,
         )
-        self._consumer = Consumer(
-            {
-                **config,
-                "group.id": "fencepost-log-writer",  # wanted by the library; no group is joined, nothing committed
-                "enable.auto.commit": False,
-                "auto.offset.reset": "error",
-                "enable.partition.eof": True,
-                "isolation.level": "read_committed",
-            }
-        )
+        self._reading = _Reading(retry.attempt_seconds, config)
+        self._reading.open()
 
     def close(self) -> None:
-        self._consumer.close()
+        self._reading.close()
         self._producer.close()
 
     def _require_check(self) -> TopicFacts:
@@ -339,16 +355,52 @@ class LogWriter(BlockingLogWriter):
         return _reply(outcomes, offsets)
 
     def _bounds(self) -> tuple[int, int]:
-        start = self._list_offset(OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-        return start, self._list_offset(OffsetSpec.latest())  # type: ignore[no-untyped-call]
+        return self._reading.bounds(self.topic, self.partition)
 
-    def _list_offset(self, spec: OffsetSpec) -> int:
-        tp = TopicPartition(self.topic, self.partition)
+    def _read(self, offset: int, end: int) -> Generator[LogRecord, None, None]:
+        return self._reading.read(self.topic, self.partition, offset, end)
+
+
+class _Reading(Reading):
+    def __init__(self, attempt_seconds: float, config: Mapping[str, Any]) -> None:
+        self._attempt_seconds = attempt_seconds
+        self._admin_config = {k: v for k, v in config.items() if k not in _CALLBACKS}
+        self._config: dict[str, Any] = {
+            # Only what is there is waited for; a fetch that waits for more would hold up the next partition.
+            "fetch.wait.max.ms": _FETCH_WAIT_MS,
+            **config,
+            "group.id": "fencepost-log-writer",  # wanted by the library; no group is joined, nothing committed
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+            "isolation.level": "read_committed",
+        }
+        self._admin: AdminClient | None = None
+        self._consumer: Consumer | None = None
+
+    def open(self) -> Consumer:
+        if self._consumer is None:
+            self._consumer = Consumer(self._config)
+        return self._consumer
+
+    def close(self) -> None:
+        self._admin = None  # the library closes it with its last reference
+        if self._consumer is not None:
+            self._consumer.close()
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        tp = TopicPartition(topic, partition)
+        start = self._list_offset(tp, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        return start, self._list_offset(tp, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+    def _list_offset(self, tp: TopicPartition, spec: OffsetSpec) -> int:
+        if self._admin is None:
+            self._admin = AdminClient(self._admin_config)
         try:
-            futures = self._producer._checks.admin.list_offsets(
+            futures = self._admin.list_offsets(
                 {tp: spec},
                 isolation_level=IsolationLevel.READ_COMMITTED,
-                request_timeout=self._retry.attempt_seconds,
+                request_timeout=self._attempt_seconds,
             )
             offset: int = futures[tp].result().offset
         except KafkaException as error:
@@ -358,20 +410,21 @@ class LogWriter(BlockingLogWriter):
             raise CannotRead
         return offset
 
-    def _read(self, offset: int, end: int) -> Generator[LogRecord, None, None]:
-        self._consumer.assign([TopicPartition(self.topic, self.partition, offset)])
-        position, give_up = offset, time.monotonic() + self._retry.attempt_seconds
+    def read(self, topic: str, partition: int, offset: int, end: int) -> Generator[LogRecord, None, None]:
+        consumer = self.open()
+        consumer.assign([TopicPartition(topic, partition, offset)])
+        position, give_up = offset, time.monotonic() + self._attempt_seconds
         try:
             while position < end:
-                first = self._consumer.poll(_POLL_SECONDS)
+                first = consumer.poll(_POLL_SECONDS)
                 # consume() with a timeout would wait for the full number of records.
-                more = [] if first is None else self._consumer.consume(_POLL_RECORDS, 0)
+                more = [] if first is None else consumer.consume(_POLL_RECORDS, 0)
                 for msg in (first, *more) if first is not None else ():
                     err, at = msg.error(), msg.offset()
                     if err is not None and err.code() != KafkaError._PARTITION_EOF:
                         raise CannotRead from KafkaException(err)
                     assert at is not None
-                    give_up = time.monotonic() + self._retry.attempt_seconds
+                    give_up = time.monotonic() + self._attempt_seconds
                     if err is not None:
                         position = max(position, at)  # behind the last record there may be offsets that hold none
                         continue
@@ -379,11 +432,174 @@ class LogWriter(BlockingLogWriter):
                     position = at + 1
                 if position < end and time.monotonic() >= give_up:
                     raise CannotRead from TimeoutError(
-                        f"{self.topic}-{self.partition}: nothing came from offset {position} on for "
-                        f"{self._retry.attempt_seconds:g} s"
+                        f"{topic}-{partition}: nothing came from offset {position} on for {self._attempt_seconds:g} s"
                     )
         finally:
-            self._consumer.unassign()  # else it goes on fetching what is appended
+            consumer.unassign()  # else it goes on fetching what is appended
+
+
+class LogReader(BlockingLogReader):
+    """Reads several partitions to their ends, and says which offset to expect there. See docs/client.md.
+
+    `partitions` – of (topic, partition) tuples, or TopicPartition. `config` is librdkafka's for a consumer.
+    """
+
+    def __init__(
+        self,
+        partitions: Iterable[Any],
+        config: Mapping[str, Any],
+        *,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__(partitions, _Reading(retry.attempt_seconds, config), retry)
+
+
+class TransactionalWriter(BlockingTransactionalWriter):
+    """Compare-and-append over several partitions, all or nothing (KIP-98 and KIP-27). See docs/client.md.
+
+    `config` is librdkafka's for the connection (`bootstrap.servers`, `security.protocol`, …), for producer, consumer
+    and admin client alike. `transaction_timeout_seconds` – after that the coordinator aborts by itself what this
+    process left open. A send, a commit, an abort takes `retry.attempt_seconds` at most, what is not known then
+    `retry.total_seconds`.
+    """
+
+    def __init__(
+        self,
+        transactional_id: str,
+        config: Mapping[str, Any],
+        *,
+        compression_type: str = "none",
+        transaction_timeout_seconds: float = 60.0,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+        check_ttl_seconds: float = 30.0,
+        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__(
+            transactional_id,
+            retry=retry,
+            names=header_names,
+            reading=_Reading(retry.attempt_seconds, config),
+        )
+        self._checks = TopicChecks(check_ttl_seconds, config, retry.attempt_seconds)
+        self._producer: ConditionalProducer | None = None
+        self._producer_config: dict[str, Any] = {
+            "log_level": 2,  # else each refusal is logged as an error
+            **config,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": int(transaction_timeout_seconds * 1000),
+            "compression.type": compression_type,
+            "linger.ms": 0,
+            "message.timeout.ms": int(min(retry.attempt_seconds, transaction_timeout_seconds) * 1000),
+            "retry.backoff.ms": _RETRY_BACKOFF_MS,
+        }
+
+    def close(self) -> None:
+        super().close()
+        self._checks.close()
+
+    def _require_check(self, topic: str) -> TopicFacts:
+        try:
+            return self._checks.require(topic)
+        except KafkaException as error:
+            raise CannotRead from error
+
+    def _open_producer(self) -> None:
+        self._producer = ConditionalProducer(self._producer_config, header_names=self._names)
+        self._producer._checks = self._checks  # one admin client, whatever becomes of the producer
+        try:
+            self._producer.init_transactions(self._retry.attempt_seconds)
+        except KafkaException as error:
+            self._discard()
+            if error.args[0].retriable() or error.args[0].code() in _IN_DOUBT:
+                raise CannotRead from error
+            raise
+
+    def _begin(self) -> None:
+        assert self._producer is not None
+        self._producer.begin_transaction()
+
+    def _send(self, part: Part, write_id: bytes) -> int:
+        assert self._producer is not None
+        outcomes: list[Any] = []
+        offsets: list[int | None] = []
+
+        def delivered(outcome: Any, msg: Message) -> None:
+            outcomes.append(outcome)
+            offsets.append(msg.offset())
+
+        try:
+            for index, record in enumerate(part.records):
+                assert record.timestamp_ms is not None
+                self._producer.produce(
+                    part.topic,
+                    record.value,
+                    record.key,
+                    part.partition,
+                    on_delivery=delivered,
+                    timestamp=record.timestamp_ms,
+                    headers=list(record.headers),
+                    expected_offset=None if part.expected is None else part.expected + index,
+                    write_id=write_id,
+                )
+            if self._producer.flush(self._retry.attempt_seconds):
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            error = next((outcome for outcome in outcomes if outcome is not None), None)
+            if error is not None:
+                raise error if isinstance(error, FencepostError) else KafkaException(error)
+        except FencepostError as error:
+            if isinstance(error, OffsetMismatch) and error.actual in (None, error.expected):
+                # The message is not shown; only a mismatch comes with the offset where the log ends.
+                raise TransactionConflict(f"{part.topic}-{part.partition}: another transaction holds it") from error
+            raise explained(part, error, passing=False, transactional_id=self.transactional_id) from error.__cause__
+        except _RAISED as error:
+            failed = _failure(error)
+        else:
+            assert offsets[0] is not None
+            return offsets[0]
+        told = failed.args[0]
+        code = KafkaError.PRODUCER_FENCED if told.code() == KafkaError._FENCED else told.code()
+        why = explained(part, failed, code=code, passing=code in _IN_DOUBT, transactional_id=self.transactional_id)
+        raise why from (None if why is failed else failed)
+
+    def _commit(self) -> None:
+        assert self._producer is not None
+        try:
+            self._producer.commit_transaction(self._retry.attempt_seconds)
+        except _RAISED as error:
+            failed = _failure(error)
+        else:
+            return
+        told = failed.args[0]
+        if told.code() in {KafkaError._FENCED, *FENCED}:
+            raise WriterFenced(self.transactional_id) from failed
+        raise (CommitRefused if told.txn_requires_abort() else CommitInDoubt) from failed
+
+    def _abort(self) -> bool:
+        assert self._producer is not None
+        self._producer.abort_transaction(self._retry.attempt_seconds)
+        return True
+
+    def _discard(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            # Not close(), which in vain asks the cluster to abort, and fails where that fails: the library ends it with
+            # its last reference.
+            with contextlib.suppress(*_RAISED):
+                producer.purge()
+                producer.poll(0)
+
+
+def _failure(error: BaseException) -> KafkaException:
+    """The library raises a fatal error out of whichever call comes next, as it is, which cannot even be shown in a
+    traceback, or as the cause of a SystemError where a delivery callback was to be called too."""
+    found: BaseException | None = error
+    while found is not None:
+        if isinstance(found, KafkaException):
+            return found
+        if isinstance(found, KafkaError):
+            return KafkaException(found)
+        found = found.__cause__
+    raise error
 
 
 def _reply(outcomes: Sequence[Any], offsets: Sequence[int | None]) -> Reply:
@@ -621,8 +837,10 @@ class OrderedProducer(Producer):
         check_ttl_seconds: float = 30.0,
         check_timeout_seconds: float = 30.0,
         header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        idempotence: Idempotence | None = None,
         **kwargs: Any,
     ) -> None:
+        config = {**config, **configured(idempotence, config, "enable.idempotence", possible=True)}
         refuse_configs(
             acks=config.get("acks", config.get("request.required.acks", "all")),
             idempotent=True,

@@ -6,6 +6,8 @@ library's own exception.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class FencepostError(Exception):
     """Base of the errors of this library."""
@@ -151,6 +153,59 @@ class PositionLost(FencepostError):
     recreated, or Kafka lost its tail). The state built from it is not the log's any more: throw it away and start
     again with a new log writer.
     """
+
+
+class TransactionAborted(FencepostError):
+    """Nothing of the transaction is in the log for read_committed readers, nor will be. The writer can be used again.
+
+    Raised as it is where the cluster or a partition could not be written to in time, `__cause__` says how; and, as
+    TransactionConflict, where somebody else was in the way. Do: read again, decide again, append again.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"the transaction was aborted, nothing of it is visible: {reason}")
+
+
+class TransactionConflict(TransactionAborted):
+    """Another transaction holds one of the partitions, or the commit was refused, since an append of this transaction
+    turned out not to lie where it was expected (a writer that goes around the proxy, another's marker in between).
+
+    Do: read again, decide again, append again, after a pause that differs from the other's: see `retrying`.
+    """
+
+
+class OutcomeUnknown(FencepostError):
+    """The commit was sent, and whether it happened could not be found out in the time allowed.
+
+    All of it is in the log or nothing is. Do: read the partitions once the cluster can be reached; the records of the
+    transaction are those whose `write-id` header is `write_id`, at `expected`: (topic, partition) → offset. The next
+    `append` of the same writer, or of another with the same transactional id, first brings it to its end.
+    """
+
+    def __init__(self, expected: Mapping[tuple[str, int], int], write_id: bytes, reason: str) -> None:
+        self.expected = dict(expected)
+        self.write_id = write_id
+        where = ", ".join(f"{topic}-{partition} at {offset}" for (topic, partition), offset in self.expected.items())
+        super().__init__(
+            f"whether the transaction ({where}) is committed could not be found out: {reason}; "
+            f"reading will show it (write-id {write_id.hex()})"
+        )
+
+
+class WriterFenced(FencepostError):
+    """Another writer with the same transactional id has started, or the transaction took longer than its timeout.
+
+    Nothing of the append that raises this is visible. This writer appends no more: close it, and make a new one if
+    this process is still the one to write.
+    """
+
+    def __init__(self, transactional_id: str) -> None:
+        self.transactional_id = transactional_id
+        super().__init__(
+            f"transactional id {transactional_id!r}: another writer has started with it, or the transaction timed out; "
+            "nothing of it is visible, and this writer appends no more"
+        )
 
 
 def _rebuild(cls: type[FencepostError], args: tuple[object, ...], state: dict[str, object]) -> FencepostError:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import Any
 
 try:
@@ -19,6 +20,7 @@ except ModuleNotFoundError as error:
 
 from fencepost._appending import Append, Appended, Doubtful, Refused, Reply
 from fencepost._checks import CheckCache, TopicFacts
+from fencepost._idempotence import Idempotence, configured
 from fencepost._log_writer import DEFAULT_BATCH_BYTES_MAX, BlockingLogWriter, CannotRead
 from fencepost._ordering import TopicOrder, Waiting, every, refuse_alone, was_read
 from fencepost._placing import (
@@ -32,7 +34,14 @@ from fencepost._placing import (
     refuse_configs,
 )
 from fencepost._refusals import refusal, verify
-from fencepost.errors import OffsetMismatch, PartitionRequired
+from fencepost._transaction import COMMIT_REFUSED, FENCED, Part, explained
+from fencepost._transactional_writer import (
+    BlockingLogReader,
+    BlockingTransactionalWriter,
+    CommitInDoubt,
+    Reading,
+)
+from fencepost.errors import OffsetMismatch, PartitionRequired, WriterFenced
 from fencepost.expansions import expansions_of
 from fencepost.records import (
     CHECK_CONFIG,
@@ -48,9 +57,11 @@ from fencepost.retries import RetryPolicy
 __all__ = [
     "ConditionalFuture",
     "ConditionalProducer",
+    "LogReader",
     "LogWriter",
     "OrderedConsumer",
     "OrderedProducer",
+    "TransactionalWriter",
     "describe_topic",
 ]
 
@@ -59,6 +70,10 @@ _LINGER_MS = 300_000
 _POLL_MS = 500
 _PAUSE_SECONDS = 0.1
 _FOREVER_SECONDS = 10.0**9
+_FETCH_WAIT_MS = 10
+#: Of an append that waits for another's transaction.
+_RETRY_BACKOFF_MS = 20
+_ERROR_CODE = re.compile(r"\[Error (\d+)\]")
 
 
 class TopicChecks:
@@ -138,6 +153,8 @@ class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
     - `max_in_flight_requests_per_connection=1`: otherwise a batch that has to be sent again is overtaken by the next
       ones, which are then refused.
 
+    `idempotence` – `"off"`, which `"safe"` comes to here; `"required"` is not possible, see above.
+
     `acks=0` is not possible: a refusal could not be told.
     """
 
@@ -146,8 +163,10 @@ class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
         *,
         check_ttl_seconds: float = 30.0,
         header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        idempotence: Idempotence | None = None,
         **configs: Any,
     ) -> None:
+        configs |= configured(idempotence, configs, "enable_idempotence", possible=False)
         if configs.get("acks") == 0:
             raise ValueError("acks=0 cannot be used with expected offsets: nobody would hear of a refusal")
         self._header_names = header_names
@@ -219,11 +238,8 @@ class LogWriter(BlockingLogWriter):
         timeout_ms = int(retry.attempt_seconds * 1000)
         configs.setdefault("request_timeout_ms", timeout_ms)
         self._checks = TopicChecks(check_ttl_seconds, configs)
-        self._tp = TopicPartition(topic, partition)
-        self._consumer = KafkaConsumer(
-            **configs, auto_offset_reset="none", enable_auto_commit=False, isolation_level="read_committed"
-        )
-        self._consumer.assign([self._tp])
+        self._reading = _Reading(retry.attempt_seconds, configs)
+        self._reading.open()
         self._producer: ConditionalProducer | None = None
         self._producer_configs: dict[str, Any] = {
             **configs,
@@ -239,7 +255,7 @@ class LogWriter(BlockingLogWriter):
 
     def close(self) -> None:
         self._discard()
-        self._consumer.close()
+        self._reading.close()
         self._checks.close()
 
     def _require_check(self) -> TopicFacts:
@@ -281,36 +297,215 @@ class LogWriter(BlockingLogWriter):
 
     def _discard(self) -> None:
         producer, self._producer = self._producer, None
-        if producer is not None:
-            # close() first waits for what is pending, without a limit; there is no public way to give it up.
-            producer._sender.force_close()
-            producer.close()
+        _end(producer)
 
     def _bounds(self) -> tuple[int, int]:
-        timeout_ms = int(self._retry.attempt_seconds * 1000)
+        return self._reading.bounds(self.topic, self.partition)
+
+    def _read(self, offset: int, end: int) -> Generator[LogRecord, None, None]:
+        return self._reading.read(self.topic, self.partition, offset, end)
+
+
+class _Reading(Reading):
+    def __init__(self, attempt_seconds: float, configs: Mapping[str, Any]) -> None:
+        self._attempt_seconds = attempt_seconds
+        self._configs = {
+            "fetch_max_wait_ms": _FETCH_WAIT_MS,  # only what is there already is waited for
+            **{k: v for k, v in configs.items() if k in KafkaConsumer.DEFAULT_CONFIG},
+            "auto_offset_reset": "none",
+            "enable_auto_commit": False,
+            "isolation_level": "read_committed",
+        }
+        self._consumer: Any = None
+
+    def open(self) -> Any:
+        if self._consumer is None:
+            self._consumer = KafkaConsumer(**self._configs)
+        return self._consumer
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        tp, timeout_ms = TopicPartition(topic, partition), int(self._attempt_seconds * 1000)
         try:
-            start = self._consumer.beginning_offsets([self._tp], timeout_ms)[self._tp]
-            return start, self._consumer.end_offsets([self._tp], timeout_ms)[self._tp]
+            consumer = self.open()
+            start = consumer.beginning_offsets([tp], timeout_ms)[tp]
+            return start, consumer.end_offsets([tp], timeout_ms)[tp]
         except KafkaError as error:
             raise CannotRead from error
 
-    def _read(self, offset: int, end: int) -> Generator[LogRecord, None, None]:
-        self._consumer.seek(self._tp, offset)
-        position, give_up = offset, time.monotonic() + self._retry.attempt_seconds
+    def read(self, topic: str, partition: int, offset: int, end: int) -> Generator[LogRecord, None, None]:
+        tp = TopicPartition(topic, partition)
+        if self._consumer.assignment() != {tp}:
+            self._consumer.assign([tp])
+        self._consumer.seek(tp, offset)
+        position, give_up = offset, time.monotonic() + self._attempt_seconds
         while position < end:
             try:
-                records = self._consumer.poll(_POLL_MS).get(self._tp, [])
-                reached = self._consumer.position(self._tp, _POLL_MS)
+                records = self._consumer.poll(_POLL_MS).get(tp, [])
+                reached = self._consumer.position(tp, _POLL_MS)
             except KafkaError as error:
                 raise CannotRead from error
             for record in records:
                 yield LogRecord(record.offset, record.timestamp, record.key, record.value, tuple(record.headers))
             if reached is not None and reached > position:
-                position, give_up = reached, time.monotonic() + self._retry.attempt_seconds
+                position, give_up = reached, time.monotonic() + self._attempt_seconds
             elif time.monotonic() >= give_up:
                 raise CannotRead from KafkaTimeoutError(
-                    f"{self._tp}: nothing came from offset {position} on for {self._retry.attempt_seconds:g} s"
+                    f"{tp}: nothing came from offset {position} on for {self._attempt_seconds:g} s"
                 )
+
+
+class LogReader(BlockingLogReader):
+    """Reads several partitions to their ends, and says which offset to expect there. See docs/client.md.
+
+    `partitions` – of (topic, partition) tuples, or TopicPartition. `configs` are kafka-python's for a consumer.
+    """
+
+    def __init__(
+        self,
+        partitions: Iterable[Any],
+        *,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+        **configs: Any,
+    ) -> None:
+        timeout_ms = int(retry.attempt_seconds * 1000)
+        configs.setdefault("request_timeout_ms", timeout_ms)
+        configs.setdefault("bootstrap_timeout_ms", timeout_ms)
+        super().__init__(partitions, _Reading(retry.attempt_seconds, configs), retry)
+
+
+class TransactionalWriter(BlockingTransactionalWriter):
+    """Compare-and-append over several partitions, all or nothing (KIP-98 and KIP-27). See docs/client.md.
+
+    `configs` are kafka-python's for the connection, for producer, consumer and admin client alike.
+    `transaction_timeout_seconds` – after that the coordinator aborts by itself what this process left open. A send, a
+    commit, an abort takes `retry.attempt_seconds` at most, what is not known then `retry.total_seconds`.
+    """
+
+    def __init__(
+        self,
+        transactional_id: str,
+        *,
+        compression_type: str | None = None,
+        transaction_timeout_seconds: float = 60.0,
+        retry: RetryPolicy = RetryPolicy(),  # noqa: B008 - frozen
+        check_ttl_seconds: float = 30.0,
+        header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        **configs: Any,
+    ) -> None:
+        timeout_ms = int(retry.attempt_seconds * 1000)
+        configs.setdefault("request_timeout_ms", timeout_ms)
+        configs.setdefault("bootstrap_timeout_ms", timeout_ms)
+        super().__init__(
+            transactional_id,
+            retry=retry,
+            names=header_names,
+            reading=_Reading(retry.attempt_seconds, configs),
+        )
+        self._checks = TopicChecks(check_ttl_seconds, configs)
+        self._timeout_ms = timeout_ms
+        self._producer: ConditionalProducer | None = None
+        self._producer_configs: dict[str, Any] = {
+            **configs,
+            "transactional_id": transactional_id,
+            "transaction_timeout_ms": int(transaction_timeout_seconds * 1000),
+            "compression_type": compression_type,
+            "header_names": header_names,
+            "linger_ms": _LINGER_MS,
+            "delivery_timeout_ms": _LINGER_MS + 2 * timeout_ms,
+            "max_block_ms": timeout_ms,
+            "retry_backoff_ms": _RETRY_BACKOFF_MS,
+        }
+
+    def close(self) -> None:
+        super().close()
+        self._checks.close()
+
+    def _require_check(self, topic: str) -> TopicFacts:
+        try:
+            return self._checks.require(topic)
+        except KafkaError as error:
+            raise CannotRead from error
+
+    def _open_producer(self) -> None:
+        try:
+            self._producer = ConditionalProducer(**self._producer_configs)
+            self._producer._checks = self._checks  # one admin client, whatever becomes of the producer
+            self._producer.init_transactions()
+        except KafkaError as error:
+            self._discard()
+            if isinstance(error, RetriableError):
+                raise CannotRead from error
+            raise
+
+    def _begin(self) -> None:
+        assert self._producer is not None
+        self._producer.begin_transaction()
+
+    def _send(self, part: Part, write_id: bytes) -> int:
+        assert self._producer is not None
+        try:
+            futures = [
+                self._producer.send(
+                    part.topic,
+                    record.value,
+                    record.key,
+                    list(record.headers),
+                    part.partition,
+                    record.timestamp_ms,
+                    expected_offset=None if part.expected is None else part.expected + index,
+                    write_id=write_id,
+                )
+                for index, record in enumerate(part.records)
+            ]
+            self._producer.flush(self._retry.attempt_seconds)
+            offsets = [int(future.get(0).offset) for future in futures]
+            return offsets[0]
+        except Exception as error:
+            code = error.errno if isinstance(error, BrokerResponseError) else None
+            message = str(error.args[0]) if error.args and code is not None else None
+            passing = isinstance(error, RetriableError | UnknownError)
+            why = explained(
+                part, error, code=code, message=message, passing=passing, transactional_id=self.transactional_id
+            )
+            raise why from (None if why is error else error)
+
+    def _commit(self) -> None:
+        assert self._producer is not None
+        # Not commit_transaction(), which waits without a limit.
+        ended = self._producer._transaction_manager.begin_commit()
+        self._producer._sender.wakeup()
+        try:
+            if not ended.wait(self._timeout_ms):
+                raise CommitInDoubt from KafkaTimeoutError(f"no answer within {self._retry.attempt_seconds:g} s")
+        except BrokerResponseError as error:
+            if error.errno in FENCED:
+                raise WriterFenced(self.transactional_id) from error
+            raise CommitInDoubt from error
+        except KafkaError as error:
+            # All but a few errors come as text, and are the end of the producer.
+            code = _ERROR_CODE.search(str(error))
+            raise CommitInDoubt(refused=code is not None and int(code[1]) in COMMIT_REFUSED) from error
+
+    def _abort(self) -> bool:
+        assert self._producer is not None
+        aborted = self._producer._transaction_manager.begin_abort()
+        self._producer._sender.wakeup()
+        return bool(aborted.wait(self._timeout_ms))
+
+    def _discard(self) -> None:
+        producer, self._producer = self._producer, None
+        _end(producer)
+
+
+def _end(producer: ConditionalProducer | None) -> None:
+    if producer is not None:
+        # close() first waits for what is pending, without a limit; there is no public way to give it up.
+        producer._sender.force_close()
+        KafkaProducer.close(producer)
 
 
 class OrderedFuture(Future):  # type: ignore[misc]
@@ -351,8 +546,10 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         held_max: int = 10_000,
         check_ttl_seconds: float = 30.0,
         header_names: HeaderNames = HeaderNames(),  # noqa: B008 - frozen
+        idempotence: Idempotence | None = None,
         **configs: Any,
     ) -> None:
+        configs |= configured(idempotence, configs, "enable_idempotence", possible=False)
         refuse_configs(
             acks=configs.get("acks", "all"),
             idempotent=bool(configs.setdefault("enable_idempotence", False)),

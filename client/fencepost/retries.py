@@ -1,8 +1,17 @@
-"""How long a log writer tries."""
+"""How long a log writer tries; and operations that are decided anew until nobody else was first."""
 
 from __future__ import annotations
 
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import TypeVar
+
+from fencepost.errors import OffsetMismatch, TransactionAborted
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,3 +35,47 @@ class RetryPolicy:
     def pause(self, tries: int) -> float:
         """Seconds to wait after the `tries`-th try, counted from 1."""
         return min(self.pause_seconds_max, self.pause_seconds * 2.0 ** min(tries - 1, 32))
+
+    def jittered(self, tries: int) -> float:
+        """Seconds to wait after the `tries`-th try, drawn anew each time: two that met will not meet again so."""
+        return random.uniform(0, self.pause(tries))
+
+
+#: After these, nothing was appended, and reading shows what has changed.
+AGAIN = (OffsetMismatch, TransactionAborted)
+
+
+def retrying(attempt: Callable[[], T], policy: RetryPolicy = RetryPolicy()) -> T:
+    """Calls `attempt` until it neither raises OffsetMismatch nor TransactionAborted (a TransactionConflict is one).
+
+    `attempt` must read, decide and append, all three: an append that is only sent again, at another offset, has not
+    been decided on what is there now. Pauses in between are random, up to `policy.pause`. After `policy.total_seconds`
+    the last refusal is raised. An OutcomeUnknown is not retried: `attempt` may have succeeded.
+    """
+    deadline, tries = time.monotonic() + policy.total_seconds, 0
+    while True:
+        try:
+            return attempt()
+        except AGAIN:
+            tries += 1
+            pause = policy.jittered(tries)
+            if time.monotonic() + pause >= deadline:
+                raise
+        time.sleep(pause)
+
+
+async def retrying_async(
+    attempt: Callable[[], Awaitable[T]],
+    policy: RetryPolicy = RetryPolicy(),
+) -> T:
+    """As `retrying`, for coroutine functions."""
+    deadline, tries = time.monotonic() + policy.total_seconds, 0
+    while True:
+        try:
+            return await attempt()
+        except AGAIN:
+            tries += 1
+            pause = policy.jittered(tries)
+            if time.monotonic() + pause >= deadline:
+                raise
+        await asyncio.sleep(pause)

@@ -1,0 +1,314 @@
+"""The driver's last word on a batch of which other runs have written rows: is what lies in the log what the tasks have?
+
+Each task has found its rows, or appended them. Where all that it found lay under its own number, no other task found
+the same. Rows under another number may have been found twice: equal rows in several tasks, split otherwise than they
+were. And rows may lie there that no task has. So the partitions in which that may be are read, and compared with what
+the tasks say, row by row:
+
+    too few    the tasks have more copies of a row than lie there: the missing ones are appended here
+    too many   the data is not what it was: refused, before Spark notes the batch as done
+
+An append of this process lands where it has read to, or not at all; then all is read and compared again. It knows all
+chunks of the batch, so what lies there stays a part of what all tasks have, as `task.py` proves it of a task.
+
+Nothing in this file does I/O: `Log` and `Clock` do.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from fencepost.spark.errors import SinkError, Unknown
+from fencepost.spark.marks import Mark
+from fencepost.spark.task import (
+    DIGEST_BYTES,
+    INVALID_PARTITIONS,
+    KEEP,
+    Clock,
+    Framing,
+    Log,
+    Met,
+    Outcome,
+    Place,
+    Plan,
+    digest_of,
+    own_mark,
+    refuse_final,
+)
+
+#: The number under which the driver appends.
+DRIVER = -1
+
+_PAUSE_SECONDS = 0.1
+_PAUSE_SECONDS_MAX = 3.0
+
+_Room = tuple[str, int]
+"""Where equal rows are compared: a partition; -1 for a topic in which it does not matter in which one they lie."""
+
+_Missing = dict[_Room, dict[bytes, int]]
+"""How many copies of a row, by digest, the tasks have and the log has not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """`found` – rows of other runs that tasks have found under another number; `unknown` – rows that lie there and no
+    task has; `appended` – by this process."""
+
+    found: int
+    unknown: int
+    appended: int
+
+
+def compare(plan: Plan, outcomes: Collection[Outcome], *, log: Log, framing: Framing, clock: Clock) -> Compared | None:
+    """None where there is nothing to compare. Raises SinkError, CannotReach."""
+    places = _doubtful_places(outcomes)
+    if not places:
+        return None
+    met = {outcome.task: outcome.met for outcome in outcomes if outcome.met is not None}
+    some = next(iter(met.values()))
+    loose = frozenset[str]().union(*(each.loose for each in met.values()))
+    places |= {place for each in met.values() for place in each.places if place[0] in loose}
+    return _Comparison(plan, met, some, loose, sorted(places), log, framing, clock).run()
+
+
+def is_needed(outcomes: Collection[Outcome]) -> bool:
+    return bool(_doubtful_places(outcomes))
+
+
+def _doubtful_places(outcomes: Collection[Outcome]) -> set[Place]:
+    """Where rows may have been found twice, or may lie that no task has."""
+    tasks = {outcome.task for outcome in outcomes}
+    return {
+        place
+        for outcome in outcomes
+        if outcome.met is not None
+        for place, at in outcome.met.places.items()
+        if at.foreign or at.unmatched or at.numbers - tasks
+    }
+
+
+@dataclass(slots=True)
+class _Lying:
+    """Of one partition: where the chunks of this batch begin, where the log was read to, the newest mark, and digests
+    of those rows that no task answers for."""
+
+    begin: int
+    end: int
+    mark: Mark | None
+    digests: list[bytes]
+
+
+class _Comparison:
+    def __init__(  # noqa: PLR0917 - called once
+        self,
+        plan: Plan,
+        met: dict[int, Met],
+        some: Met,
+        loose: frozenset[str],
+        places: list[Place],
+        log: Log,
+        framing: Framing,
+        clock: Clock,
+    ) -> None:
+        self._plan = plan
+        self._met = met
+        self._some = some
+        self._loose = loose
+        self._places = places
+        self._log = log
+        self._framing = framing
+        self._clock = clock
+
+    def run(self) -> Compared:
+        appended, tries = 0, 0
+        began = self._clock.now()
+        while True:
+            lying = {place: self._read(place) for place in self._places}
+            missing, unknown = self._difference(lying)
+            if unknown and self._plan.unmatched != KEEP:
+                raise self._other_rows(unknown)
+            if missing:
+                now = self._append(missing, lying)
+                appended += now
+                if now:
+                    began, tries = self._clock.now(), 0
+                    continue
+                if self._clock.now() - began > self._plan.patience_seconds:
+                    raise SinkError(
+                        f"batch {self._some.batch}: {_total(missing)} rows could not be appended for "
+                        f"{self._plan.patience_seconds:g} s (option patience.seconds). The next try goes on with them"
+                    )
+                tries += 1
+                self._clock.wait((), min(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS * 2**tries) * self._clock.random())
+                continue
+            found = sum(len(at.foreign) for each in self._met.values() for at in each.places.values())
+            return Compared(found // DIGEST_BYTES, unknown, appended)
+
+    def _read(self, place: Place) -> _Lying:
+        known = [each.places[place] for each in self._met.values() if place in each.places]
+        begin, end = min(at.begin for at in known), max(at.limit for at in known)
+        if end < 0:
+            [(_, end)] = self._log.offsets(place[0], [place[1]]).values()
+            end = max(end, *(at.end for at in known))
+        lying = _Lying(begin, end, None, [])
+        for mark, logged in self._chunks(place, begin, end):
+            if mark.batch > self._some.batch and not self._some.behind:
+                raise self._another_driver(place, mark)
+            if mark.batch == self._some.batch:
+                lying.mark, lying.end = mark, max(lying.end, logged.next_offset)
+                if not self._is_answered_for(place, mark, logged):
+                    lying.digests += map(digest_of, logged.bodies)
+        return lying
+
+    def _chunks(self, place: Place, begin: int, end: int) -> Iterator[tuple[Mark, Any]]:
+        for logged in self._log.read(*place, begin, end):
+            mark = own_mark(logged, self._plan.sink)
+            if mark is not None and begin < logged.next_offset:
+                yield mark, logged
+
+    def _is_answered_for(self, place: Place, mark: Mark, logged: Any) -> bool:
+        if mark.run == self._some.run:
+            return mark.task != DRIVER  # all of it was found or appended by its task, and by no other
+        its = self._met.get(mark.task)
+        # Its task has found all of it, but for what it says.
+        return its is not None and place in its.places and logged.base_offset < its.places[place].end
+
+    def _difference(self, lying: dict[Place, _Lying]) -> tuple[_Missing, int]:
+        """What tasks have and the log has not, and how many rows the log has and the tasks have not."""
+        claimed: dict[_Room, list[bytes]] = {}
+        there: dict[_Room, list[bytes]] = {}
+        for place, at in lying.items():
+            claims, lies = claimed.setdefault(self._room(place), []), there.setdefault(self._room(place), [])
+            lies += at.digests
+            for each in self._met.values():
+                if place in each.places:
+                    claims.append(each.places[place].foreign)
+                    lies.append(each.places[place].unmatched)
+        missing, unknown = {}, 0
+        for room, claims in claimed.items():
+            more, fewer = _compare_rows(b"".join(claims), b"".join(there[room]))
+            unknown += fewer
+            if more:
+                missing[room] = more
+        return missing, unknown
+
+    def _room(self, place: Place) -> _Room:
+        return (place[0], -1) if place[0] in self._loose else place
+
+    def _append(self, missing: _Missing, lying: dict[Place, _Lying]) -> int:
+        """How many of them it could append. Where one lies, another is to lie."""
+        if self._loose & {topic for topic, _ in missing}:
+            raise self._cannot_append(_total(missing))
+        total = 0
+        for place, rows in missing.items():
+            at, wanted = lying[place], dict(rows)
+            bodies: list[bytes] = []
+            for mark, logged in self._chunks(place, at.begin, at.end):
+                if mark.batch == self._some.batch:
+                    for body in logged.bodies:
+                        bodies += [body] * wanted.pop(digest_of(body), 0)
+            if wanted or at.mark is None:
+                raise self._cannot_append(_total(missing))
+            total += self._append_at(place, at.end, at.mark, bodies)
+        return total
+
+    def _append_at(self, place: Place, end: int, like: Mark, bodies: list[bytes]) -> int:
+        """Where another was faster, all is to be compared again. A topic that has grown since the tasks placed their
+        rows refuses: tasks of another run may know it, and look for these rows elsewhere."""
+        attempt, done = secrets.token_hex(8), 0
+        over = self._some.over[place[0]]
+        for number, some in enumerate(self._cut(bodies)):
+            mark = replace(
+                like, run=self._some.run, task=DRIVER, attempt=attempt, chunk=number, over=over, arranged=False,
+                seen=None, doubtful=False,
+            )  # fmt: skip
+            batch = self._framing.build(
+                pa.array(some, pa.large_binary()),
+                mark=mark.encode(),
+                expected=end,
+                now_ms=self._clock.time_ms(),
+                partition_count=over if place[0] in self._some.counted else None,
+            )
+            sent = self._log.append(*place, batch)
+            while not sent.done():
+                self._clock.wait((sent,), 1.0)
+            try:
+                answer = sent.result()
+            except Unknown:
+                return done
+            if answer.code:
+                refuse_final(place, answer)
+                if answer.code == INVALID_PARTITIONS:
+                    raise self._cannot_append(len(bodies) - done)
+                return done
+            if answer.base_offset != end:
+                raise SinkError(f"{place[0]}-{place[1]}: appended at {answer.base_offset} and not at {end}")
+            end += len(some)
+            done += len(some)
+        return done
+
+    def _cut(self, bodies: list[bytes]) -> Iterator[list[bytes]]:
+        some: list[bytes] = []
+        size = 0
+        for body in bodies:
+            if some and (size + len(body) > self._plan.chunk_bytes or len(some) >= self._plan.chunk_rows):
+                yield some
+                some, size = [], 0
+            some.append(body)
+            size += len(body) + 12
+        if some:
+            yield some
+
+    # --- refusals -------------------------------------------------------------------------------------------------
+
+    def _other_rows(self, count: int) -> SinkError:
+        what = f"batch {self._some.batch}" if self._some.query else "this write"
+        way = (
+            "The checkpoint was restored from before later batches: restore the newest one"
+            if self._some.behind
+            else "All rows that the data has are there, too; if that is what you want, let the others stay"
+        )
+        return SinkError(
+            f"the topic has {count} rows of {what} of sink {self._plan.sink!r} that the data as a whole does not have "
+            f"now: the source or the query is not what it was when they were written. {way}: unmatched.rows=keep, for "
+            "one run, goes on as it is"
+        )
+
+    def _another_driver(self, place: Place, mark: Mark) -> SinkError:
+        return SinkError(
+            f"{place[0]}-{place[1]}: batch {mark.batch} of sink {self._plan.sink!r} was begun before batch "
+            f"{self._some.batch} was compared: another driver is ahead on the same checkpoint. This one stops; stop "
+            "all but one of them"
+        )
+
+    def _cannot_append(self, count: int) -> SinkError:
+        if self._some.behind:
+            why = "the topic is further than this batch: the checkpoint was restored from before later batches"
+        else:
+            why = (
+                "the topic has grown since the batch was begun. Start the query again; where that does not help, a new "
+                "sink.id with the same checkpoint writes this batch again as a whole, behind what is there of it"
+            )
+        return SinkError(
+            f"batch {self._some.batch} was begun with its rows in other tasks, and {count} of several equal rows are "
+            f"not in the topic; {why}"
+        )
+
+
+def _total(missing: _Missing) -> int:
+    return sum(sum(rows.values()) for rows in missing.values())
+
+
+def _compare_rows(claimed: bytes, there: bytes) -> tuple[dict[bytes, int], int]:
+    """Of digests, one behind the other: those of which `claimed` has more, and how many more `there` has of others."""
+    count = len(claimed) // DIGEST_BYTES
+    rows, which = np.unique(np.frombuffer(claimed + there, dtype=f"S{DIGEST_BYTES}"), return_inverse=True)
+    more = np.bincount(which[:count], minlength=len(rows)) - np.bincount(which[count:], minlength=len(rows))
+    missing = {bytes(rows[index]).ljust(DIGEST_BYTES, b"\0"): int(more[index]) for index in np.nonzero(more > 0)[0]}
+    return missing, -int(more[more < 0].sum())

@@ -1,0 +1,418 @@
+"""The format `fencepost`: what Spark calls, on the driver and in tasks.
+
+Spark makes a writer on the driver for each micro-batch, and once more, in another process, for each commit. It pickles
+the first one for the tasks; that is the moment for the driver's look, so that a commit looks at nothing.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import inspect
+import json
+import logging
+import os
+import random
+import secrets
+import time
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from fencepost.spark import comparing, encoding, looking
+from fencepost.spark.arranging import COUNT_COLUMN
+from fencepost.spark.errors import CannotReach, SinkError
+from fencepost.spark.log import Log
+from fencepost.spark.looking import Look
+from fencepost.spark.options import Settings, batch_bytes, settings
+from fencepost.spark.task import CHECK, COUNT_CHECK, Chunk, Outcome, Plan, Task, Written
+
+_logger = logging.getLogger("fencepost.spark")
+
+#: How long a topic's configs are believed.
+_CONFIG_SECONDS = 30.0
+#: A compacted topic keeps what was written for at least that long.
+_COMPACTION_LAG_MS = 86_400_000
+_BATCH_ID = "streaming.sql.batchId"
+_QUERY_ID = "sql.streaming.queryId"
+
+
+class _Clock:
+    now = staticmethod(time.monotonic)
+    random = staticmethod(random.random)
+
+    @staticmethod
+    def time_ms() -> int:
+        return int(time.time() * 1000)
+
+    @staticmethod
+    def wait(futures: Collection[Future[Any]], seconds: float) -> None:
+        if futures:
+            concurrent.futures.wait(futures, seconds, concurrent.futures.FIRST_COMPLETED)
+        else:
+            time.sleep(seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Framing:
+    compression: str | None
+    level: int | None = None
+
+    def build(self, bodies: pa.Array, *, mark: bytes, expected: int, now_ms: int, partition_count: int | None) -> bytes:
+        return encoding.build(
+            bodies,
+            mark=mark,
+            expected=expected,
+            now_ms=now_ms,
+            compression=self.compression,
+            level=self.level,
+            partition_count=partition_count,
+        )
+
+    @staticmethod
+    def key(body: bytes) -> bytes | None:
+        return encoding.key_of(body)
+
+
+# --- kept by a process between micro-batches --------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Facts:
+    """Of a topic, as its configs say."""
+
+    counted: bool
+    message_bytes_max: int
+    retention_ms: int
+    known_at: float
+
+
+_facts: dict[tuple[str, str], _Facts] = {}
+_remembered: dict[tuple[str, str], looking.Remembered] = {}
+#: What tasks of one run have read of a half-written batch.
+_regions: dict[str, dict[tuple[str, int, int, int], list[Chunk]]] = {}
+
+
+def _facts_of(log: Log, bootstrap: str, topic: str) -> _Facts:
+    known = _facts.get((bootstrap, topic))
+    if known is None or time.monotonic() - known.known_at > _CONFIG_SECONDS:
+        known = _facts[bootstrap, topic] = _judge_config(topic, log.config(topic))
+    return known
+
+
+def _judge_config(topic: str, config: Mapping[str, str | None]) -> _Facts:
+    """Raises SinkError for a topic that rows cannot be written to once."""
+    if config.get(CHECK) not in ("true", "required"):
+        what = "is off" if CHECK in config else "is not known: is kafka.bootstrap.servers the proxy?"
+        raise SinkError(
+            f"topic {topic}: {CHECK} {what}. Without it nothing keeps rows from being written twice. Switch it on: "
+            "kafka-configs.sh "
+            f"--bootstrap-server PROXY --alter --topic {topic} --add-config {CHECK}=true"
+        )
+    if (
+        "compact" in (config.get("cleanup.policy") or "")
+        and _int(config, "min.compaction.lag.ms", 0) < _COMPACTION_LAG_MS
+    ):
+        raise SinkError(
+            f"topic {topic} is compacted, so rows of a batch that is being written might be gone when it is tried "
+            "again. Set "
+            f"min.compaction.lag.ms to at least {_COMPACTION_LAG_MS} (a day) on it"
+        )
+    return _Facts(
+        config.get(COUNT_CHECK) in ("true", "required"),
+        _int(config, "max.message.bytes", 1_048_588),
+        _int(config, "retention.ms", -1),
+        time.monotonic(),
+    )
+
+
+def _int(config: Mapping[str, str | None], name: str, default: int) -> int:
+    try:
+        return int(config.get(name) or default)
+    except ValueError:
+        return default
+
+
+def _log(chosen: Settings) -> Log:
+    return Log.shared(chosen.client, patience_seconds=chosen.patience_seconds)
+
+
+# --- the writers ------------------------------------------------------------------------------------------------------
+
+
+class TaskDone(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+
+
+class _Writer:
+    """On the driver until it is pickled, in a task afterwards."""
+
+    def __init__(self, chosen: Settings) -> None:
+        self._settings = chosen
+        self._look: Look | None = None
+        self._batch_bytes = chosen.batch_bytes
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self._look is None:
+            self._look_at_the_log()
+        return self.__dict__.copy()
+
+    def _look_at_the_log(self) -> None:
+        chosen = self._settings
+        log, bootstrap = _log(chosen), chosen.client["bootstrap_servers"]
+        facts = {topic: _facts_of(log, bootstrap, topic) for topic in chosen.topics}
+        self._batch_bytes = min(batch_bytes(chosen, each.message_bytes_max) for each in facts.values())
+        remembered = _remembered.setdefault((bootstrap, chosen.sink), looking.Remembered())
+        self._look = looking.look(
+            log,
+            chosen.sink,
+            chosen.topics,
+            at=_Clock.time_ms(),
+            counted=frozenset(topic for topic, each in facts.items() if each.counted),
+            first_run=chosen.first_run,
+            remembered=remembered,
+            retention_ms={topic: each.retention_ms for topic, each in facts.items()},
+        )
+
+    def _plan(self) -> Plan:
+        chosen = self._settings
+        return Plan(
+            chosen.sink,
+            arranged=chosen.arranged,
+            same_split=chosen.same_split,
+            unmatched=chosen.unmatched,
+            first_run=chosen.first_run,
+            patience_seconds=chosen.patience_seconds,
+            chunk_bytes=self._batch_bytes,
+        )
+
+    def _identity(self, context: TaskContext) -> tuple[str, int]:
+        raise NotImplementedError
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        context = TaskContext.get()
+        assert context is not None
+        assert self._look is not None
+        chosen = self._settings
+        query, batch = self._identity(context)
+        for run in [run for run in _regions if run != self._look.run]:
+            del _regions[run]
+        task = Task(
+            self._plan(),
+            self._look,
+            query=query,
+            batch=batch,
+            task=context.partitionId(),
+            attempt=secrets.token_hex(8),
+            log=_log(chosen),
+            framing=_Framing(chosen.compression, chosen.level),
+            clock=_Clock(),
+            regions=_regions.setdefault(self._look.run, {}),
+        )
+        task.begin()
+        encoder: encoding.Encoder | None = None
+        for rows in iterator:
+            if encoder is None:
+                encoder = encoding.Encoder(rows.schema, record_bytes_max=chosen.record_bytes_max)
+            for topic, some in _by_topic(rows, chosen):
+                _feed(task, encoder, topic, some, arranged=chosen.arranged)
+        return TaskDone(task.finish())
+
+    def _committed(self, messages: Collection[Any], name: str) -> None:
+        outcomes = [message.outcome for message in messages if isinstance(message, TaskDone)]
+        places: dict[tuple[str, int], Written] = {}
+        for outcome in outcomes:
+            for place, written in outcome.places.items():
+                if self._settings.arranged and place in places:
+                    raise SinkError(
+                        f"{place[0]}-{place[1]} was written by several tasks, although arranged=true says that all "
+                        "rows of a partition are "
+                        "in one. Use fencepost.spark.arrange as the last step before the write"
+                    )
+                places[place] = _sum(places.get(place), written)
+        self._compare(outcomes, name)
+        appended, found = sum(each.appended for each in outcomes), sum(each.found for each in outcomes)
+        refused, chunks = sum(each.refused for each in outcomes), sum(each.chunks for each in outcomes)
+        _logger.info("%s: %d rows appended, %d found in the log", name, appended, found)
+        if refused > max(20, chunks):
+            _logger.warning(
+                "%s: tasks got in each other's way %d times for %d batches: several wrote to the same partition. "
+                "fencepost.spark.arrange gives each partition one task",
+                name,
+                refused,
+                chunks,
+            )
+        if self._settings.report:
+            _write_report(Path(self._settings.report), places)
+
+    def _compare(self, outcomes: Collection[Outcome], name: str) -> None:
+        """Raises SinkError, and nothing is committed."""
+        chosen = self._settings
+        if not comparing.is_needed(outcomes):
+            return
+        try:
+            log = _log(chosen)
+            facts = [_facts_of(log, chosen.client["bootstrap_servers"], topic) for topic in chosen.topics]
+            self._batch_bytes = min(batch_bytes(chosen, each.message_bytes_max) for each in facts)
+            framing = _Framing(chosen.compression, chosen.level)
+            compared = comparing.compare(self._plan(), outcomes, log=log, framing=framing, clock=_Clock())
+        except CannotReach as error:
+            raise SinkError(f"{name} could not be compared with the topic: {error}. The next try goes on") from error
+        assert compared is not None
+        _logger.warning(
+            "%s was begun with its rows in other tasks: %d were found under another task's number. All of it was "
+            "compared with the topic: %d of several equal rows were missing and are appended now, %d rows are there "
+            "that the data does not have%s",
+            name,
+            compared.found,
+            compared.appended,
+            compared.unknown,
+            " and stay, as unmatched.rows=keep says" if compared.unknown else "",
+        )
+
+
+class _BatchWriter(_Writer, DataSourceArrowWriter):
+    """`df.write`: one write per sink.id. Run again, it is the same write, and goes on where it stopped."""
+
+    def _identity(self, context: TaskContext) -> tuple[str, int]:
+        return "", 0
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        self._committed(messages, f"sink {self._settings.sink}")
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        _logger.warning("sink %s: given up; run it again to go on where it stopped", self._settings.sink)
+
+
+class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
+    def _identity(self, context: TaskContext) -> tuple[str, int]:
+        query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        if not query or batch is None:
+            raise SinkError(
+                f"this Spark tells its tasks neither {_QUERY_ID} nor {_BATCH_ID}, by which a batch is known again: "
+                "Spark 4.1 and later do"
+            )
+        return query, int(batch)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        self._committed(messages, f"sink {self._settings.sink}, batch {batchId}")
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        _logger.warning(
+            "sink %s, batch %d: given up; the next try goes on where it stopped", self._settings.sink, batchId
+        )
+
+
+class FencepostDataSource(DataSource):
+    """`fencepost`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "fencepost"
+
+    def schema(self) -> StructType | str:
+        raise SinkError("fencepost is a sink; to read, use Spark's format 'kafka' with the proxy's address")
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        if overwrite:
+            raise SinkError("a topic cannot be overwritten: mode('append')")
+        return _BatchWriter(self._checked(schema))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        if overwrite:
+            raise SinkError("a topic cannot be overwritten: outputMode('append') or outputMode('update')")
+        return _StreamWriter(self._checked(schema))
+
+    def _checked(self, schema: StructType) -> Settings:
+        chosen = settings(self.options)
+        names = schema.fieldNames()
+        encoding.Encoder(_arrow_schema(schema), record_bytes_max=chosen.record_bytes_max)
+        if chosen.topic_column and "topic" not in names:
+            raise SinkError("there is neither an option 'topic' nor a column `topic`")
+        if chosen.arranged and "partition" not in names:
+            raise SinkError("arranged=true needs the column `partition`, as fencepost.spark.arrange makes it")
+        if chosen.ignored:
+            _logger.info("options without a meaning here: %s", ", ".join(chosen.ignored))
+        return chosen
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+def _arrow_schema(schema: StructType) -> pa.Schema:
+    # Of Spark 4.2: timestamps have the session's time zone, which does not matter to what a column may be.
+    more: dict[str, Any] = {}
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:
+        more["timezone"] = "UTC"
+    return to_arrow_schema(schema, **more)
+
+
+def _by_topic(rows: pa.RecordBatch, chosen: Settings) -> Iterator[tuple[str, pa.RecordBatch]]:
+    if not rows.num_rows:
+        return
+    if not chosen.topic_column:
+        yield chosen.topics[0], rows
+        return
+    column = rows.column("topic")
+    for topic in pc.unique(column).to_pylist():
+        if topic is None:
+            raise SinkError("a row's column `topic` is null")
+        if topic not in chosen.topics:
+            raise SinkError(
+                f"a row's column `topic` says {topic}, and the option topics={','.join(chosen.topics)} does not name it"
+            )
+        yield topic, rows.filter(pc.equal(column, topic))
+
+
+def _feed(task: Task, encoder: encoding.Encoder, topic: str, rows: pa.RecordBatch, *, arranged: bool) -> None:
+    over = task.over(topic)
+    explicit = None
+    if "partition" in rows.schema.names:
+        valid = rows.column("partition").is_valid()
+        explicit = valid.to_numpy(zero_copy_only=False)
+        if arranged and not explicit.all():
+            raise SinkError("arranged=true needs a partition in each row, as fencepost.spark.arrange makes it")
+    if COUNT_COLUMN in rows.schema.names:
+        counts = pc.unique(rows.column(COUNT_COLUMN)).to_pylist()
+        if counts != [over]:
+            raise SinkError(
+                f"rows were arranged over {', '.join(map(str, counts))} partitions, and topic {topic} has {over}. "
+                "Arrange them anew: start the "
+                "query again"
+            )
+    task.feed(topic, encoder.bodies(rows), encoder.placements(rows, over, task.own(topic)), explicit)
+
+
+def _sum(one: Written | None, other: Written) -> Written:
+    if one is None:
+        return other
+    firsts = [each for each in (one.first, other.first) if each >= 0]
+    return Written(
+        one.found + other.found, one.appended + other.appended, min(firsts, default=-1), max(one.end, other.end)
+    )
+
+
+def _write_report(path: Path, places: Mapping[tuple[str, int], Written]) -> None:
+    report: dict[str, dict[str, dict[str, int]]] = {}
+    for (topic, partition), written in sorted(places.items()):
+        report.setdefault(topic, {})[str(partition)] = written._asdict()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    half.write_text(json.dumps(report))
+    half.replace(path)

@@ -1,0 +1,112 @@
+"""What jobs on the sink have in common: Kafka's client settings on a command line, and progress while Spark writes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Final, TextIO
+
+from pyspark.sql import SparkSession
+
+from fencepost.spark.errors import CannotReach, SinkError
+from fencepost.spark.log import Log
+
+#: Between two looks at the log, and between two lines where the output is no terminal.
+_LOOK_SECONDS: Final = 1.0
+_LINE_SECONDS: Final = 10.0
+
+
+def add_client_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--option",
+        type=named_value,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="Kafka client setting, as Java's clients name it: security.protocol=SASL_SSL; repeatable",
+    )
+    parser.add_argument(
+        "--client-config", metavar="FILE", help="the same from a .properties file on the driver, for what is secret"
+    )
+
+
+def named_value(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name.strip() or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name.strip(), value.strip()
+
+
+def client_settings(args: argparse.Namespace) -> dict[str, str]:
+    """`kafka.*` options for Spark, from what `add_client_arguments` reads and `--bootstrap`. Raises SinkError."""
+    found = {"bootstrap.servers": args.bootstrap}
+    if args.client_config:
+        try:
+            with open(args.client_config, encoding="utf-8") as file:
+                lines = [line.strip() for line in file]
+            found |= dict(named_value(line) for line in lines if line and line[0] not in "#!")
+        except (OSError, UnicodeError, argparse.ArgumentTypeError) as error:
+            # Of a line that is wrong not the text: it may be the one with the password.
+            what = "a line is not NAME=VALUE" if isinstance(error, argparse.ArgumentTypeError) else str(error)
+            raise SinkError(f"--client-config {args.client_config}: {what}") from None
+    found |= dict(args.option)
+    return {f"kafka.{name}": value for name, value in found.items()}
+
+
+class Progress:
+    """Tells, while Spark works, how many records the topic has got and how fast, as the log itself says it."""
+
+    def __init__(
+        self, who: str, spark: SparkSession, log: Log, topic: str, *, partitions: int, out: TextIO = sys.stderr
+    ) -> None:
+        self._who, self._spark, self._log, self._topic, self._out = who, spark, log, topic, out
+        self._partitions = range(partitions)
+        self._live = out.isatty()
+        self._over = threading.Event()
+        self._width = 0
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        thread = threading.Thread(target=self._show, name="progress", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join(10)
+            if self._live:
+                print("\r" + " " * self._width + "\r", end="", file=self._out, flush=True)
+
+    def _show(self) -> None:
+        first: int | None = None
+        before, since = 0, time.monotonic()
+        told = since - _LINE_SECONDS
+        while not self._over.wait(_LOOK_SECONDS):
+            with contextlib.suppress(CannotReach, SinkError):  # the write itself will say it
+                ends = [end for _, end in self._log.offsets(self._topic, self._partitions).values()]
+                now, there = time.monotonic(), sum(ends)
+                if first is None:
+                    first = before = there
+                if self._live or now - told >= _LINE_SECONDS:
+                    self._tell(ends, there - first, (there - before) / (now - since))
+                    told = now
+                    before, since = there, now
+
+    def _tell(self, ends: list[int], appended: int, speed: float) -> None:
+        at = " ".join(f"{end:,}" for end in ends[:8]) + (" …" if len(ends) > 8 else "")
+        line = f"{self._who}: {appended:,} records appended, {speed:,.0f} a second; log ends {at}{self._stages()}"
+        if self._live:
+            print(f"\r{line:<{self._width}}", end="", file=self._out, flush=True)
+            self._width = len(line)
+        else:
+            print(line, file=self._out, flush=True)
+
+    def _stages(self) -> str:
+        """What Spark itself is at: reading the input, or writing."""
+        tracker = self._spark.sparkContext.statusTracker()
+        found = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
+        return "".join(f"; Spark: {each.numCompletedTasks} of {each.numTasks} tasks done" for each in found if each)

@@ -1,0 +1,643 @@
+"""Kafka's log as the sink needs it: append a batch that is already built, look at what lies there, and nothing else.
+
+A synchronous face on aiokafka's client, which brings connections, SASL and TLS. Its event loop runs in a thread of its
+own, so that appends fly while the caller encodes what comes next.
+
+What an append can come to is told apart by who calls, so there is no retry in here: one call sends one request at most,
+and ends in the proxy's answer or in Unknown. Everything that only asks or reads is asked again until it is answered,
+for `patience_seconds` without progress, then CannotReach: leaders move, brokers and proxies restart.
+
+Topics' metadata is asked for here and not by aiokafka's client, which would have Kafka create a topic that is not
+there (`auto.create.topics.enable`), and asks for all topics of the cluster where it has been told of none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import os
+import random
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+from aiokafka.client import AIOKafkaClient
+from aiokafka.conn import create_conn
+from aiokafka.errors import (
+    IllegalSaslStateError,
+    IncompatibleBrokerVersion,
+    KafkaError,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+    for_code,
+)
+from aiokafka.helpers import create_ssl_context
+from aiokafka.protocol.admin import DescribeConfigsRequest
+from aiokafka.protocol.api import Request
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.offset import OffsetRequest
+from aiokafka.protocol.produce import ProduceRequest_v8
+
+from fencepost.spark.encoding import Logged, batches
+from fencepost.spark.errors import CannotReach, LogRefused, SinkError, Unknown
+
+__all__ = ["Answer", "Log", "Logged", "OffsetsGone"]
+
+_T = TypeVar("_T")
+
+REQUEST_SECONDS = 30.0
+PATIENCE_SECONDS = 120.0
+#: How long a topic that was created a moment ago may be unknown to the broker that is asked.
+_UNKNOWN_TOPIC_SECONDS = 5.0
+#: Between two tries; the second one twice as long, and so on.
+_PAUSE_SECONDS, _PAUSE_MAX_SECONDS = 0.05, 1.0
+_CLOSE_SECONDS = 10.0
+#: Of one Fetch; a longer batch comes alone.
+_FETCH_BYTES = 4 << 20
+_FETCH_WAIT_MS = 500
+
+#: Longer than batches and what Kafka's client makes of them; at most 32 MB, beyond which glibc learns nothing.
+_LONGEST_BLOCK_BYTES = 16 << 20
+
+_NEVER_MS = 1 << 31
+
+_EARLIEST, _LATEST = -2, -1
+_TOPIC_RESOURCE = 2
+
+_NONE, _OFFSET_OUT_OF_RANGE, _UNKNOWN_TOPIC, _INVALID_TOPIC, _TOPIC_DENIED, _CLUSTER_DENIED = 0, 1, 3, 17, 29, 31
+#: Of these the leader is asked for again: it is not there any more.
+_ELSEWHERE = frozenset({3, 5, 6, 56, 72, 74, 75, 76, 78, 100, 103})
+#: Trying again changes nothing.
+_FINAL = {
+    _INVALID_TOPIC: "its name is not one that Kafka takes",
+    _TOPIC_DENIED: "this user has no right to it; grant READ, WRITE, DESCRIBE and DESCRIBE_CONFIGS on it",
+    _CLUSTER_DENIED: "this user has no right to it; grant READ, WRITE, DESCRIBE and DESCRIBE_CONFIGS on it",
+}
+
+
+class Answer(NamedTuple):
+    """What Produce said of one batch: error code (0 for appended), its base offset or where the log ends, -1 for
+    neither, and the message."""
+
+    code: int
+    base_offset: int
+    message: str | None
+
+
+class OffsetsGone(SinkError):
+    """What was to be read is not in the log any more: retention, or somebody deleted records."""
+
+    def __init__(self, topic: str, partition: int, wanted: int, log_start: int) -> None:
+        super().__init__(
+            f"{topic}-{partition}: offset {wanted} cannot be read any more, the log begins at {log_start}: records "
+            "were deleted, by retention or by hand"
+        )
+        self.log_start = log_start
+
+
+class Log:
+    """`client_options` – of aiokafka's client, and `ssl_cafile`, `ssl_cadata`, `ssl_certfile`, `ssl_keyfile`,
+    `ssl_password`, `ssl_check_hostname` where TLS is spoken. `patience_seconds` – see above.
+
+    Connects when it is first used. May be used by several threads; not by a process that was forked from the one that
+    has used it, `Log.shared` gives that one its own. Every method raises CannotReach and LogRefused.
+    """
+
+    def __init__(self, client_options: Mapping[str, Any], *, patience_seconds: float = PATIENCE_SECONDS) -> None:
+        self._options = dict(client_options)
+        self._options.setdefault("request_timeout_ms", int(REQUEST_SECONDS * 1000))
+        self._patience_seconds = patience_seconds
+        self._request_seconds = self._options["request_timeout_ms"] / 1000
+        # What the broker and the proxy may take for one append: they shall answer before the connection is given up.
+        self._produce_timeout_ms = int(self._options["request_timeout_ms"] * 0.8)
+        self._wire: _Wire | None = None
+        self._starting = threading.Lock()
+        self._closed = False
+        self._pid = os.getpid()
+        _open.add(self)
+
+    _shared: ClassVar[dict[Any, Log]] = {}
+    _sharing: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def shared(cls, client_options: Mapping[str, Any], *, patience_seconds: float = PATIENCE_SECONDS) -> Log:
+        """This process's own with these options, which is kept open for the next task: Spark uses its Python workers
+        again."""
+        key = (os.getpid(), patience_seconds, *sorted(client_options.items()))
+        with cls._sharing:
+            log = cls._shared.get(key)
+            if log is None or log._closed:
+                log = cls._shared[key] = cls(client_options, patience_seconds=patience_seconds)
+            return log
+
+    def partition_count(self, topic: str) -> int:
+        """As Kafka says it now. Raises LogRefused for a topic that does not exist."""
+        return self._ask(lambda wire: wire.partition_count(topic))
+
+    def config(self, topic: str) -> dict[str, str | None]:
+        """The topic's configs, those of the proxy among them."""
+        return self._ask(lambda wire: wire.config(topic))
+
+    def offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """Of each partition where its log begins and where it ends, as far as it is replicated (its high watermark)."""
+        wanted = list(partitions)
+        return self._ask(lambda wire: wire.offsets(topic, wanted))
+
+    def append(self, topic: str, partition: int, batch: bytes) -> Future[Answer]:
+        """Sends the batch once. The future has the answer, or raises Unknown: it may or may not be in the log."""
+        return self._submit(lambda wire: wire.append(topic, partition, batch))
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Logged]:
+        """The batches from the one with `start` on that begin below `end`, once all below `end` is replicated.
+
+        Compaction leaves gaps between them, and within them. Raises OffsetsGone.
+        """
+        at, empty = start, 0
+        while at < end:
+            here = at
+            fetched = self._ask(lambda wire: wire.fetch(topic, partition, here, end))  # noqa: B023 - awaited at once
+            for logged in batches(fetched):
+                if logged.next_offset > at and logged.base_offset < end:
+                    at, empty = logged.next_offset, 0
+                    yield logged
+                elif logged.base_offset >= end:
+                    return
+            if at == here:
+                # All is replicated up to the end, and nothing given, twice: what was here is compacted away.
+                empty += 1
+                if empty > 1:
+                    return
+
+    def tail(self, topic: str, partition: int, end: int) -> Logged | None:
+        """The batch that ends at `end`; None where there is none any more."""
+        if end <= 0:
+            return None
+        try:
+            fetched = self._ask(lambda wire: wire.fetch(topic, partition, end - 1, end, bytes_max=1))
+        except OffsetsGone:
+            return None
+        for logged in batches(fetched):
+            if logged.base_offset < end <= logged.next_offset:
+                return logged
+        return None
+
+    def close(self) -> None:
+        """What is in flight ends in Unknown."""
+        with self._starting:
+            self._closed, wire, self._wire = True, self._wire, None
+        _open.discard(self)
+        if wire is not None and self._pid == os.getpid():
+            wire.stop()
+
+    def __enter__(self) -> Log:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Log is not sent anywhere: send its options")
+
+    def _ask(self, question: Callable[[_Client], Coroutine[Any, Any, _T]]) -> _T:
+        return self._submit(question).result()
+
+    def _submit(self, question: Callable[[_Client], Coroutine[Any, Any, _T]]) -> Future[_T]:
+        return self._started().submit(question)
+
+    def _started(self) -> _Wire:
+        if self._pid != os.getpid():
+            raise RuntimeError("this Log was used before the process was forked: use Log.shared, or make another")
+        with self._starting:
+            if self._closed:
+                raise RuntimeError("this Log is closed")
+            if self._wire is None:
+                self._wire = _Wire(
+                    lambda: _Client(
+                        self._options,
+                        patience_seconds=self._patience_seconds,
+                        request_seconds=self._request_seconds,
+                        produce_timeout_ms=self._produce_timeout_ms,
+                    )
+                )
+            return self._wire
+
+
+#: For a clean end of the process.
+_open: set[Log] = set()
+#: What a forked process has inherited and must not touch, nor have collected: closing a connection in here would take
+#: the parent's out of the epoll set that both processes share.
+_inherited: list[Any] = []
+
+
+def _close_all() -> None:
+    for log in list(_open):
+        log.close()
+
+
+def _forget_all() -> None:
+    _inherited.extend([list(_open), Log._shared])
+    _open.clear()
+    Log._shared = {}
+    Log._sharing = threading.Lock()
+
+
+atexit.register(_close_all)
+os.register_at_fork(after_in_child=_forget_all)
+
+
+class _Wire:
+    """An event loop in a thread, and the client that lives in it."""
+
+    def __init__(self, client: Callable[[], _Client]) -> None:
+        self._client = client()  # first, since this may fail
+        # glibc gives the memory of each batch back to the kernel, and takes it again page by page, until it has seen a
+        # longer block freed. That is half of what an append costs.
+        bytes(_LONGEST_BLOCK_BYTES)
+        self._loop = asyncio.new_event_loop()
+        # A daemon: a process that ends without `close` does not wait for it.
+        self._thread = threading.Thread(target=self._run, name="fencepost-log", daemon=True)
+        self._thread.start()
+
+    def submit(self, question: Callable[[_Client], Coroutine[Any, Any, _T]]) -> Future[_T]:
+        return asyncio.run_coroutine_threadsafe(_answered(question(self._client)), self._loop)
+
+    def stop(self) -> None:
+        if self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CLOSE_SECONDS)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._end())
+        finally:
+            self._loop.close()
+
+    async def _end(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(self._client.close(), _CLOSE_SECONDS / 2)
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+async def _answered(question: Coroutine[Any, Any, _T]) -> _T:
+    try:
+        return await question
+    except asyncio.CancelledError:
+        raise Unknown("the connection was closed by this process") from None
+
+
+class _Produce_v8(ProduceRequest_v8):  # type: ignore[misc]
+    """One batch for one partition, with as few copies of it as there can be."""
+
+    def __init__(self, topic: str, partition: int, timeout_ms: int, batch: bytes) -> None:
+        super().__init__(None, -1, timeout_ms, None)
+        name = topic.encode()
+        self._head = struct.pack(
+            f">hhiih{len(name)}siii", -1, -1, timeout_ms, 1, len(name), name, 1, partition, len(batch)
+        )
+        self._batch = batch
+
+    def encode(self) -> bytes:
+        return self._head + self._batch
+
+    def __repr__(self) -> str:  # aiokafka's debug log has it: no record contents there
+        return f"Produce({len(self._batch)} bytes)"
+
+
+class _Produce(Request[_Produce_v8]):  # type: ignore[misc]
+    API_KEY = 0
+
+    def __init__(self, *fields: Any) -> None:
+        self._fields = fields
+
+    def build(self, request_struct_class: type[_Produce_v8]) -> _Produce_v8:
+        return request_struct_class(*self._fields)
+
+
+class _KafkaClient(AIOKafkaClient):  # type: ignore[misc]
+    """Connections and where the brokers are: `_Client` asks for the metadata itself."""
+
+    def force_metadata_update(self) -> Awaitable[bool]:
+        done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        done.set_result(True)
+        return done
+
+
+class _Client:
+    """What runs in the event loop."""
+
+    def __init__(
+        self, options: Mapping[str, Any], *, patience_seconds: float, request_seconds: float, produce_timeout_ms: int
+    ) -> None:
+        self._options = _with_ssl(options)
+        self._patience_seconds = patience_seconds
+        self._request_seconds = request_seconds
+        self._produce_timeout_ms = produce_timeout_ms
+        self._kafka: _KafkaClient | None = None
+        self._topics: dict[str, _Topic] = {}
+        self._asked = 0  # how often metadata were asked for, with success
+        self._asking: asyncio.Lock | None = None
+
+    # --- what a Log is asked for
+
+    async def partition_count(self, topic: str) -> int:
+        tries = _Tries(self._patience_seconds, f"topic {topic}")
+        while True:
+            await self._refresh(topic, tries, self._asked)
+            known = self._topics[topic]
+            if known.code == _NONE and known.leaders:
+                return len(known.leaders)
+            _refuse_final(topic, known.code)
+            if known.code == _UNKNOWN_TOPIC and tries.seconds > _UNKNOWN_TOPIC_SECONDS:
+                raise LogRefused(f"topic {topic} does not exist: create it, with as many partitions as it shall have")
+            await tries.pause(for_code(known.code).__name__)
+
+    async def config(self, topic: str) -> dict[str, str | None]:
+        tries = _Tries(self._patience_seconds, f"the configs of topic {topic}")
+        while True:
+            kafka = await self._connected(tries)
+            response = await self._sent(
+                kafka.get_random_node(), DescribeConfigsRequest([(_TOPIC_RESOURCE, topic, None)])
+            )
+            if isinstance(response, Exception):
+                await tries.pause(response)
+                await self._refresh(None, tries, self._asked)
+                continue
+            ((code, _, _, _, entries),) = response.resources
+            if code == _NONE:
+                return {entry[0]: entry[1] for entry in entries}
+            _refuse_final(topic, code)
+            await tries.pause(for_code(code).__name__)
+
+    async def offsets(self, topic: str, partitions: list[int]) -> dict[int, tuple[int, int]]:
+        tries = _Tries(self._patience_seconds, f"the log ends of topic {topic}")
+        found: dict[int, tuple[int, int]] = {}
+        while missing := [partition for partition in partitions if partition not in found]:
+            asked = self._asked
+            by_leader: dict[int, list[int]] = {}
+            for partition in missing:
+                by_leader.setdefault(await self._leader(topic, partition, tries), []).append(partition)
+            outcomes = await asyncio.gather(*(self._offsets_of(node, topic, own) for node, own in by_leader.items()))
+            for known, problem in outcomes:
+                found |= known
+                if problem is not None:
+                    await self._refresh(topic, tries, asked)
+                    await tries.pause(problem)
+        return found
+
+    async def _offsets_of(
+        self, node: int, topic: str, partitions: list[int]
+    ) -> tuple[dict[int, tuple[int, int]], object]:
+        """What is known of them, and why not all is."""
+        found: dict[int, dict[int, int]] = {_EARLIEST: {}, _LATEST: {}}
+        problem: object = None
+        for time_, offsets in found.items():
+            request = OffsetRequest(-1, 0, [(topic, [(partition, time_) for partition in partitions])])
+            response = await self._sent(node, request)
+            if isinstance(response, Exception):
+                return {}, response
+            for _, answers in response.topics:
+                for partition, code, *_, offset in answers:
+                    _refuse_final(topic, code)
+                    if code == _NONE:
+                        offsets[partition] = offset
+                    else:
+                        problem = for_code(code).__name__
+        both = found[_EARLIEST].keys() & found[_LATEST].keys()
+        return {each: (found[_EARLIEST][each], found[_LATEST][each]) for each in both}, problem
+
+    async def append(self, topic: str, partition: int, batch: bytes) -> Answer:
+        tries = _Tries(self._request_seconds, f"the leader of {topic}-{partition}")
+        try:
+            node = await self._leader(topic, partition, tries)
+            kafka = await self._connected(tries)
+            while not await kafka.ready(node):
+                await tries.pause(f"broker {node} cannot be reached")
+                await self._refresh(topic, tries, self._asked)
+                node = await self._leader(topic, partition, tries)
+        except CannotReach as error:
+            raise Unknown(f"not sent: {error}") from error
+        response = await self._sent(node, _Produce(topic, partition, self._produce_timeout_ms, batch))
+        if isinstance(response, Exception):
+            self._forget_leader(topic, partition)
+            raise Unknown(f"{topic}-{partition}: no answer from broker {node}: {_said(response)}") from response
+        ((_, ((_, code, base_offset, *_, message),)),) = response.topics
+        if code in _ELSEWHERE:
+            self._forget_leader(topic, partition)
+        return Answer(code, base_offset, message)
+
+    async def fetch(self, topic: str, partition: int, offset: int, end: int, bytes_max: int = _FETCH_BYTES) -> bytes:
+        """What lies at `offset` and behind it; nothing where nothing does any more although the high watermark has
+        reached `end`."""
+        tries = _Tries(self._patience_seconds, f"{topic}-{partition} at offset {offset}")
+        while True:
+            asked = self._asked
+            node = await self._leader(topic, partition, tries)
+            request = FetchRequest(_FETCH_WAIT_MS, 1, bytes_max, 0, [(topic, [(partition, offset, bytes_max)])])
+            response = await self._sent(node, request)
+            if isinstance(response, Exception):
+                problem: object = response
+            else:
+                ((_, ((_, code, high_watermark, *_, records),)),) = response.topics
+                _refuse_final(topic, code)
+                if code == _NONE and records:
+                    return bytes(records)
+                if code == _NONE and high_watermark >= end and not response.throttle_time_ms:
+                    return b""
+                if code == _OFFSET_OUT_OF_RANGE:
+                    ((log_start, _),) = (await self.offsets(topic, [partition])).values()
+                    if offset < log_start:
+                        raise OffsetsGone(topic, partition, offset, log_start)
+                problem = for_code(code).__name__ if code else f"replicated up to offset {high_watermark} only"
+                if code == _NONE:
+                    await tries.pause(problem)
+                    continue
+            await tries.pause(problem)
+            await self._refresh(topic, tries, asked)
+
+    async def close(self) -> None:
+        if self._kafka is not None:
+            await self._kafka.close()
+
+    # --- who leads, and how to get there
+
+    async def _leader(self, topic: str, partition: int, tries: _Tries) -> int:
+        while True:
+            known = self._topics.get(topic)
+            leader = -1 if known is None else known.leaders.get(partition, -1)
+            if leader >= 0:
+                return leader
+            if known is not None:
+                _refuse_final(topic, known.code)
+                await tries.pause(f"{topic}-{partition} has no leader")
+            await self._refresh(topic, tries, self._asked)
+
+    def _forget_leader(self, topic: str, partition: int) -> None:
+        known = self._topics.get(topic)
+        if known is not None:
+            known.leaders[partition] = -1
+
+    async def _refresh(self, topic: str | None, tries: _Tries, asked: int) -> None:
+        """Metadata of all topics that this log has to do with, unless that came in since `asked`."""
+        if self._asking is None:
+            self._asking = asyncio.Lock()
+        async with self._asking:
+            if topic is not None and topic not in self._topics:
+                self._topics[topic] = _Topic(_UNKNOWN_TOPIC, {})
+            elif self._asked != asked:
+                return
+            while True:
+                kafka = await self._connected(tries)
+                problem: object = "no broker is known"
+                nodes = [broker.nodeId for broker in kafka.cluster.brokers()]
+                random.shuffle(nodes)
+                for node in nodes:
+                    response = await self._sent(node, MetadataRequest(sorted(self._topics), False))
+                    if not isinstance(response, Exception):
+                        self._learn(kafka, response)
+                        return
+                    problem = response
+                await tries.pause(problem)
+                await self._bootstrap(kafka)
+
+    def _learn(self, kafka: _KafkaClient, response: Any) -> None:
+        self._asked += 1
+        topics, response.topics = (
+            response.topics,
+            [],
+        )  # the brokers are for aiokafka; it logs each topic that is not well
+        kafka.cluster.update_metadata(response)
+        for code, topic, _, partitions in topics:
+            # A partition whose leader is not known is one of the topic's all the same.
+            self._topics[topic] = _Topic(code, {number: leader for _, number, leader, *_ in partitions})
+
+    async def _connected(self, tries: _Tries) -> _KafkaClient:
+        while self._kafka is None:
+            options = self._options | {"metadata_max_age_ms": _NEVER_MS}  # or it asks for all topics of the cluster
+            kafka = _KafkaClient(loop=asyncio.get_running_loop(), **options)
+            problem = await self._bootstrap(kafka)
+            if problem is None:
+                if self._kafka is None:
+                    self._kafka = kafka
+                    break
+                await kafka.close()
+            else:
+                await kafka.close()
+                await tries.pause(problem)
+        return self._kafka
+
+    async def _bootstrap(self, kafka: _KafkaClient) -> object:
+        """From the servers that were given: None, or why it did not work."""
+        try:
+            await kafka.bootstrap()
+        except (TimeoutError, KafkaError, OSError) as error:
+            return await self._why(kafka) or error
+        return None
+
+    async def _why(self, kafka: _KafkaClient) -> Exception | None:
+        """What `bootstrap` only logs. Raises LogRefused for what trying again does not cure."""
+        options = {key: value for key, value in self._options.items() if key in _CONNECTION_OPTIONS}
+        found: Exception | None = None
+        for host, port, _ in kafka.hosts:
+            try:
+                (await create_conn(host, port, **options)).close()
+            except (SaslAuthenticationFailed, UnsupportedSaslMechanismError, IllegalSaslStateError) as error:
+                raise LogRefused(f"{host}:{port} does not let this user in: {_said(error)}") from error
+            except ssl.SSLCertVerificationError as error:
+                raise LogRefused(
+                    f"{host}:{port} is not trusted: {error.verify_message}; see kafka.ssl.truststore.location (PEM)"
+                ) from error
+            except (TimeoutError, KafkaError, OSError) as error:
+                found = ConnectionError(f"{host}:{port}: {_said(error)}")
+        return found
+
+    async def _sent(self, node: int | None, request: Any) -> Any:
+        """The response, or why there is none. Whether the request has arrived is not known then."""
+        kafka = self._kafka
+        assert kafka is not None
+        try:
+            return await kafka.send(node, request)
+        except (IncompatibleBrokerVersion, NotImplementedError) as error:
+            raise LogRefused(f"these brokers do not speak what the sink needs (Kafka 2.4): {_said(error)}") from error
+        except Exception as error:
+            return error
+
+
+class _Topic(NamedTuple):
+    """As metadata have it: an error code, and who leads each partition, -1 where nobody does."""
+
+    code: int
+    leaders: dict[int, int]
+
+
+class _Tries:
+    """Of one question: when to stop asking it."""
+
+    def __init__(self, patience_seconds: float, what: str) -> None:
+        self._began = time.monotonic()
+        self._patience_seconds = patience_seconds
+        self._what = what
+        self._pause_seconds = _PAUSE_SECONDS
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    async def pause(self, problem: object) -> None:
+        """Before the next try. Raises CannotReach when there is none."""
+        if self.seconds >= self._patience_seconds:
+            raise CannotReach(f"{self._what}: {_said(problem)}, tried for {self._patience_seconds:g} s")
+        await asyncio.sleep(self._pause_seconds * random.uniform(0.5, 1))
+        self._pause_seconds = min(self._pause_seconds * 2, _PAUSE_MAX_SECONDS)
+
+
+def _said(problem: object) -> str:
+    if isinstance(problem, BaseException):
+        return f"{type(problem).__name__}: {problem}" if str(problem) else type(problem).__name__
+    return str(problem)
+
+
+def _refuse_final(topic: str, code: int) -> None:
+    if code in _FINAL:
+        raise LogRefused(f"topic {topic}: {for_code(code).__name__}: {_FINAL[code]}")
+
+
+_SSL_FILES = {"ssl_cafile": "cafile", "ssl_cadata": "cadata", "ssl_certfile": "certfile", "ssl_keyfile": "keyfile"}
+_CONNECTION_OPTIONS = frozenset(
+    {
+        "client_id",
+        "request_timeout_ms",
+        "ssl_context",
+        "security_protocol",
+        "sasl_mechanism",
+        "sasl_plain_username",
+        "sasl_plain_password",
+        "sasl_kerberos_service_name",
+        "sasl_kerberos_domain_name",
+        "sasl_oauth_token_provider",
+    }
+)
+
+
+def _with_ssl(options: Mapping[str, Any]) -> dict[str, Any]:
+    """A context of the ssl options, which unlike it can be sent to another process."""
+    given = {key: value for key, value in options.items() if not key.startswith("ssl_") or key == "ssl_context"}
+    if given.get("security_protocol") in {"SSL", "SASL_SSL"} and "ssl_context" not in given:
+        files = {name: options[key] for key, name in _SSL_FILES.items() if options.get(key) is not None}
+        try:
+            context = create_ssl_context(**files, password=options.get("ssl_password"))
+        except OSError as error:  # ssl.SSLError is one
+            raise SinkError(f"the certificates of kafka.ssl.* cannot be loaded: {error}") from error
+        context.check_hostname = bool(options.get("ssl_check_hostname", True))
+        given["ssl_context"] = context
+    return given

@@ -1,0 +1,303 @@
+"""The sink's options, checked before the first row. `OPTIONS` and `KAFKA_OPTIONS` are all there are."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fencepost.spark.errors import SinkError
+
+#: What Kafka takes for one request unless told otherwise.
+REQUEST_BYTES_MAX = 1_048_576
+
+
+class Option(NamedTuple):
+    """`default` – None: required, "": none."""
+
+    name: str
+    default: str | None
+    meaning: str
+
+
+OPTIONS = (
+    Option("kafka.bootstrap.servers", None, "addresses of the proxy, HOST:PORT, several by commas"),
+    Option(
+        "topic",
+        "",
+        "where the rows go. Without it a column `topic` says so for each row, and `topics` names all of them",
+    ),
+    Option("topics", "", "the topics of the column `topic`, by commas"),
+    Option(
+        "sink.id",
+        None,
+        "names this stream, or this load, for ever. Rows of one sink.id are never written twice; another sink.id "
+        "appends behind",
+    ),
+    Option(
+        "arranged",
+        "false",
+        "all rows of a Kafka partition are in one task, as fencepost.spark.arrange does it: then it does not matter "
+        "how a "
+        "batch is split into tasks when it is tried again",
+    ),
+    Option(
+        "unmatched.rows",
+        "auto",
+        "when a task of a half-written batch finds rows under its number that it does not have: refuse – before it "
+        "appends; compare – it goes on, and the whole batch is compared before it is committed; keep – the same, and "
+        "what the data does not have stays, for one run; auto – refuse for df.write; for streams compare, but refuse "
+        "what looks like other data",
+    ),
+    Option(
+        "same.split",
+        "false",
+        "of rows without a key and a partition: a batch that is tried again by another driver is split into tasks as "
+        "before, even where equal rows in several tasks make it look otherwise",
+    ),
+    Option(
+        "first.run", "false", "nothing of this sink.id was ever written that is not in the topic any more; for one run"
+    ),
+    Option("patience.seconds", "120", "how long a task tries while nothing can be appended"),
+    Option(
+        "batch.bytes", "900000", "size of a record batch, uncompressed; the topic's max.message.bytes bounds it, too"
+    ),
+    Option(
+        "report", "", "a file on the driver: what was found and appended in each partition, as JSON, after each batch"
+    ),
+)
+
+KAFKA_OPTIONS = (
+    Option("kafka.client.id", "fencepost-sink", ""),
+    Option("kafka.security.protocol", "PLAINTEXT", "PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
+    Option("kafka.sasl.mechanism", "", "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
+    Option("kafka.sasl.jaas.config", "", 'as Java has it: …LoginModule required username="…" password="…";'),
+    Option("kafka.ssl.truststore.type", "PEM", "PEM; Java's own stores cannot be read here"),
+    Option("kafka.ssl.truststore.location", "", "a PEM file on driver and executors"),
+    Option("kafka.ssl.truststore.certificates", "", "PEM text"),
+    Option("kafka.ssl.keystore.type", "PEM", "PEM"),
+    Option("kafka.ssl.keystore.location", "", "a PEM file with certificate chain and private key"),
+    Option("kafka.ssl.key.password", "", "of the private key"),
+    Option("kafka.ssl.endpoint.identification.algorithm", "https", "empty: host names are not checked"),
+    Option("kafka.compression.type", "none", "none, gzip, snappy, lz4, zstd"),
+    Option("kafka.compression.gzip.level", "-1", "1 to 9; -1 is 6"),
+    Option("kafka.compression.lz4.level", "1", "1 to 17, where 17 is as 12"),
+    Option("kafka.compression.zstd.level", "3", "-131072 to 22"),
+    Option("kafka.request.timeout.ms", "30000", ""),
+    Option("kafka.max.request.size", str(REQUEST_BYTES_MAX), "the longest record"),
+    Option("kafka.acks", "all", "nothing else is taken"),
+)
+
+#: Options of Java's producer that mean nothing here, and harm nothing.
+IGNORED = frozenset(
+    """batch.size buffer.memory client.dns.lookup connections.max.idle.ms delivery.timeout.ms
+    enable.idempotence linger.ms
+    max.block.ms max.in.flight.requests.per.connection metadata.max.age.ms metadata.max.idle.ms receive.buffer.bytes
+    reconnect.backoff.max.ms reconnect.backoff.ms retries retry.backoff.max.ms retry.backoff.ms send.buffer.bytes
+    socket.connection.setup.timeout.max.ms socket.connection.setup.timeout.ms sasl.client.callback.handler.class
+    ssl.protocol ssl.enabled.protocols""".split()  # noqa: SIM905 - a list of so many would fill the page
+)
+_WHY_NOT = {
+    "key.serializer": "keys are bytes or strings already",
+    "value.serializer": "values are bytes or strings already",
+    "partitioner.class": "rows are placed as Java's default partitioner does it; a column `partition` says otherwise",
+    "transactional.id": "nothing is transactional here: rows are in the log once, and visible at once",
+    "interceptor.classes": "there is no Java in it",
+}
+#: What Spark adds by itself, or takes from the same place.
+_SPARKS = frozenset({"checkpointlocation", "path", "queryname", "asyncprogresstrackingenabled"})
+_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+_UNMATCHED = ("auto", "refuse", "compare", "keep")
+_COMPRESSIONS = ("none", "gzip", "snappy", "lz4", "zstd")
+#: Of codecs that have any, from and to: what Java's producer takes.
+_LEVELS = {"gzip": (-1, 9), "lz4": (1, 17), "zstd": (-131072, 22)}
+_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Options that were checked. They travel with the tasks, `client` with its secrets included."""
+
+    topics: tuple[str, ...]
+    topic_column: bool
+    sink: str
+    arranged: bool
+    same_split: bool
+    unmatched: str
+    first_run: bool
+    patience_seconds: float
+    batch_bytes: int
+    report: str
+    compression: str | None
+    #: Of the compression; None is its usual one.
+    level: int | None
+    record_bytes_max: int
+    ignored: tuple[str, ...]
+    client: dict[str, Any] = field(repr=False)
+
+
+def settings(options: Mapping[str, str]) -> Settings:
+    """Raises SinkError."""
+    given = {name.lower(): value for name, value in options.items()}
+    known = [option.name for option in (*OPTIONS, *KAFKA_OPTIONS)]
+    ignored = []
+    for name in given:
+        if name in known or name in _SPARKS:
+            continue
+        if name.removeprefix("kafka.") in IGNORED and name.startswith("kafka."):
+            ignored.append(name)
+            continue
+        why = _WHY_NOT.get(name.removeprefix("kafka."), "")
+        near = difflib.get_close_matches(name, known, 1)
+        raise SinkError(
+            f"option {name!r} is not known"
+            + (f": {why}" if why else f"; is it {near[0]!r}?" if near else "")
+            + f". Options: {', '.join(known)}"
+        )
+    for option in OPTIONS:
+        if option.default is None and not given.get(option.name, "").strip():
+            raise SinkError(f"option {option.name!r} is required: {option.meaning}")
+    topic, topics = given.get("topic", "").strip(), _words(given.get("topics", ""))
+    if not topic and not topics:
+        raise SinkError("option 'topic' is required; or 'topics', where a column `topic` says for each row which")
+    acks = given.get("kafka.acks", "all").lower()
+    if acks not in ("all", "-1"):
+        raise SinkError(f"kafka.acks={acks} cannot be exactly once: leave it out, or say all")
+    compression = given.get("kafka.compression.type", "none").lower()
+    if compression not in _COMPRESSIONS:
+        raise SinkError(f"kafka.compression.type={compression}: it must be one of {', '.join(_COMPRESSIONS)}")
+    record_bytes_max = _number(given, "kafka.max.request.size", 1_000)
+    return Settings(
+        topics=(topic,) if topic else tuple(topics),
+        topic_column=not topic,
+        sink=given["sink.id"].strip(),
+        arranged=_truth(given, "arranged"),
+        same_split=_truth(given, "same.split"),
+        unmatched=_choice(given, "unmatched.rows", _UNMATCHED),
+        first_run=_truth(given, "first.run"),
+        patience_seconds=_number(given, "patience.seconds", 1),
+        batch_bytes=max(1_000, min(_number(given, "batch.bytes", 1_000), record_bytes_max - _ROOM)),
+        report=given.get("report", ""),
+        compression=None if compression == "none" else compression,
+        level=_level(given, compression),
+        record_bytes_max=record_bytes_max,
+        ignored=tuple(sorted(ignored)),
+        client=client_options(given),
+    )
+
+
+#: What a batch takes beside its records: its own header, the mark, an expectation and a count.
+_ROOM = 16_000
+
+
+def batch_bytes(settings: Settings, message_bytes_max: int) -> int:
+    """How large a batch may be in a topic that takes so much."""
+    return max(1_000, min(settings.batch_bytes, message_bytes_max - _ROOM))
+
+
+def client_options(options: Mapping[str, str]) -> dict[str, Any]:
+    """Of the `kafka.*` options those that say how to connect, as `fencepost.spark.log.Log` takes them: aiokafka's
+    names, and `ssl_*`. Raises SinkError."""
+    given = {name.lower(): value for name, value in options.items()}
+    found: dict[str, Any] = {"bootstrap_servers": ",".join(_words(given.get("kafka.bootstrap.servers", "")))}
+    found["client_id"] = given.get("kafka.client.id") or "fencepost-sink"
+    protocol = given.get("kafka.security.protocol", "PLAINTEXT").upper()
+    if protocol not in _PROTOCOLS:
+        raise SinkError(f"kafka.security.protocol={protocol}: it must be one of {', '.join(_PROTOCOLS)}")
+    found["security_protocol"] = protocol
+    if "kafka.request.timeout.ms" in given:
+        found["request_timeout_ms"] = _number(given, "kafka.request.timeout.ms", 1_000)
+    if protocol.startswith("SASL"):
+        found |= _sasl(given)
+    if protocol.endswith("SSL"):
+        found |= _tls(given)
+    return found
+
+
+def _sasl(given: Mapping[str, str]) -> dict[str, Any]:
+    mechanism = given.get("kafka.sasl.mechanism", "").upper()
+    if mechanism not in _MECHANISMS:
+        raise SinkError(f"kafka.sasl.mechanism={mechanism}: it must be one of {', '.join(_MECHANISMS)}")
+    jaas = dict(re.findall(r"""(\w+)\s*=\s*"((?:[^"\\]|\\.)*)\"""", given.get("kafka.sasl.jaas.config", "")))
+    if not {"username", "password"} <= set(jaas):
+        raise SinkError(
+            'kafka.sasl.jaas.config must say username="…" and password="…", as in org.apache.kafka.common.security.'
+            'plain.PlainLoginModule required username="u" password="p";'
+        )
+    plain = {name: re.sub(r"\\(.)", r"\1", value) for name, value in jaas.items()}
+    return {
+        "sasl_mechanism": mechanism,
+        "sasl_plain_username": plain["username"],
+        "sasl_plain_password": plain["password"],
+    }
+
+
+def _tls(given: Mapping[str, str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for store in ("truststore", "keystore"):
+        kind = given.get(f"kafka.ssl.{store}.type", "PEM").upper()
+        place = given.get(f"kafka.ssl.{store}.location", "")
+        if kind != "PEM" or place.lower().endswith((".jks", ".p12", ".pfx")):
+            raise SinkError(
+                f"kafka.ssl.{store}: only PEM can be read here, without Java. `keytool -exportcert -rfc -keystore "
+                "FILE -alias "
+                f"NAME` (for a key: `openssl pkcs12 -in FILE -nodes`) makes one; say kafka.ssl.{store}.type=PEM then"
+            )
+    if certificates := given.get("kafka.ssl.truststore.certificates"):
+        found["ssl_cadata"] = certificates
+    if location := given.get("kafka.ssl.truststore.location"):
+        found["ssl_cafile"] = location
+    if location := given.get("kafka.ssl.keystore.location"):
+        found["ssl_certfile"] = found["ssl_keyfile"] = location
+    if password := given.get("kafka.ssl.key.password"):
+        found["ssl_password"] = password
+    found["ssl_check_hostname"] = bool(given.get("kafka.ssl.endpoint.identification.algorithm", "https").strip())
+    return found
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _truth(given: Mapping[str, str], name: str) -> bool:
+    said = given.get(name, "false").strip().lower()
+    if said not in ("true", "false"):
+        raise SinkError(f"option {name}={said}: it must be true or false")
+    return said == "true"
+
+
+def _choice(given: Mapping[str, str], name: str, among: tuple[str, ...]) -> str:
+    said = given.get(name, among[0]).strip().lower()
+    if said not in among:
+        raise SinkError(f"option {name}={said}: it must be one of {', '.join(among)}")
+    return said
+
+
+def _level(given: Mapping[str, str], compression: str) -> int | None:
+    """As `encoding.build` takes it. All three options are checked, whichever is used."""
+    levels: dict[str, int | None] = {}
+    for codec, (least, most) in _LEVELS.items():
+        name = f"kafka.compression.{codec}.level"
+        said = given.get(name, "").strip()
+        levels[codec] = None
+        if said:
+            if not said.lstrip("-").isdecimal() or not least <= int(said) <= most:
+                raise SinkError(f"option {name}={said}: it must be a whole number from {least} to {most}")
+            levels[codec] = int(said)
+    if levels["gzip"] == -1:
+        levels["gzip"] = None
+    return levels.get(compression)
+
+
+def _number(given: Mapping[str, str], name: str, least: int) -> int:
+    [default] = [option.default for option in (*OPTIONS, *KAFKA_OPTIONS) if option.name == name]
+    said = given.get(name, default) or ""
+    try:
+        number = int(said)
+    except ValueError:
+        number = -1
+    if number < least:
+        raise SinkError(f"option {name}={said}: it must be a whole number from {least} on")
+    return number

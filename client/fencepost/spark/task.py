@@ -1,0 +1,1223 @@
+"""One attempt of one task of a write: puts each of its rows into the log once, whoever else is at it.
+
+There may be several attempts at the same time: a speculative copy, one that Spark believes dead, one of a driver that
+was killed. None of them is trusted to stop. What makes it safe:
+
+    1. An append lands only where its sender believes the log to end (the proxy's check), and its sender knows every
+       chunk of this batch below that offset that counts for it: those of its own task in its own run, and those of all
+       tasks of other runs. It read them, or it appended them, or the driver's look proves that there was none.
+    2. It sends a copy of a row only while it has more of them than it knows. So L, the rows of the batch in the log,
+       stays a part of R, the rows that all tasks have, counted with multiplicity: however other runs were split.
+    3. An attempt ends well only when each of its rows was found or appended. What it found in chunks of other task
+       numbers, another task may have found as well; there the driver compares before it commits (`comparing.py`). Then
+       L = R, and by 2 it stays so.
+
+That is why one append is under way per partition, not more. With two, of n and m records, somebody else's n records may
+take the first one's place; the second then lands behind rows that its sender has not seen. Other partitions are under
+way meanwhile, and the next rows are encoded.
+
+A row's identity is its bytes as they lie in the log; its partition follows from the row and the partition count: it
+is placed by its value. A row with neither key nor partition is placed by its task. Such rows are looked for among those
+of the task's number alone, for two tasks that have equal ones do not meet in one partition. Tries of a task may have
+their rows in another order, and of a batch in other tasks.
+
+What is read here decides by itself which situation it is:
+
+    fresh    nothing of this batch was in the log when the driver looked
+    resume   something was: each row is looked for first, and only what is missing is appended
+    behind   the log is further: the batch is complete, nothing may be missing and nothing is appended
+
+Nothing in this file does I/O: `Log` and `Clock` do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from fencepost._placing import murmur2
+from fencepost.spark.encoding import split
+from fencepost.spark.errors import CannotReach, SinkError, Unknown
+from fencepost.spark.marks import SEEN_MAX, Mark
+
+if TYPE_CHECKING:
+    from fencepost.spark.looking import Look
+
+T = TypeVar("T")
+
+Place = tuple[str, int]
+"""Topic and partition."""
+
+AUTO, REFUSE, COMPARE, KEEP = "auto", "refuse", "compare", "keep"
+
+CHECK = "check.expected.offsets"
+COUNT_CHECK = "check.partition.count"
+
+_POLICY_VIOLATION = 44
+INVALID_PARTITIONS = 37
+#: What a later try may cure. After any of them the log decides what became of the append.
+_PASSING = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 56, 74, 75, 76, 89})
+_MEANINGS = {
+    10: "a row is larger than the topic's max.message.bytes",
+    29: "the sink's user may not write the topic: it needs WRITE, READ and DESCRIBE",
+    31: "the sink's user may not write to this cluster",
+    32: "the record timestamps are too old or in the future: compare the clocks of the executors and the brokers",
+    87: "the proxy or Kafka finds the records invalid",
+}
+_PAUSE_SECONDS = 0.1
+_PAUSE_SECONDS_MAX = 3.0
+_CONTENTION_SECONDS = 0.02
+_CONTENTION_SECONDS_MAX = 1.0
+DIGEST_BYTES = 16
+#: So many batches tell which task numbers there are.
+_BATCHES_BACK = 8
+_STARVED = 10
+#: What a record takes beside its key, value and headers: length, attributes, deltas.
+_ROW_BYTES = 12
+
+
+class Answer(Protocol):
+    """A broker's, for one append. `base_offset` of a refusal by 44: where the log ends, or -1."""
+
+    @property
+    def code(self) -> int: ...
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def message(self) -> str | None: ...
+
+
+class Logged(Protocol):
+    """A batch in the log. `bodies` – its records without what the sink added; empty for a control batch."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def next_offset(self) -> int: ...
+    @property
+    def bodies(self) -> Sequence[bytes]: ...
+    @property
+    def mark(self) -> bytes | None: ...
+
+
+class Log(Protocol):
+    """Kafka, through the proxy. All but `append` raise CannotReach where another try may work; all raise SinkError."""
+
+    def partition_count(self, topic: str) -> int: ...
+
+    def offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """Log start and high watermark."""
+
+    def append(self, topic: str, partition: int, batch: bytes) -> Future[Any]:
+        """One request, never sent again. The future gives an Answer, or raises Unknown or SinkError."""
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Any]:
+        """The batches, Logged, from the one that `start` lies in up to `end`, perhaps more."""
+
+    def tail(self, topic: str, partition: int, end: int) -> Any:
+        """The batch that ends at `end`, or None."""
+
+
+class Clock(Protocol):
+    def now(self) -> float: ...
+    def time_ms(self) -> int: ...
+    def random(self) -> float: ...
+    def wait(self, futures: Collection[Future[Any]], seconds: float) -> None:
+        """Until one of them is done; without any, `seconds`."""
+
+
+class Framing(Protocol):
+    """Bytes of Kafka's record format."""
+
+    def build(
+        self, bodies: pa.Array, *, mark: bytes, expected: int, now_ms: int, partition_count: int | None
+    ) -> bytes: ...
+
+    def key(self, body: bytes) -> bytes | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a user has decided. `arranged`: all rows of a partition are in one task; then it is a write's identity.
+    `unmatched`: what becomes of a task that finds rows under its number that it does not have, AUTO to KEEP."""
+
+    sink: str
+    arranged: bool = False
+    same_split: bool = False
+    unmatched: str = "auto"
+    first_run: bool = False
+    patience_seconds: float = 120.0
+    chunk_bytes: int = 900_000
+    chunk_rows: int = 65_536
+    buffer_bytes: int = 32_000_000
+    hold_bytes: int = 64_000_000
+
+
+class MetPlace(NamedTuple):
+    """What a task knows of the chunks that other runs of its batch have in one partition. They lie from `begin` on, and
+    below `limit` unless that is -1; the task knows all below `end`. `numbers` – whose they are. Of their rows by
+    digest: `foreign` – those that are the task's and lie under another number; `unmatched` – those that lie under its
+    number and are not its."""
+
+    begin: int
+    limit: int
+    end: int
+    numbers: frozenset[int]
+    foreign: bytes
+    unmatched: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Met:
+    """What a task has met of other runs of its batch. `behind` – the batch was complete; `loose` – topics in which a
+    row may lie in another partition than it would go to now; `over` – over how many partitions a topic's rows were
+    placed, `counted` – topics that refuse what was placed over another count than theirs."""
+
+    query: str
+    run: str
+    batch: int
+    behind: bool
+    loose: frozenset[str]
+    over: dict[str, int]
+    counted: frozenset[str]
+    places: dict[Place, MetPlace]
+
+
+class Written(NamedTuple):
+    """What a task did in one partition. `first` – the offset of the first row that it appended, -1 for none; `end` –
+    where it last knew the log to end."""
+
+    found: int
+    appended: int
+    first: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of a task that ended well. `rows` = `appended` + `found`; `refused` – appends that others were faster than."""
+
+    task: int
+    rows: int
+    appended: int
+    found: int
+    chunks: int
+    refused: int
+    places: dict[Place, Written]
+    met: Met | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Of the sink, as it was read: rows by digest."""
+
+    mark: Mark
+    next_offset: int
+    digests: tuple[bytes, ...]
+
+
+#: Whose a chunk is: this task's of this run; of its number in another run; of another number in another run.
+_OWN, _SAME_NUMBER, _FOREIGN = range(3)
+
+
+@dataclass(slots=True)
+class _Group:
+    """The chunks of one task number of one run. `size`, `matched` – their rows, and how many of them are this task's;
+    `doubtful` – appended by a task that did not know the rows under its own number either."""
+
+    run: str
+    task: int
+    whose: int
+    size: int = 0
+    matched: int = 0
+    doubtful: bool = False
+
+
+class _Pool:
+    """Rows of this batch that lie in one partition and were not met in the input yet, and the group of each."""
+
+    __slots__ = ("_more", "_once")
+
+    def __init__(self) -> None:
+        self._once: dict[bytes, int] = {}
+        #: Of rows that are there several times: how many in which group.
+        self._more: dict[bytes, dict[int, int]] = {}
+
+    def add(self, digests: Sequence[bytes], group: int) -> None:
+        fresh = dict.fromkeys(digests, group)
+        if len(fresh) == len(digests) and not self._more and self._once.keys().isdisjoint(fresh):
+            self._once.update(fresh)
+            return
+        for digest in digests:
+            if digest in self._more:
+                among = self._more[digest]
+            elif digest in self._once:
+                among = self._more[digest] = {self._once.pop(digest): 1}
+            else:
+                self._once[digest] = group
+                continue
+            among[group] = among.get(group, 0) + 1
+
+    def take(self, digest: bytes, groups: Sequence[_Group], most: int) -> int | None:
+        """The group of one of them, the task's own before others'; None if there is none up to `most`."""
+        group = self._once.get(digest)
+        if group is not None:
+            if groups[group].whose > most:
+                return None
+            del self._once[digest]
+            return group
+        among = self._more.get(digest)
+        if among is None:
+            return None
+        group = min(among, key=lambda each: groups[each].whose)
+        if groups[group].whose > most:
+            return None
+        if among[group] > 1:
+            among[group] -= 1
+        elif len(among) > 1:
+            del among[group]
+        else:
+            del self._more[digest]
+        return group
+
+    def left(self) -> Iterator[tuple[bytes, int, int]]:
+        """Digest, group, how many."""
+        for digest, group in self._once.items():
+            yield digest, group, 1
+        for digest, among in self._more.items():
+            for group, count in among.items():
+                yield digest, group, count
+
+    def count(self, groups: Sequence[_Group], whose: int) -> int:
+        return sum(count for _, group, count in self.left() if groups[group].whose == whose)
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Some rows of one partition, in their order. `explicit` – which of them name their partition; None: none."""
+
+    bodies: pa.Array
+    explicit: npt.NDArray[Any] | None
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def bytes(self) -> int:
+        return _size(self.bodies)
+
+    def sliced(self, start: int, count: int) -> _Rows:
+        chosen = None if self.explicit is None else self.explicit[start : start + count]
+        return _Rows(self.bodies.slice(start, count), chosen)
+
+    def kept(self, keep: list[bool]) -> _Rows:
+        mask = np.array(keep, dtype=bool)
+        return _Rows(self.bodies.filter(pa.array(mask)), None if self.explicit is None else self.explicit[mask])
+
+
+@dataclass(slots=True)
+class _Flight:
+    rows: _Rows
+    expected: int
+    answer: Future[Any]
+
+
+@dataclass(slots=True)
+class _Partition:
+    """`end` – where the log is believed to end; every chunk of this write below it is known."""
+
+    end: int
+    began: int
+    before: int
+    queue: deque[_Rows] = field(default_factory=deque)
+    queued_bytes: int = 0
+    queued_rows: int = 0
+    flight: _Flight | None = None
+    there: _Pool = field(default_factory=_Pool)
+    #: Where its rows of this batch end, where it is further.
+    limit: int = -1
+    #: Of what other runs have written: the numbers of their tasks, and rows of this task under another's number.
+    numbers: set[int] = field(default_factory=set)
+    foreign: bytearray = field(default_factory=bytearray)
+    #: Chunks per task between the driver's look and `end`; None: not known for all.
+    seen: dict[int, int] | None = field(default_factory=dict)
+    read: bool = True
+    fed: bool = False
+    #: Others append to it: it is cheaper to look before a large batch is sent in vain.
+    rivals: bool = False
+    tries: int = 0
+    not_before: float = 0.0
+    chunks: int = 0
+    found: int = 0
+    appended: int = 0
+    first: int = -1
+
+    def put(self, rows: _Rows, *, front: bool = False) -> None:
+        if len(rows):
+            (self.queue.appendleft if front else self.queue.append)(rows)
+            self.queued_bytes += rows.bytes()
+            self.queued_rows += len(rows)
+
+    def take_all(self) -> list[_Rows]:
+        taken = list(self.queue)
+        self.queue.clear()
+        self.queued_bytes = self.queued_rows = 0
+        return taken
+
+
+class Task:
+    """`begin`, then `feed` for as long as there are rows, then `finish`. Raises SinkError, and is of no use then."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        look: Look,
+        *,
+        query: str,
+        batch: int,
+        task: int,
+        attempt: str,
+        log: Log,
+        framing: Framing,
+        clock: Clock,
+        regions: dict[tuple[str, int, int, int], list[Chunk]] | None = None,
+    ) -> None:
+        self._plan = plan
+        self._looked = look
+        self._query = query
+        self._batch = batch
+        self._task = task
+        self._attempt = attempt
+        self._log = log
+        self._framing = framing
+        self._clock = clock
+        #: What was read of the log before the first row; tasks of one process share it.
+        self._regions = {} if regions is None else regions
+        self._over = dict(look.counts)
+        #: Over how many partitions the first rows of this batch were placed.
+        self._born = dict(look.counts)
+        self._counted = set(look.counted)
+        #: Topics in which rows of this batch were placed over several counts: they are looked for everywhere.
+        self._mixed: set[str] = set()
+        self._growing: set[str] = set()
+        self._rearranged = False
+        self._behind = False
+        self._partitions: dict[Place, _Partition] = {}
+        #: Whose the chunks are that count: see rule 1.
+        self._groups: list[_Group] = []
+        self._numbered: dict[tuple[str, int], int] = {}
+        #: Rows in the pools: of this task's number, and of others'.
+        self._left = self._left_foreign = 0
+        self._found_foreign = 0
+        #: All that were read of others' numbers, for rows that no pool can tell; made when one comes.
+        self._others: set[bytes] | None = None
+        #: There are rows that are placed by their task.
+        self._spread = False
+        #: Rows lie under this task's number that it does not know, and it goes on.
+        self._doubtful = False
+        self._held: list[tuple[Place, _Rows]] | None = None
+        self._held_bytes = 0
+        self._progress_at = self._landed_at = clock.now()
+        self._trouble = ""
+        self._rows = self._appended = self._found = self._chunks = self._refused = 0
+
+    # --- what is there already ------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Judges what the driver found, and reads what lies in the log of this batch."""
+        last = {place: sight.last for place, sight in self._looked.sights.items() if sight.last is not None}
+        for place, known in last.items():
+            self._refuse_other_query(place, known)
+        latest = max((mark.batch for mark in last.values()), default=-1)
+        if not last and self._batch > 0 and not self._plan.first_run:
+            for place, sight in self._looked.sights.items():
+                if sight.start > 0:
+                    raise self._deleted(place, sight.start, f"nothing of sink {self._plan.sink!r} is left in the topic")
+        self._behind = latest > self._batch
+        if latest == self._batch:
+            self._judge_counts(last)
+        for place, sight in self._looked.sights.items():
+            mark = sight.last
+            if mark is None or mark.batch < self._batch or self._behind:
+                self._partitions[place] = _Partition(sight.end, sight.end, -1 if mark is None else mark.began)
+            else:
+                self._partitions[place] = _Partition(sight.end, mark.began, mark.before)
+            self._partitions[place].read = latest < self._batch
+        if latest >= self._batch:
+            for place in self._partitions:
+                if not self._plan.arranged or self._behind or place[0] in self._mixed:
+                    self._read_region(place)
+
+    def _judge_counts(self, last: dict[Place, Mark]) -> None:
+        """The batch was begun, perhaps before the topic grew."""
+        for topic, count in self._looked.counts.items():
+            marks = [m for (t, _), m in last.items() if t == topic and m.batch == self._batch]
+            overs = {over for mark in marks for over in (mark.over, mark.born)} - {count}
+            self._born[topic] = min([count, *overs])
+            if overs and topic in self._counted:
+                self._mixed.add(topic)
+            elif overs and not self._plan.arranged:
+                # Nothing refuses what a task of the old count may still write. So the batch stays with it.
+                self._over[topic] = self._only(topic, overs)
+            elif overs:
+                raise SinkError(
+                    f"topic {topic} had {min(overs)} partitions when batch {self._batch} was begun and has {count} "
+                    "now. Let the "
+                    f"batch go through as it was begun: arrange(…, partitions={min(overs)}). Set {COUNT_CHECK}=true "
+                    "before a "
+                    "topic grows, and nothing has to be done"
+                )
+        limit = min((m.at for m in last.values() if m.batch == self._batch), default=0)
+        for (topic, partition), sight in self._looked.sights.items():
+            kept = self._looked.retention_ms.get(topic, -1)
+            deleted = sight.last is None and sight.start > 0 and 0 < kept < 2 * (self._looked.at - limit)
+            if deleted and not self._plan.first_run:
+                raise self._deleted((topic, partition), sight.start, f"batch {self._batch} was begun long ago")
+
+    def _only(self, topic: str, overs: set[int]) -> int:
+        if len(overs) > 1:
+            raise SinkError(
+                f"topic {topic} has grown several times while batch {self._batch} was being written, and "
+                f"{COUNT_CHECK} is off: it "
+                f"cannot be known where its rows are. Count them by hand, and go on under a new sink.id"
+            )
+        return next(iter(overs))
+
+    def _read_region(self, place: Place) -> None:
+        """All chunks of this batch that the driver's look had before it."""
+        partition = self._partitions[place]
+        if partition.read:
+            return
+        partition.read = True
+        sight = self._looked.sights[place]
+        if sight.last is None:
+            return
+        if self._behind:
+            begin, end = self._walk_back(place, sight.last, sight.end)
+            partition.began, partition.limit = begin, end
+        elif sight.last.batch == self._batch:
+            begin, end = partition.began, sight.end
+        else:
+            return
+        self._refuse_deleted(place, begin, sight.start)
+        for chunk in self._chunks_of(place, begin, end):
+            if not (self._behind and chunk.mark.batch != self._batch):
+                self._absorb(place, chunk, before_the_look=True)
+        if (self._left or self._left_foreign) and self._held is None and not (self._plan.arranged and self._mixed):
+            self._held = []
+
+    def _walk_back(self, place: Place, mark: Mark, end: int) -> tuple[int, int]:
+        """[begin, end) of this batch in a partition that is further; empty where it has none of it."""
+        while mark.batch > self._batch:
+            if mark.before < 0:
+                return end, end
+            self._refuse_deleted(place, mark.before, self._looked.sights[place].start)
+            end = mark.began
+            chunks = self._chunks_of(place, mark.before, end)
+            if not chunks:
+                raise self._deleted(place, mark.before, "marks of earlier batches are missing")
+            mark = chunks[-1].mark
+        return (mark.began, end) if mark.batch == self._batch else (end, end)
+
+    def _chunks_of(self, place: Place, begin: int, end: int) -> list[Chunk]:
+        key = (*place, begin, end)
+        if key not in self._regions:
+            self._regions[key] = self._patiently(lambda: list(self._read(place, begin, end)))
+        return self._regions[key]
+
+    def _read(self, place: Place, begin: int, end: int) -> Iterator[Chunk]:
+        if begin < end:
+            for logged in self._log.read(*place, begin, end):
+                mark = own_mark(logged, self._plan.sink)
+                if mark is not None and logged.next_offset > begin and logged.base_offset < end:
+                    yield Chunk(mark, logged.next_offset, tuple(map(digest_of, logged.bodies)))
+
+    def _absorb(self, place: Place, chunk: Chunk, *, before_the_look: bool = False) -> None:
+        """A chunk of this sink that lies in the log and was not known yet."""
+        mark, partition = chunk.mark, self._partitions[place]
+        self._refuse_other_query(place, mark)
+        if mark.batch != self._batch:
+            raise self._other_batch(place, mark)
+        if mark.over != self._over[place[0]]:
+            if place[0] not in self._counted:
+                self._only(place[0], {mark.over, self._over[place[0]]})
+            self._mixed.add(place[0])
+        self._rearranged |= mark.arranged != self._plan.arranged
+        same_run = mark.run == self._looked.run
+        if before_the_look:
+            pass
+        elif not same_run:
+            partition.seen = None
+        elif partition.seen is not None:
+            partition.seen[mark.task] = partition.seen.get(mark.task, 0) + 1
+        if self._plan.arranged:
+            if same_run and mark.task != self._task:
+                raise self._not_arranged(place, mark.task)
+            whose = _OWN
+        elif same_run:
+            if mark.task != self._task:
+                return
+            whose = _OWN
+        else:
+            whose = _SAME_NUMBER if mark.task == self._task else _FOREIGN
+            partition.numbers.add(mark.task)
+        self._pool(partition, chunk, whose)
+
+    def _pool(self, partition: _Partition, chunk: Chunk, whose: int) -> None:
+        """A chunk whose rows count for this task."""
+        mark = chunk.mark
+        number = self._numbered.setdefault((mark.run, mark.task), len(self._groups))
+        if number == len(self._groups):
+            self._groups.append(_Group(mark.run, mark.task, whose))
+        group = self._groups[number]
+        group.size += len(chunk.digests)
+        group.doubtful |= mark.doubtful
+        partition.there.add(chunk.digests, number)
+        if whose == _FOREIGN:
+            self._left_foreign += len(chunk.digests)
+            if self._others is not None:
+                self._others.update(chunk.digests)
+        else:
+            self._left += len(chunk.digests)
+
+    def _mark_at(self, place: Place, end: int) -> Mark | None:
+        return own_mark(self._patiently(lambda: self._log.tail(*place, end)), self._plan.sink)
+
+    # --- rows -----------------------------------------------------------------------------------------------------
+
+    def over(self, topic: str) -> int:
+        """The partition count that rows are to be placed over."""
+        return self._over[topic]
+
+    def own(self, topic: str) -> int:
+        """Where this task's rows go that have neither a partition nor a key."""
+        return (self._task + self._batch) % self._over[topic]
+
+    def feed(
+        self, topic: str, bodies: pa.Array, partitions: npt.ArrayLike, explicit: npt.ArrayLike | None = None
+    ) -> None:
+        """Rows in their order, and the partition of each, placed over `over(topic)`."""
+        self._rows += len(bodies)
+        self._progress_at = self._landed_at = self._clock.now()  # the rows may have been long in coming
+        for partition, rows in _by_partition(bodies, np.asarray(partitions), explicit):
+            self._take((topic, partition), rows)
+        self._pump(flush=False)
+        while self._waiting_bytes() > self._plan.buffer_bytes:
+            self._wait()
+            self._pump(flush=False)
+
+    def finish(self) -> Outcome:
+        """When this returns, each row is in the log, once."""
+        self._progress_at = self._landed_at = self._clock.now()
+        if self._held is not None:
+            self._held = [(place, self._missing(place, rows)) for place, rows in self._held]
+            self._judge_unmatched(early=True)
+            self._release()
+        while any(p.flight or p.queue for p in self._partitions.values()):
+            self._pump(flush=True)
+            if any(p.flight or p.queue for p in self._partitions.values()):
+                self._wait()
+        self._judge_unmatched(early=False)
+        return Outcome(
+            self._task,
+            self._rows,
+            self._appended,
+            self._found,
+            self._chunks,
+            self._refused,
+            {
+                place: Written(partition.found, partition.appended, partition.first, partition.end)
+                for place, partition in self._partitions.items()
+                if partition.found or partition.appended
+            },
+            self._met(),
+        )
+
+    def _met(self) -> Met | None:
+        places = {}
+        for place, partition in self._partitions.items():
+            if partition.numbers:
+                left = [d * n for d, group, n in partition.there.left() if self._groups[group].whose == _SAME_NUMBER]
+                places[place] = MetPlace(
+                    partition.began,
+                    partition.limit,
+                    partition.end,
+                    frozenset(partition.numbers),
+                    bytes(partition.foreign),
+                    b"".join(left),
+                )
+        if not places:
+            return None
+        loose = frozenset(self._over) if self._behind else frozenset(self._mixed)
+        counted = frozenset(self._counted)
+        over = dict(self._over)
+        return Met(self._query, self._looked.run, self._batch, self._behind, loose, over, counted, places)
+
+    # --- rows that lie there and are not in the input --------------------------------------------------------------
+
+    def _judge_unmatched(self, *, early: bool) -> None:
+        """Of rows under this task's number that it does not have. `early` – nothing was appended by this attempt.
+
+        They are another task's now, or the data is not what it was. The driver knows when all tasks have ended. What is
+        refused here is what looks like other data before any of it is in the log: it is right without it."""
+        if not self._left or (self._plan.arranged and self._mixed):
+            return  # with `_mixed`: rows of other tasks were read, too
+        for place, partition in self._partitions.items():
+            own = partition.there.count(self._groups, _OWN)
+            if own and (partition.fed or not self._plan.arranged):
+                raise self._other_rows(place, own)
+        if not self._plan.arranged and not self._behind:
+            if self._refuses(early=early):
+                for place, partition in self._partitions.items():
+                    if left := partition.there.count(self._groups, _SAME_NUMBER):
+                        raise self._other_rows(place, left)
+            self._doubtful = True
+
+    def _refuses(self, *, early: bool) -> bool:
+        said = self._plan.unmatched
+        if said == AUTO and not self._query:
+            said = REFUSE
+        if said in (REFUSE, KEEP):
+            return said == REFUSE
+        if self._spread:
+            return True  # in another partition nobody would see them
+        if said == COMPARE or not early:
+            return False
+        if self._found == self._rows or self._found_foreign:
+            return False  # nothing is to be appended; or the batch is split otherwise
+        groups = [group for group in self._groups if group.whose == _SAME_NUMBER]
+        if any(group.size > group.matched > group.size / 2 for group in groups):
+            return True  # most of it is there, and some of it is other data
+        if self._found:
+            return False
+        # Nothing is known. The task may have had another number when the batch was begun, and had written nothing.
+        return any(group.doubtful for group in groups) or (self._all_have_written() and self._keys_are_the_same())
+
+    def _all_have_written(self) -> bool:
+        """A run has chunks of each number that wrote in the batches before: one of them would be this task's."""
+        before: set[int] = set()
+        for place, partition in self._partitions.items():
+            began = partition.began
+            for _ in range(_BATCHES_BACK):
+                mark = self._mark_at(place, began)
+                if mark is None or mark.batch >= self._batch or mark.arranged:
+                    break
+                if mark.seen is None:
+                    return False  # not known
+                before |= {mark.task, *mark.seen}
+                began = mark.began
+        runs: dict[str, set[int]] = {}
+        for group in self._groups:
+            runs.setdefault(group.run, set()).add(group.task)
+        return bool(before) and any(numbers >= before for numbers in runs.values())
+
+    def _keys_are_the_same(self) -> bool:
+        """Each key that lies under this task's number is one of its own, and not more often: a query that was changed
+        gives other values, mostly; another partition of a source has other keys."""
+        own = Counter(self._framing.key(body) for _, rows in self._held or () for body in rows.bodies.to_pylist())
+        for place, partition in self._partitions.items():
+            own.subtract(self._patiently(lambda at=place, part=partition: self._keys_at(at, part)))  # type: ignore[misc]
+        return min(own.values(), default=0) >= 0
+
+    def _keys_at(self, place: Place, partition: _Partition) -> Counter[bytes | None]:
+        """Of the rows that other runs have there under this task's number."""
+        found: Counter[bytes | None] = Counter()
+        if self._task in partition.numbers:
+            for logged in self._log.read(*place, partition.began, partition.end):
+                mark = own_mark(logged, self._plan.sink)
+                if mark is not None and (mark.batch, mark.task) == (self._batch, self._task):
+                    found.update(map(self._framing.key, logged.bodies))
+        return found
+
+    def _take(self, place: Place, rows: _Rows) -> None:
+        if place not in self._partitions:
+            raise SinkError(f"topic {place[0]} has no partition {place[1]}: it has {self._over[place[0]]}")
+        self._read_region(place)
+        self._partitions[place].fed = True
+        rows = self._missing(place, rows)
+        if self._held is None:
+            self._partitions[place].put(rows)
+            return
+        # Nothing is appended before all was met that is there: other rows under the same name are noticed in time.
+        # Where other tasks have written, any row may be one of theirs.
+        if len(rows):
+            self._held.append((place, rows))
+            self._held_bytes += rows.bytes()
+        if not (self._left or self._left_foreign) or self._held_bytes > self._plan.hold_bytes:
+            self._doubtful |= self._left > 0
+            self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held or [], None
+        for place, rows in held:
+            self._partitions[place].put(self._missing(place, rows))
+
+    def _missing(self, place: Place, rows: _Rows) -> _Rows:
+        """Those that do not lie in the log. The others are counted as found."""
+        if not (self._left or self._left_foreign or self._behind or self._rearranged):
+            return rows
+        keep = [self._is_missing(place, body, rows, index) for index, body in enumerate(rows.bodies.to_pylist())]
+        return rows if all(keep) else rows.kept(keep)
+
+    def _is_missing(self, place: Place, body: bytes, rows: _Rows, index: int) -> bool:
+        digest = digest_of(body)
+        explicit = rows.explicit is not None and bool(rows.explicit[index])
+        if self._rearranged and self._framing.key(body) is None:
+            raise SinkError(
+                f"batch {self._batch} is half written, and the option arranged was changed since. Rows without a key "
+                "would go to "
+                "other partitions: set it back until the batch has gone through"
+            )
+        by_value = explicit or self._plan.arranged or self._framing.key(body) is not None
+        # Of a complete batch nothing is appended, so it does not matter whose a row was.
+        most = _FOREIGN if by_value or self._behind else _SAME_NUMBER
+        if self._claim(place, digest, most):
+            return False
+        if (place[0] in self._mixed and (self._plan.arranged or not explicit)) or (self._behind and not by_value):
+            for other in self._partitions:
+                if other[0] == place[0] and self._claim(other, digest, most):
+                    return False
+        if not by_value and not self._behind:
+            self._spread = True
+            if not self._plan.same_split and self._left_foreign and digest in self._of_others():
+                raise self._other_split(place)
+        if self._behind:
+            raise SinkError(
+                f"the topic is further than batch {self._batch}, and a row of this batch is not in it "
+                f"({place[0]}-{place[1]}): the "
+                "checkpoint was restored from before later batches, and the source gives other rows for them now. "
+                "Nothing "
+                "was appended. Restore the newest checkpoint; or start anew under a new sink.id, and write only what "
+                "is missing"
+            )
+        return True
+
+    def _claim(self, place: Place, digest: bytes, most: int) -> bool:
+        partition = self._partitions[place]
+        number = partition.there.take(digest, self._groups, most)
+        if number is None:
+            return False
+        group = self._groups[number]
+        group.matched += 1
+        if group.whose == _FOREIGN:
+            self._left_foreign -= 1
+            self._found_foreign += 1
+            partition.foreign += digest
+        else:
+            self._left -= 1
+        self._found += 1
+        partition.found += 1
+        return True
+
+    def _of_others(self) -> set[bytes]:
+        if self._others is None:
+            self._others = {
+                digest
+                for partition in self._partitions.values()
+                for digest, group, _ in partition.there.left()
+                if self._groups[group].whose == _FOREIGN
+            }
+        return self._others
+
+    # --- appends --------------------------------------------------------------------------------------------------
+
+    def _waiting_bytes(self) -> int:
+        return sum(p.queued_bytes + (p.flight.rows.bytes() if p.flight else 0) for p in self._partitions.values())
+
+    def _pump(self, *, flush: bool) -> None:
+        """Takes answers, and sends what may be sent."""
+        for place, partition in self._partitions.items():
+            if partition.flight is not None and partition.flight.answer.done():
+                self._answered(place, partition)
+        for topic in list(self._growing):
+            if not any(p.flight for place, p in self._partitions.items() if place[0] == topic):
+                self._grow(topic)
+        now = self._clock.now()
+        full = self._waiting_bytes() > self._plan.buffer_bytes
+        places = list(self._partitions)
+        first = self._task % len(places)  # tasks that end at the same time do not all go for the same partition
+        for place in places[first:] + places[:first]:
+            partition = self._partitions[place]
+            if partition.flight is not None or not partition.queue or partition.not_before > now:
+                continue
+            enough = partition.queued_bytes >= self._plan.chunk_bytes or partition.queued_rows >= self._plan.chunk_rows
+            if (enough or flush or full) and place[0] not in self._growing:
+                self._send(place, partition)
+
+    def _send(self, place: Place, partition: _Partition) -> None:
+        if partition.rivals:
+            self._patiently(lambda: self._look(place, -1))
+            if not partition.queue:
+                return
+        rows = self._cut(partition)
+        topic = place[0]
+        seen = partition.seen
+        mark = Mark(
+            self._plan.sink,
+            self._query,
+            self._looked.run,
+            self._batch,
+            self._task,
+            self._attempt,
+            partition.chunks,
+            partition.began,
+            partition.before,
+            self._over[topic],
+            self._born[topic],
+            self._plan.arranged,
+            self._looked.at,
+            dict(seen) if seen is not None and len(seen) <= SEEN_MAX else None,
+            self._doubtful,
+        )
+        partition.chunks += 1
+        batch = self._framing.build(
+            rows.bodies,
+            mark=mark.encode(),
+            expected=partition.end,
+            now_ms=self._clock.time_ms(),
+            partition_count=self._over[topic] if topic in self._counted else None,
+        )
+        partition.flight = _Flight(rows, partition.end, self._log.append(*place, batch))
+
+    def _cut(self, partition: _Partition) -> _Rows:
+        pieces: list[_Rows] = []
+        bytes_left, rows_left = self._plan.chunk_bytes, self._plan.chunk_rows
+        while partition.queue and rows_left > 0:
+            piece = partition.queue.popleft()
+            count = min(rows_left, _fitting(piece.bodies, bytes_left))
+            if count == 0 and pieces:
+                partition.queue.appendleft(piece)
+                break
+            count = max(count, 1)
+            if count < len(piece):
+                partition.queue.appendleft(piece.sliced(count, len(piece) - count))
+                piece = piece.sliced(0, count)
+                rows_left = 0
+            pieces.append(piece)
+            bytes_left -= piece.bytes()
+            rows_left -= len(piece)
+        rows = pieces[0] if len(pieces) == 1 else _joined(pieces)
+        partition.queued_bytes -= rows.bytes()
+        partition.queued_rows -= len(rows)
+        return rows
+
+    def _answered(self, place: Place, partition: _Partition) -> None:
+        assert partition.flight is not None
+        flight, partition.flight = partition.flight, None
+        actual = -1
+        try:
+            answer = flight.answer.result()
+        except Unknown as error:
+            self._later(partition, str(error) or "the append was not answered")
+        else:
+            if answer.code == 0:
+                self._landed(place, partition, flight, answer)
+                return
+            refuse_final(place, answer)
+            if answer.code == INVALID_PARTITIONS:
+                self._growing.add(place[0])
+            if answer.code == _POLICY_VIOLATION:
+                actual = answer.base_offset
+                self._refused += 1
+                partition.rivals = True
+                self._later(partition, answer.message or "others append to it", contended=True)
+            else:
+                self._later(partition, f"error {answer.code} {answer.message or ''}")
+        # Not appended, or appended without a word, or about to be: whatever lies in the log is compared row by row.
+        partition.put(flight.rows, front=True)
+        self._patiently(lambda: self._look(place, actual))
+
+    def _landed(self, place: Place, partition: _Partition, flight: _Flight, answer: Answer) -> None:
+        if answer.base_offset != flight.expected:
+            raise SinkError(
+                f"{place[0]}-{place[1]}: rows expected at offset {flight.expected} were appended at "
+                f"{answer.base_offset}. Nothing checked "
+                f"them: is {CHECK} on, and kafka.bootstrap.servers the proxy? Rows may be in the topic twice from "
+                "there on"
+            )
+        partition.end = flight.expected + len(flight.rows)
+        partition.tries = 0
+        if partition.seen is not None:
+            partition.seen[self._task] = partition.seen.get(self._task, 0) + 1
+        self._appended += len(flight.rows)
+        partition.appended += len(flight.rows)
+        if partition.first < 0:
+            partition.first = flight.expected
+        self._chunks += 1
+        self._progress_at = self._landed_at = self._clock.now()
+
+    def _look(self, place: Place, actual: int) -> None:
+        """Reads what lies behind what is known, and takes from the queue what was found to be there."""
+        partition = self._partitions[place]
+        end = actual
+        if end < 0:
+            [(_, end)] = self._log.offsets(place[0], [place[1]]).values()
+        if end < partition.end:
+            # A leader that has just been elected, or lost data; the first passes.
+            raise CannotReach(f"the log ends at {end}, but records up to {partition.end} were acknowledged")
+        if end == partition.end:
+            partition.rivals = False
+            return
+        if not self._nothing_new(place, partition, end):
+            for chunk in list(self._read(place, partition.end, end)):
+                self._absorb(place, chunk)
+                partition.end = max(partition.end, chunk.next_offset)
+        partition.end = max(partition.end, end)
+        self._progress_at = self._clock.now()
+        self._sift(place)
+
+    def _nothing_new(self, place: Place, partition: _Partition, end: int) -> bool:
+        """The last batch tells that all behind what is known is of other tasks of this run."""
+        if partition.seen is None or self._plan.arranged:
+            return False
+        mark = own_mark(self._log.tail(*place, end), self._plan.sink)
+        if mark is None or mark.run != self._looked.run or mark.batch != self._batch or mark.seen is None:
+            return False
+        if mark.over != self._over[place[0]]:
+            return False
+        counts = dict(mark.seen)
+        counts[mark.task] = counts.get(mark.task, 0) + 1
+        if counts.get(self._task, 0) != partition.seen.get(self._task, 0):
+            return False
+        partition.seen = counts
+        return True
+
+    def _sift(self, place: Place) -> None:
+        """What waits is looked for in what was just read."""
+        partition = self._partitions[place]
+        for rows in partition.take_all():
+            partition.put(self._missing(place, rows))
+
+    def _grow(self, topic: str) -> None:
+        """What was placed over the old count is in the log by now, or will be refused. All of it is read, then
+        the rest is placed anew."""
+        count = self._patiently(lambda: self._log.partition_count(topic))
+        if count <= self._over[topic]:
+            self._wait()
+            return
+        if self._plan.arranged:
+            raise SinkError(
+                f"topic {topic} has grown from {self._over[topic]} to {count} partitions since the rows were "
+                "arranged. Start the "
+                "query again: what is written already is found, and the rest goes where it belongs now"
+            )
+        self._counted.add(topic)
+        self._over[topic] = count
+        self._mixed.add(topic)
+        for partition, (start, _) in self._patiently(lambda: self._log.offsets(topic, range(count))).items():
+            self._partitions.setdefault((topic, partition), _Partition(start, start, -1))
+        waiting: list[tuple[Place, _Rows]] = []
+        for partition in range(count):
+            place = (topic, partition)
+            self._patiently(lambda place=place: self._look(place, -1))  # type: ignore[misc]
+            waiting += [(place, rows) for rows in self._partitions[place].take_all()]
+        self._growing.discard(topic)
+        for old, rows in waiting:
+            for partition, some in _by_partition(rows.bodies, self._replaced(old, rows), rows.explicit):
+                place = (topic, partition)
+                self._partitions[place].put(self._missing(place, some))
+
+    def _replaced(self, old: Place, rows: _Rows) -> npt.NDArray[Any]:
+        topic, partition = old
+        found = []
+        for index, body in enumerate(rows.bodies.to_pylist()):
+            key = self._framing.key(body)
+            if rows.explicit is not None and rows.explicit[index]:
+                found.append(partition)
+            else:
+                found.append(self.own(topic) if key is None else murmur2(key, self._over[topic]))
+        return np.array(found, dtype=np.int32)
+
+    # --- patience -------------------------------------------------------------------------------------------------
+
+    def _later(self, partition: _Partition, trouble: str, *, contended: bool = False) -> None:
+        partition.tries += 1
+        self._trouble = trouble
+        pause, most = (
+            (_CONTENTION_SECONDS, _CONTENTION_SECONDS_MAX) if contended else (_PAUSE_SECONDS, _PAUSE_SECONDS_MAX)
+        )
+        if contended and partition.tries == 1:
+            return  # the first refusal tells where the log ends; who then fails again has a rival
+        pause = min(most, pause * 2 ** min(partition.tries, 10))
+        partition.not_before = self._clock.now() + pause * (0.5 + self._clock.random())
+
+    def _patiently(self, look: Callable[[], T]) -> T:
+        tries = 0
+        while True:
+            try:
+                return look()
+            except CannotReach as error:
+                self._trouble = str(error)
+                tries += 1
+                self._give_up_if_late()
+                self._clock.wait((), min(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS * 2**tries) * (0.5 + self._clock.random()))
+
+    def _wait(self) -> None:
+        """Until there is something to do."""
+        self._give_up_if_late()
+        now = self._clock.now()
+        flights = [p.flight.answer for p in self._partitions.values() if p.flight]
+        due = [p.not_before - now for p in self._partitions.values() if p.queue and not p.flight and p.not_before > now]
+        pause = min(due, default=1.0 if flights else _PAUSE_SECONDS)
+        self._clock.wait(flights, max(0.001, min(pause, 1.0)))
+
+    def _give_up_if_late(self) -> None:
+        # While others append there is progress, but it shall not be theirs alone for ever.
+        now, patience = self._clock.now(), self._plan.patience_seconds
+        if now - self._progress_at > patience or now - self._landed_at > _STARVED * patience:
+            raise SinkError(
+                f"nothing could be appended for {self._plan.patience_seconds:g} s (option patience.seconds): "
+                f"{self._trouble}. "
+                "What is in the log stays; the next try goes on behind it"
+            )
+
+    # --- refusals -------------------------------------------------------------------------------------------------
+
+    def _refuse_other_query(self, place: Place, mark: Mark) -> None:
+        if mark.query == self._query:
+            return
+        who = f"streaming query {mark.query}" if mark.query else "a df.write"
+        me = f"streaming query {self._query}" if self._query else "a df.write"
+        raise SinkError(
+            f"{place[0]}-{place[1]} has rows of sink.id {self._plan.sink!r} by {who}, and this is {me}. A query has a "
+            "new id when its "
+            "checkpoint was deleted or is another one. If it is the same stream, restore its checkpoint. If these "
+            "rows shall be "
+            "written whatever is there, take a new sink.id: then they are appended behind what is there"
+        )
+
+    def _other_batch(self, place: Place, mark: Mark) -> SinkError:
+        at = f"{place[0]}-{place[1]}"
+        if mark.batch > self._batch:
+            return SinkError(
+                f"{at}: while batch {self._batch} was being written, batch {mark.batch} of sink {self._plan.sink!r} "
+                "appeared: another "
+                "driver is ahead on the same checkpoint. This one stops; stop all but one of them"
+            )
+        return SinkError(
+            f"{at}: rows of batch {mark.batch} of sink {self._plan.sink!r} lie behind the begin of batch "
+            f"{self._batch}: two queries "
+            "write under one sink.id. Give each its own"
+        )
+
+    def _not_arranged(self, place: Place, task: int) -> SinkError:
+        return SinkError(
+            f"{place[0]}-{place[1]} is written by tasks {task} and {self._task} of one write, although arranged=true "
+            "says that all rows "
+            "of a partition are in one task. Use fencepost.spark.arrange as the last step before the write"
+        )
+
+    def _other_split(self, place: Place) -> SinkError:
+        return SinkError(
+            f"batch {self._batch} is half written, and its rows are split into tasks otherwise than when it was begun "
+            f"(a row for {place[0]}-{place[1]} was written by another task). That matters for rows with neither a key "
+            "nor a partition, as these are. Set spark.sql.shuffle.partitions, the files' split or the number of "
+            "executors' cores back until this batch has gone through; then give rows a key or a partition, or write "
+            "through fencepost.spark.arrange with arranged=true. If the split is the same and equal rows are in "
+            f"several tasks: option same.split=true. {self._last_way_out()}"
+        )
+
+    def _other_rows(self, place: Place, count: int) -> SinkError:
+        held = " Nothing was appended by this task." if self._held is not None else ""
+        what = f"batch {self._batch}" if self._query else "this write"
+        same = "" if self._spread else "The same rows in other tasks go on with unmatched.rows=compare. "
+        way = (
+            "The source and the query must give the same rows again for a batch that was begun. "
+            f"{same}{self._last_way_out()}"
+            if self._query
+            else f"For another load take another sink.id. {same}See fencepost.spark.arrange, too"
+        )
+        return SinkError(
+            f"{place[0]}-{place[1]} has {count} rows of {what} of sink {self._plan.sink!r} (task {self._task}) that "
+            f"the data does not have now: the data is another one, or it is split into tasks otherwise.{held} {way}"
+        )
+
+    def _last_way_out(self) -> str:
+        if not self._query:
+            return "As a last way out, another sink.id writes all of it again, behind what is there"
+        return (
+            "As a last way out, a new sink.id with the same checkpoint writes this batch again as a whole, behind what "
+            "is there of it"
+        )
+
+    def _refuse_deleted(self, place: Place, begin: int, start: int) -> None:
+        if begin < start:
+            raise self._deleted(place, start, f"rows of batch {self._batch} may have lain there")
+
+    def _deleted(self, place: Place, start: int, why: str) -> SinkError:
+        return SinkError(
+            f"{place[0]}-{place[1]} has lost its records below offset {start}, and {why}: it cannot be known what of "
+            f"batch {self._batch} was "
+            "written. If you know that nothing of it was, say first.run=true for one run"
+        )
+
+
+def refuse_final(place: Place, answer: Answer) -> None:
+    """Raises SinkError for an answer that no other try will change."""
+    said = answer.message or ""
+    at = f"{place[0]}-{place[1]}"
+    if answer.code == _POLICY_VIOLATION:
+        if "OFFSET_VIOLATION" in said:
+            raise SinkError(
+                f"{at}: {said}. Somebody writes around the proxy, or the check was switched off meanwhile: rows "
+                "may be in the "
+                "topic twice from there on"
+            )
+        if said and "OFFSET_MISMATCH" not in said and "SENT_BEHIND" not in said:
+            raise SinkError(f"{at}: {said}")
+    elif answer.code not in _PASSING and answer.code != INVALID_PARTITIONS:
+        raise SinkError(f"{at}: Kafka error {answer.code}: {_MEANINGS.get(answer.code, 'refused')}. {said}".rstrip())
+
+
+def own_mark(logged: Any, sink: str) -> Mark | None:
+    """The mark of a batch of this sink; None for anybody else's."""
+    if logged is None or logged.mark is None:
+        return None
+    mark = Mark.decode(logged.mark)
+    return mark if mark.sink == sink else None
+
+
+def digest_of(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest()
+
+
+def _offsets(bodies: pa.Array) -> npt.NDArray[Any]:
+    found = np.frombuffer(bodies.buffers()[1], dtype=np.int64, count=bodies.offset + len(bodies) + 1)
+    return found[bodies.offset :]
+
+
+def _size(bodies: pa.Array) -> int:
+    if not len(bodies):
+        return 0
+    offsets = _offsets(bodies)
+    return int(offsets[-1] - offsets[0]) + _ROW_BYTES * len(bodies)
+
+
+def _fitting(bodies: pa.Array, limit: int) -> int:
+    """How many of the first rows take at most `limit` bytes."""
+    ends = _offsets(bodies) + _ROW_BYTES * np.arange(len(bodies) + 1)
+    return int(np.searchsorted(ends, ends[0] + limit, side="right")) - 1
+
+
+def _joined(pieces: list[_Rows]) -> _Rows:
+    bodies = pa.concat_arrays([piece.bodies for piece in pieces])
+    if all(piece.explicit is None for piece in pieces):
+        return _Rows(bodies, None)
+    parts = [np.zeros(len(piece), dtype=bool) if piece.explicit is None else piece.explicit for piece in pieces]
+    return _Rows(bodies, np.concatenate(parts))
+
+
+def _by_partition(
+    bodies: pa.Array, partitions: npt.NDArray[Any], explicit: npt.ArrayLike | None
+) -> Iterator[tuple[int, _Rows]]:
+    """Rows of each partition, in their order."""
+    marked = None if explicit is None else np.asarray(explicit, dtype=bool)
+    for partition, own, which in split(bodies, partitions):
+        yield partition, _Rows(own, None if marked is None else marked[which])

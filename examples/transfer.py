@@ -1,0 +1,433 @@
+"""Two accounts on two partitions, and many writers that move money between them: none is made, none is lost.
+
+Every record of an account's partition says what it changes and the balance that comes of it, so a transfer must be
+decided on both balances as they are. A writer
+
+1. reads both partitions to their ends: the balances, and the offset to expect on each;
+2. decides the transfer, and appends one record to each partition in one transaction, each at the offset expected there;
+3. on OffsetMismatch or TransactionConflict another writer was first: back to 1, after a pause of random length.
+
+At the end an auditor reads both partitions, as everybody does who reads what is committed. The balances must add up to
+what was paid in, every balance must follow from the one before it, and every transfer must be in both partitions, once.
+
+    .venv/bin/fencepost dev                                              # in one terminal: Kafka and the proxy
+    .venv/bin/python examples/transfer.py --bootstrap 127.0.0.1:9092     # in another
+
+With `--plain` the writers use Kafka's transactions without expected offsets: each transfer is all or nothing, and money
+is lost all the same, since two of them were decided on the same balances.
+
+With `--kills N` writers and proxies are killed (kill -9) N times and start again. The proxies are then this program's
+own, in front of the Kafka that `--kafka` names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from kafka import KafkaAdminClient, KafkaProducer
+from kafka.admin import AlterConfigOp, ConfigResource, ConfigResourceType, NewTopic
+from kafka.errors import KafkaError, TopicAlreadyExistsError
+
+import fencepost.aiokafka
+import fencepost.confluent
+import fencepost.kafka_python
+from fencepost import LogRecord, OutcomeUnknown, Record, RetryPolicy, WriterFenced, retrying
+
+PAID_IN = 1000
+#: The partition of each account.
+ACCOUNTS = (0, 1)
+RETRY = RetryPolicy(attempt_seconds=10, total_seconds=180, pause_seconds=0.02, pause_seconds_max=1.0)
+CLIENTS = ("kafka-python", "confluent", "aiokafka")
+COUNTED = ("decided", "fenced", "unknown")
+
+Place = tuple[str, int]
+Appends = Mapping[Place, tuple[int | None, Sequence[Record]]]
+
+
+@dataclass(slots=True)
+class Books:
+    """What a reader of both partitions arrives at. `conflicts`: balances that do not follow from the one before."""
+
+    balances: dict[int, int] = field(default_factory=lambda: dict.fromkeys(ACCOUNTS, 0))
+    seen: dict[int, Counter[str]] = field(default_factory=lambda: {account: Counter() for account in ACCOUNTS})
+    conflicts: int = 0
+
+    def apply(self, place: Place, record: LogRecord) -> None:
+        assert record.value is not None
+        _, account = place
+        entry = json.loads(record.value)
+        if self.balances[account] + entry["change"] != entry["balance"]:
+            self.conflicts += 1
+        self.balances[account] = entry["balance"]
+        self.seen[account][entry["id"]] += 1
+
+    def has(self, transfer: str) -> bool:
+        return any(transfer in seen for seen in self.seen.values())
+
+
+class Log(Protocol):
+    def read_to_end(self, apply: Callable[[Place, LogRecord], None]) -> dict[Place, int]: ...
+
+    def close(self) -> None: ...
+
+
+class Writer(Protocol):
+    def append(self, wanted: Appends) -> dict[Place, int]: ...
+
+    def close(self) -> None: ...
+
+
+class PlainWriter:
+    """What one would write without expectations: a transaction, and the hope to be the only one."""
+
+    def __init__(self, transactional_id: str, bootstrap: str) -> None:
+        self._producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=transactional_id)
+        self._producer.init_transactions()
+
+    def append(self, wanted: Appends) -> dict[Place, int]:
+        self._producer.begin_transaction()
+        for (topic, partition), (_, records) in wanted.items():
+            for record in records:
+                self._producer.send(topic, record.value, partition=partition)
+        self._producer.commit_transaction()
+        return {}
+
+    def close(self) -> None:
+        self._producer.close()
+
+
+class Awaited:
+    """aiokafka's, for this program's writers, which do one thing at a time."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._runner = asyncio.Runner()
+        self._inner = self._runner.run(self._made(make))
+
+    async def _made(self, make: Callable[[], Any]) -> Any:
+        inner = make()
+        await inner.start()
+        return inner
+
+    def read_to_end(self, apply: Callable[[Place, LogRecord], None]) -> dict[Place, int]:
+        expected: dict[Place, int] = self._runner.run(self._inner.read_to_end(apply))
+        return expected
+
+    def append(self, wanted: Appends) -> dict[Place, int]:
+        offsets: dict[Place, int] = self._runner.run(self._inner.append(wanted))
+        return offsets
+
+    def close(self) -> None:
+        self._runner.run(self._inner.stop())
+        self._runner.close()
+
+
+def open_log(client: str, bootstrap: str, topic: str) -> Log:
+    places = [(topic, account) for account in ACCOUNTS]
+    if client == "confluent":
+        return fencepost.confluent.LogReader(places, {"bootstrap.servers": bootstrap}, retry=RETRY)
+    if client == "aiokafka":
+        return Awaited(lambda: fencepost.aiokafka.LogReader(places, bootstrap_servers=bootstrap, retry=RETRY))
+    return fencepost.kafka_python.LogReader(places, bootstrap_servers=bootstrap, retry=RETRY)
+
+
+def open_writer(client: str, bootstrap: str, name: str, *, plain: bool) -> Writer:
+    if plain:
+        return PlainWriter(name, bootstrap)
+    if client == "confluent":
+        return fencepost.confluent.TransactionalWriter(name, {"bootstrap.servers": bootstrap}, retry=RETRY)
+    if client == "aiokafka":
+        return Awaited(lambda: fencepost.aiokafka.TransactionalWriter(name, bootstrap_servers=bootstrap, retry=RETRY))
+    return fencepost.kafka_python.TransactionalWriter(name, bootstrap_servers=bootstrap, retry=RETRY)
+
+
+# --- a writer, in a process of its own --------------------------------------------------------------------------------
+
+
+class Teller:
+    """One writer: it makes its transfers one after the other, those that an earlier life of it has not made yet."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._books = Books()
+        self._log = open_log(options.client, options.bootstrap, options.topic)
+        self._writer = self._open_writer()
+        self._counts = dict.fromkeys(COUNTED, 0)  # of the transfer that it is at
+
+    def run(self) -> None:
+        name = self._options.writer
+        for number in range(self._options.transfers):
+            rng = random.Random(f"{self._options.seed}{name}{number}")
+            source, target = rng.sample(ACCOUNTS, 2)
+            self._transfer(f"{name}-{number}", source, target, rng.randint(1, 50))
+            print(json.dumps({"done": f"{name}-{number}", **self._counts}), flush=True)
+            self._counts = dict.fromkeys(COUNTED, 0)
+        self._writer.close()
+        self._log.close()
+
+    def _transfer(self, name: str, source: int, target: int, wish: int) -> None:
+        def attempt() -> None:
+            expected = self._log.read_to_end(self._books.apply)
+            if self._books.has(name):
+                return  # done by an earlier life of this writer, or by a commit whose outcome was not known
+            self._counts["decided"] += 1
+            balances = self._books.balances
+            amount = min(wish, balances[source])
+            topic = self._options.topic
+            self._writer.append(
+                {
+                    (topic, account): (expected[topic, account], [entry(name, change, balances[account])])
+                    for account, change in ((source, -amount), (target, amount))
+                }
+            )
+
+        while True:
+            try:
+                retrying(attempt, RETRY)
+                return
+            except OutcomeUnknown:  # reading will show it
+                self._counts["unknown"] += 1
+            except WriterFenced:  # nobody else has this name, so it took longer than a transaction may
+                self._counts["fenced"] += 1
+                self._writer.close()
+                self._writer = self._open_writer()
+
+    def _open_writer(self) -> Writer:
+        options = self._options
+        return open_writer(options.client, options.bootstrap, f"{options.topic}-{options.writer}", plain=options.plain)
+
+
+def entry(transfer: str, change: int, balance: int) -> Record:
+    return Record(json.dumps({"id": transfer, "change": change, "balance": balance + change}).encode())
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+class Proxies:
+    """This program's own, to be killed."""
+
+    def __init__(self, kafka: str, ports: Sequence[int], directory: Path) -> None:
+        self._kafka = kafka
+        self._ports = ports
+        self._directory = directory
+        self._config = directory / "fencepost.toml"
+        # For as long as a proxy that comes after one that was killed answers conditional appends with "ask again".
+        self._config.write_text("[limits]\ntakeover_seconds = 1.0\n")
+        self._running: list[subprocess.Popen[str]] = []
+        for number in range(len(ports)):
+            self._running.append(self._start(number))
+
+    def bootstrap(self, number: int) -> str:
+        return f"127.0.0.1:{self._ports[number % len(self._ports)]}"
+
+    def kill_one(self) -> str:
+        number = random.randrange(len(self._running))
+        self._running[number].kill()
+        self._running[number].wait()
+        self._running[number] = self._start(number)
+        return f"proxy {number + 1}"
+
+    def stop(self) -> None:
+        for process in self._running:
+            process.kill()
+            process.wait()
+
+    def _start(self, number: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "fencepost_proxy", "proxy", "--upstream", self._kafka]
+        command += ["--listen", self.bootstrap(number), "--config", str(self._config)]
+        with (self._directory / f"proxy-{number + 1}.log").open("a") as log:
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert process.stdout is not None
+        if not process.stdout.readline().startswith("ready"):
+            raise SystemExit(f"the proxy did not start: {self._directory}/proxy-{number + 1}.log")
+        return process
+
+
+def make_topic(bootstrap: str, topic: str) -> None:
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    try:
+        try:
+            admin.create_topics([NewTopic(topic, len(ACCOUNTS), -1)])
+        except TopicAlreadyExistsError:
+            raise SystemExit(f"topic {topic!r} exists already: name another one with --topic") from None
+        change = {"check.expected.offsets": (AlterConfigOp.SET, "true")}
+        try:
+            admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, change)])
+        except ValueError as error:  # kafka-python asks the cluster which configs there are
+            raise SystemExit(f"{bootstrap} is not a Fencepost proxy ({error}); see --help") from None
+    finally:
+        admin.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit status 0: the money is there, and every transfer once. 1: not so."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--bootstrap", default="127.0.0.1:9092", help="the proxy (default: %(default)s)")
+    parser.add_argument("--topic", default=f"transfer-{int(time.time())}", help="a new topic (default: %(default)s)")
+    parser.add_argument("--writers", type=int, default=4, help="processes (default: %(default)s)")
+    parser.add_argument("--transfers", type=int, default=25, help="of each writer (default: %(default)s)")
+    parser.add_argument(
+        "--client", choices=[*CLIENTS, "all"], default="all", help="of the writers (default: all, mixed)"
+    )
+    parser.add_argument("--plain", action="store_true", help="transactions, but without expected offsets")
+    parser.add_argument("--kills", type=int, default=0, help="how often a writer or a proxy is killed")
+    parser.add_argument("--kafka", help="for --kills: where Kafka itself can be reached")
+    parser.add_argument(
+        "--ports", default="19192,19292", help="for --kills: of the proxies, each with some above it free"
+    )
+    parser.add_argument("--seed", type=int, default=None, help="of the transfers; printed if not given")
+    parser.add_argument("--writer", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.writer is not None:
+        # They log every refusal, and every wait for a partition.
+        for library in ("aiokafka", "kafka"):
+            logging.getLogger(library).setLevel(logging.CRITICAL)
+        Teller(options).run()
+        return 0
+    if (options.kills > 0) != (options.kafka is not None):
+        parser.error("--kills and --kafka go together: the proxies that are killed are started here")
+    if options.seed is None:
+        options.seed = random.randrange(1 << 32)
+    with contextlib.ExitStack() as stack:
+        proxies = None
+        if options.kafka is not None:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            proxies = Proxies(options.kafka, [int(port) for port in options.ports.split(",")], directory)
+            stack.callback(proxies.stop)
+            options.bootstrap = proxies.bootstrap(0)
+        return run(options, proxies)
+
+
+def run(options: argparse.Namespace, proxies: Proxies | None) -> int:
+    topic = options.topic
+    make_topic(options.bootstrap, topic)
+    how = "in transactions without expected offsets" if options.plain else "each at the offset behind what it has read"
+    print(f"{options.writers} writers make {options.transfers} transfers each in {topic}, {how} (seed {options.seed}).")
+    deposit = [entry("deposit", PAID_IN, 0)]
+    with fencepost.kafka_python.TransactionalWriter(
+        f"{topic}-deposit", bootstrap_servers=options.bootstrap, retry=RETRY
+    ) as writer:
+        retrying(lambda: writer.append({(topic, account): (0, deposit) for account in ACCOUNTS}), RETRY)
+
+    started = time.monotonic()
+    total = options.writers * options.transfers
+    killed: Counter[str] = Counter()
+    with contextlib.closing(Writers(options, proxies)) as writers:
+        while writers.at_work():
+            # Spread over the whole work, however long it takes.
+            if proxies is not None and len(writers.done) * (options.kills + 1) > total * (killed.total() + 1):
+                killed[proxies.kill_one() if random.random() < 0.3 else writers.kill_one()] += 1
+            time.sleep(0.02)
+    took = time.monotonic() - started
+    books = audit(options.bootstrap, topic)
+    if killed:
+        print("killed: " + ", ".join(f"{who} {count} times" for who, count in sorted(killed.items())))
+    told = {what: sum(counts[what] for counts in writers.done.values()) for what in COUNTED}
+    print(
+        f"{total} transfers were decided {told['decided']} times (not counting what was killed), in {took:.1f} s; "
+        f"fenced: {told['fenced']}, outcome not known at first: {told['unknown']}"
+    )
+    return report(options, books)
+
+
+class Writers:
+    """Their processes. `done` – what each said of its transfers."""
+
+    def __init__(self, options: argparse.Namespace, proxies: Proxies | None) -> None:
+        self._options = options
+        self._proxies = proxies
+        self.done: dict[str, dict[str, int]] = {}
+        self._running = {number: self._start(number) for number in range(options.writers)}
+
+    def at_work(self) -> bool:
+        for number, (process, ear) in list(self._running.items()):
+            if process.poll() is not None:
+                ear.join()
+                if process.returncode:
+                    raise SystemExit(f"writer {number} failed with exit status {process.returncode}")
+                del self._running[number]
+        return bool(self._running)
+
+    def kill_one(self) -> str:
+        number = random.choice(list(self._running))
+        self._kill(number)
+        self._running[number] = self._start(number)
+        return "writers"
+
+    def close(self) -> None:
+        for number in self._running:
+            self._kill(number)
+
+    def _kill(self, number: int) -> None:
+        process, ear = self._running[number]
+        process.kill()
+        process.wait()
+        ear.join()
+
+    def _start(self, number: int) -> tuple[subprocess.Popen[str], threading.Thread]:
+        options = self._options
+        bootstrap = options.bootstrap if self._proxies is None else self._proxies.bootstrap(number)
+        client = CLIENTS[number % len(CLIENTS)] if options.client == "all" else options.client
+        command = [sys.executable, __file__, "--writer", f"writer-{number}", "--topic", options.topic]
+        command += ["--bootstrap", bootstrap, "--client", client, "--seed", str(options.seed)]
+        command += ["--transfers", str(options.transfers), *(["--plain"] if options.plain else [])]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        ear = threading.Thread(target=self._hear, args=(process,), daemon=True)
+        ear.start()
+        return process, ear
+
+    def _hear(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                with contextlib.suppress(ValueError):  # half a line of one that was killed
+                    told = json.loads(line)
+                    self.done.setdefault(told.pop("done"), told)
+
+
+def audit(bootstrap: str, topic: str) -> Books:
+    """The books of somebody who only reads; once every transaction has got its markers."""
+    deadline = time.monotonic() + RETRY.total_seconds
+    while True:
+        books = Books()
+        with contextlib.suppress(KafkaError):
+            log = open_log("kafka-python", bootstrap, topic)
+            try:
+                log.read_to_end(books.apply)
+            finally:
+                log.close()
+            if books.seen[0].keys() == books.seen[1].keys() or time.monotonic() > deadline:
+                return books
+        time.sleep(0.1)
+
+
+def report(options: argparse.Namespace, books: Books) -> int:
+    """Prints what came of it and whether it is right; returns the exit status."""
+    asked = {f"writer-{w}-{n}" for w in range(options.writers) for n in range(options.transfers)} | {"deposit"}
+    lost = len(asked - (books.seen[0].keys() & books.seen[1].keys()))
+    doubled = sum(count > 1 for seen in books.seen.values() for count in seen.values())
+    paid_in, there = PAID_IN * len(ACCOUNTS), sum(books.balances.values())
+    print(f"transfers lost: {lost}   doubled: {doubled}   decided on a balance that was not there: {books.conflicts}")
+    print(f"paid in: {paid_in}   there: {there} ({' + '.join(map(str, books.balances.values()))})")
+    right = there == paid_in and not (lost or doubled or books.conflicts)
+    print("CONSERVED: the money is what was paid in." if right else "NOT CONSERVED: see above.")
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,321 @@
+#!/usr/bin/env python3
+"""Does a Kafka topic hold just the rows of an input: none missing, none twice, in order? Exit code 0 if so, else 1.
+
+    spark-submit verify.py --input flights.csv --bootstrap KAFKA:9092 --topic flights
+
+Say of the input what the load was told (`--key`, `--value`, …). The topic is read back with a plain consumer, so give
+Kafka's own address if you want to rely on nobody between. Nothing that the sink has written beside the rows is looked
+at. Rows are compared by key and value; equal rows count as often as they are there.
+
+`--from TOPIC --sql …` compares with a topic and a query instead, for what `stream.py` has written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyspark.sql.functions as sf
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.helpers import create_ssl_context
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+
+from fencepost.spark.errors import CannotReach, SinkError
+from fencepost.spark.files import KINDS, ORDER, rows_of
+from fencepost.spark.jobs import add_client_arguments, client_settings
+from fencepost.spark.log import Log
+from fencepost.spark.options import client_options
+
+#: What one task reads of a partition.
+RANGE_RECORDS = 250_000
+BATCH_RECORDS = 20_000
+PATIENCE_SECONDS = 60.0
+SAID_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the comparison came to. `examples`: where, by what is wrong; never what is in a row."""
+
+    wanted: int
+    once: int
+    missing: int
+    too_often: int
+    unknown: int
+    out_of_order: int | None
+    examples: dict[str, list[str]]
+
+    def holds(self, *, others: bool) -> bool:
+        wrong = self.missing + self.too_often + (self.out_of_order or 0)
+        return not wrong and (others or not self.unknown)
+
+
+class Topic:
+    """A topic to read, from where it starts to where it ends now. Raises SinkError, CannotReach."""
+
+    def __init__(self, name: str, client: dict[str, Any]) -> None:
+        self.name = name
+        self._client = client
+        with Log(client) as log:  # which creates no topic that it is asked about
+            self.bounds = dict(sorted(log.offsets(name, range(log.partition_count(name))).items()))
+
+    def rows(self, spark: SparkSession) -> DataFrame:
+        """`partition`, `offset`, `key`, `value`, `timestamp`, read by tasks of `RANGE_RECORDS` at most."""
+        ranges = [
+            (partition, first, min(first + RANGE_RECORDS, end))
+            for partition, (start, end) in self.bounds.items()
+            for first in range(start, end, RANGE_RECORDS)
+        ]
+        schema = "partition INT, offset BIGINT, key BINARY, value BINARY"
+        numbers = spark.range(0, len(ranges), 1, max(1, len(ranges)))
+        return numbers.mapInArrow(reader(self.name, ranges, self._client), schema)
+
+
+def consumer_options(client: dict[str, Any]) -> dict[str, Any]:
+    """aiokafka's. `ssl_*` become the SSL context that it wants; a context cannot travel to a worker."""
+    options = {name: value for name, value in client.items() if not name.startswith("ssl_")}
+    tls = {name.removeprefix("ssl_"): value for name, value in client.items() if name.startswith("ssl_")}
+    if tls or str(options.get("security_protocol", "")).endswith("SSL"):
+        options["ssl_context"] = create_ssl_context(**tls)
+    # What a transaction that was aborted has left behind is no row.
+    return {"enable_auto_commit": False, "isolation_level": "read_committed", **options}
+
+
+def reader(
+    topic: str, ranges: list[tuple[int, int, int]], client: dict[str, Any]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """For `mapInArrow`, over the numbers of the ranges that are to be read."""
+
+    async def start(at: TopicPartition, first: int) -> AIOKafkaConsumer:
+        consumer = AIOKafkaConsumer(**consumer_options(client))
+        await consumer.start()
+        consumer.assign([at])
+        consumer.seek(at, first)
+        return consumer
+
+    def read(partition: int, first: int, end: int, run: Callable[[Any], Any]) -> Iterator[pa.RecordBatch]:
+        at = TopicPartition(topic, partition)
+        consumer = run(start(at, first))
+        try:
+            give_up = time.monotonic() + PATIENCE_SECONDS
+            position = first
+            while position < end:
+                records = run(consumer.getmany(at, timeout_ms=500, max_records=BATCH_RECORDS)).get(at, ())
+                before, position = position, run(consumer.position(at))
+                if position > before:
+                    give_up = time.monotonic() + PATIENCE_SECONDS
+                elif time.monotonic() > give_up:
+                    raise TimeoutError(f"{topic}-{partition}: no record of offsets {position} to {end - 1} in time")
+                found = [(record.offset, record.key, record.value) for record in records if record.offset < end]
+                if found:
+                    offsets, keys, values = zip(*found, strict=True)
+                    yield pa.RecordBatch.from_arrays(
+                        [
+                            pa.array([partition] * len(found), pa.int32()),
+                            pa.array(offsets, pa.int64()),
+                            pa.array(keys, pa.binary()),
+                            pa.array(values, pa.binary()),
+                        ],
+                        ["partition", "offset", "key", "value"],
+                    )
+        finally:
+            run(consumer.stop())
+
+    def read_all(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with asyncio.Runner() as runner:
+
+            def run(what: Any) -> Any:
+                async def waited_for() -> Any:
+                    return await what
+
+                return runner.run(waited_for())
+
+            for batch in numbers:
+                for number in batch.column(0).to_pylist():
+                    yield from read(*ranges[number], run)
+
+    return read_all
+
+
+def _same(key: Column, value: Column) -> Column:
+    """Equal for equal rows: a digest of both with their lengths, or ("ab", "c") and ("a", "bc") would be the same."""
+    lengths = sf.concat_ws(
+        ":", sf.coalesce(sf.octet_length(key), sf.lit(-1)), sf.coalesce(sf.octet_length(value), sf.lit(-1))
+    )
+    empty = sf.lit("").cast("binary")
+    return sf.unhex(sf.md5(sf.concat(lengths.cast("binary"), sf.coalesce(key, empty), sf.coalesce(value, empty))))
+
+
+def compare(wanted: DataFrame, found: DataFrame, order: str) -> Found:
+    """`wanted`: key, value, `at` (something that orders). `found`: partition, offset, key, value.
+
+    `order`: `partition` (within each Kafka partition rows are in the order of the input), `key` (those of each key are,
+    and are all in one partition), or `none`. Of equal rows the first in the input is the first in the topic.
+    """
+    row = _same(sf.col("key"), sf.col("value")).alias("row")
+    key = sf.unhex(sf.md5("key")).alias("of_key")
+    ours = wanted.select(row, "at").groupBy("row").agg(sf.sort_array(sf.collect_list("at")).alias("wanted"))
+    lies = sf.struct("partition", "offset").alias("lies")
+    theirs = (
+        found.select(row, key, lies)
+        .groupBy("row")
+        .agg(sf.sort_array(sf.collect_list("lies")).alias("found"), sf.first("of_key").alias("of_key"))
+    )
+    both = ours.join(theirs, "row", "full_outer").select(
+        "of_key",
+        *(sf.coalesce(each, sf.array()).alias(each) for each in ("wanted", "found")),
+    )
+    both = both.withColumn("n", sf.size("wanted")).withColumn("m", sf.size("found")).persist()
+    try:
+        return _told(both, order)
+    finally:
+        both.unpersist()
+
+
+def _told(both: DataFrame, order: str) -> Found:
+    too_often = sf.when(sf.col("n") > 0, sf.greatest(sf.col("m") - sf.col("n"), sf.lit(0))).otherwise(0)
+    sums = both.agg(
+        sf.sum("n"),
+        sf.sum(sf.least("n", "m")),
+        sf.sum(sf.greatest(sf.col("n") - sf.col("m"), sf.lit(0))),
+        sf.sum(too_often),
+        sf.sum(sf.when(sf.col("n") == 0, sf.col("m")).otherwise(0)),
+    ).first()
+    assert sums is not None
+    wanted, once, missing, often, unknown = (int(each or 0) for each in sums)
+    examples: dict[str, list[str]] = {}
+    if missing:
+        lost = both.where("m < n").selectExpr("explode(slice(wanted, m + 1, n - m)) AS at")
+        lost = lost.orderBy("at").limit(SAID_MAX).select(sf.col("at").cast("string"))
+        examples["missing"] = [f"of the input {row['at']}" for row in lost.collect()]
+    for what, condition in (("too often", "n > 0 AND m > n"), ("unknown", "n = 0")):
+        if unknown if what == "unknown" else often:
+            where = both.where(condition).selectExpr("explode(slice(found, n + 1, m - n)) AS lies")
+            examples[what] = _offsets(where)
+    wrong = None
+    if order != "none":
+        pairs = both.selectExpr("of_key", "explode(slice(arrays_zip(wanted, found), 1, least(n, m))) AS pair")
+        pairs = pairs.select("of_key", "pair.wanted", "pair.found.partition", "pair.found.offset")
+        if order == "key":
+            pairs = pairs.where("of_key IS NOT NULL")
+        one = Window.partitionBy("of_key" if order == "key" else "partition").orderBy("partition", "offset")
+        before = pairs.select(
+            "*",
+            sf.lag("wanted").over(one).alias("wanted_before"),
+            sf.lag("partition").over(one).alias("partition_before"),
+        )
+        bad = before.where("wanted < wanted_before OR partition <> partition_before").persist()
+        wrong = bad.count()
+        if wrong:
+            examples["out of order"] = _offsets(bad.select(sf.struct("partition", "offset").alias("lies")))
+        bad.unpersist()
+    return Found(wanted, once, missing, often, unknown, wrong, examples)
+
+
+def _offsets(where: DataFrame) -> list[str]:
+    found = where.select("lies.partition", "lies.offset").orderBy("partition", "offset").limit(SAID_MAX).collect()
+    return [f"partition {row['partition']} offset {row['offset']}" for row in found]
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="verify.py",
+        description="Compares a topic with the rows that it ought to hold: counts, duplicates, order. Exit code 1 if "
+        "they differ.",
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--input", help="file, directory or glob, as Spark reads it")
+    what.add_argument("--from", dest="source", metavar="TOPIC", help="a topic, with --sql")
+    parser.add_argument("--format", choices=KINDS, help="of --input; default: by the name's ending, else csv")
+    parser.add_argument("--key", metavar="COLUMN", help="as the load was told; so are the next four")
+    parser.add_argument("--value", metavar="COLUMN")
+    parser.add_argument("--schema", metavar="DDL")
+    parser.add_argument("--multiline", action="store_true")
+    parser.add_argument(
+        "--sql",
+        default="SELECT key, value, struct(partition, offset) AS at FROM source",
+        help="of --from: from the view `source` (key, value, partition, offset) to key, value and, where order is "
+        "looked at, `at`, by which rows of one key are in order (default: %(default)s)",
+    )
+    parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="Kafka, or the proxy")
+    parser.add_argument("--topic", required=True)
+    parser.add_argument(
+        "--order",
+        choices=["partition", "key", "none"],
+        help="rows are in the input's order within each Kafka partition (default with --input), or those of each key "
+        "(default with --from), or are not looked at",
+    )
+    parser.add_argument("--others", action="store_true", help="other records in the topic are no mistake")
+    add_client_arguments(parser)
+    return parser
+
+
+def wanted_of(spark: SparkSession, args: argparse.Namespace, client: dict[str, Any]) -> DataFrame:
+    if args.input:
+        # Time zone: it is in the text of timestamps.
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        rows = rows_of(
+            spark,
+            args.input,
+            kind=args.format,
+            key=args.key,
+            value=args.value,
+            schema=args.schema,
+            multiline=args.multiline,
+        )
+        return rows.select("key", "value", sf.struct(*ORDER).alias("at"))
+    Topic(args.source, client).rows(spark).createOrReplaceTempView("source")
+    rows = spark.sql(args.sql)
+    at = sf.col("at") if "at" in rows.columns else sf.lit(0)
+    return rows.select(sf.col("key").cast("binary"), sf.col("value").cast("binary"), at.alias("at"))
+
+
+def report(args: argparse.Namespace, topic: Topic, found: Found, order: str) -> int:
+    def say(line: str) -> None:
+        print(f"verify: {line}", flush=True)
+
+    for partition, (start, end) in topic.bounds.items():
+        say(f"{topic.name}-{partition}: " + (f"offsets {start:,} to {end - 1:,}" if end > start else "empty"))
+    say(
+        f"{found.wanted:,} rows wanted: {found.once:,} are there once, {found.missing:,} are missing, "
+        f"{found.too_often:,} too often; {found.unknown:,} records are none of them"
+    )
+    if found.out_of_order is not None:
+        each = "Kafka partition" if order == "partition" else "key"
+        say(f"order within each {each}: {found.out_of_order:,} rows are not behind the one that comes before them")
+    for what, where in found.examples.items():
+        say(f"{what}: {'; '.join(where)}{' …' if len(where) == SAID_MAX else ''}")
+    good = found.holds(others=args.others)
+    say("PROVED: every row exactly once" if good else "NOT PROVED: see above")
+    return 0 if good else 1
+
+
+def verify(spark: SparkSession, args: argparse.Namespace) -> int:
+    """Raises SinkError, CannotReach."""
+    client = client_options(client_settings(args))
+    order = args.order or ("partition" if args.input else "key")
+    topic = Topic(args.topic, client)
+    found = compare(wanted_of(spark, args, client), topic.rows(spark), order)
+    return report(args, topic, found, order)
+
+
+def main() -> int:
+    args = arguments().parse_args()
+    spark = SparkSession.builder.appName(f"verify {args.topic}").getOrCreate()
+    try:
+        return verify(spark, args)
+    except (SinkError, CannotReach) as error:
+        print(f"verify: {error}", file=sys.stderr)
+        return 1
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
