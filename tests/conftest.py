@@ -1,15 +1,22 @@
-"""What all tests share: one real Kafka of each size, started by the first test that asks for it."""
+"""What tests share: a real Kafka of each size, started by the first test that asks for it."""
 
 from __future__ import annotations
 
+import logging
 import os
+import socket
+import ssl
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from kafka.net.inet import KafkaNetSocket
+from kafka.net.transport import KafkaSSLTransport
 
 import fencepost_compiled
+import fencepost_proxy
 from fencepost_proxy.dev import cluster as clusters
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support import kafka as support
@@ -21,8 +28,41 @@ from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
 _COVERAGE = "COVERAGE_PROCESS_CONFIG"
 
 clusters.FREE_PORTS = own_ports()
-# Whatever else the machine does meanwhile.
-settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+
+
+class _SocketOfKafkaPython(socket.socket):
+    """kafka-python forgets the socket of a connection that is refused, or not there yet when its client is closed."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class _TlsSocketOfKafkaPython(ssl.SSLSocket):
+    """The same socket, once TLS has taken it over."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _tls_of_kafka_python(config: dict[str, Any], build: Any = KafkaSSLTransport._build_ssl_context) -> ssl.SSLContext:
+    context: ssl.SSLContext = build(config)
+    context.sslsocket_class = _TlsSocketOfKafkaPython
+    return context
+
+
+KafkaNetSocket.socket = lambda self, *arguments: _SocketOfKafkaPython(*arguments)  # type: ignore[method-assign]
+KafkaSSLTransport._build_ssl_context = staticmethod(_tls_of_kafka_python)  # type: ignore[method-assign]
+
+# Whatever else the machine does meanwhile; and the same examples each time, or a change would be blamed for what chance
+# has found. `make fuzz` draws others.
+settings.register_profile(
+    "busy",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+    derandomize="FENCEPOST_EXAMPLES" not in os.environ,
+    max_examples=int(os.environ.get("FENCEPOST_EXAMPLES", "100")),
+)
 settings.load_profile("busy")
 
 
@@ -50,10 +90,25 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[object]:
     if item.get_closest_marker("no_cover") is not None:
         os.environ.pop(_COVERAGE, None)
     try:
-        return (yield)
+        with _logs_as_they_were():
+            return (yield)
     finally:
         if covered is not None:
             os.environ[_COVERAGE] = covered
+
+
+@contextmanager
+def _logs_as_they_were() -> Iterator[None]:
+    """A command that runs in this process sets up its logs: whoever comes next here would wait for his in vain."""
+    root, own = logging.getLogger(), logging.getLogger(fencepost_proxy.__name__)
+    handlers, levels = root.handlers[:], (root.level, own.level)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(levels[0])
+        own.setLevel(levels[1])
+        logging.captureWarnings(False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -91,9 +146,13 @@ def kafka() -> Iterator[KafkaCluster]:
         yield cluster
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def kafka3() -> Iterator[KafkaCluster]:
-    """Three brokers. Shared by all, as `kafka`; whoever stops one starts it again."""
+    """Three brokers. Shared by a file; whoever stops one starts it again.
+
+    Not by all, as `kafka`: three brokers without work take a tenth of a core, so until the end of a run they cost more
+    than to start them anew.
+    """
     with support.running_kafka(3) as cluster:
         yield cluster
 
@@ -111,7 +170,7 @@ def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield process
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def proxy3(kafka3: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     """The same in front of `kafka3`."""
     with ProxyProcess(kafka3.bootstrap, tmp_path_factory.mktemp("proxy3"), config=GUARDED_BY_NAME) as process:

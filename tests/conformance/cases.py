@@ -15,7 +15,7 @@ from tests.support import raw
 
 CORRUPT, UNKNOWN_TOPIC_ID, NOT_LEADER, TIMED_OUT, TOO_LARGE = 2, 100, 6, 7, 10
 NOT_ENOUGH_REPLICAS, DENIED, INVALID_TIMESTAMP = 19, 29, 32
-OUT_OF_ORDER, WRONG_EPOCH, INVALID_TXN_STATE, INVALID_RECORD = 45, 47, 48, 87
+OUT_OF_ORDER, WRONG_EPOCH, INVALID_TXN_STATE, INVALID_RECORD, PRODUCER_FENCED = 45, 47, 48, 87, 90
 #: The producer id of the stamps, which no coordinator has given out.
 SHARED = 7_000_001
 OTHER = 7_000_002
@@ -701,6 +701,62 @@ def transactions_v2_begin_at_zero_and_bump_the_epoch_with_each_end(kafka: Kafka)
     assert _control(topic.read()) == [(1, producer_id, epoch + 1), (3, producer_id, epoch + 2)]
 
 
+@case("A transaction is Empty, Ongoing, and Complete once its markers are there; its state is its coordinator's word")
+def a_transactions_states(kafka: Kafka) -> None:
+    for v2 in (False, True):
+        topic = kafka.create()
+        producer = kafka.transactional(v2=v2)
+        assert producer.state() == "Empty"
+        for commit, end in ((True, 2), (False, 4)):
+            producer.add(topic)
+            who = {"producer_id": producer.producer_id, "epoch": producer.epoch}
+            sequence = 0 if v2 or commit else 1
+            assert producer.append(topic, stamped(kafka, sequence, transactional=True, **who)) == appended(end - 2)
+            assert producer.state() == "Ongoing"
+            producer.end(commit=commit)
+            after = "CompleteCommit" if commit else "CompleteAbort"
+            assert producer.state() in (after.replace("Complete", "Prepare"), after)
+            kafka.until(lambda producer=producer, after=after: producer.state() == after, after)
+            assert topic.end() == end
+
+
+@case("EndTxn said again is answered as at first, said otherwise with 48; with another epoch with 90")
+def an_end_that_is_said_again(kafka: Kafka) -> None:
+    """Transactions v1: so a commit whose answer was lost may be asked for again."""
+    topic = kafka.create()
+    producer = kafka.transactional(v2=False)
+    for commit in (True, False):
+        assert producer.say_end(producer.epoch, commit=commit) == INVALID_TXN_STATE, "nothing was begun"
+    for turn, commit in enumerate((True, False)):
+        producer.add(topic)
+        assert producer.say_end(producer.epoch + 1, commit=commit) == PRODUCER_FENCED
+        for _ in range(2):
+            assert producer.say_end(producer.epoch, commit=commit) == 0
+        assert producer.say_end(producer.epoch, commit=not commit) == INVALID_TXN_STATE
+        assert topic.end() == turn + 1
+
+
+@case("With transactions v2 an end is said again with the epoch that it ended; an abort may end nothing")
+def an_end_that_is_said_again_v2(kafka: Kafka) -> None:
+    topic = kafka.create()
+    producer = kafka.transactional(v2=True)
+    assert producer.say_end(producer.epoch, commit=True) == INVALID_TXN_STATE, "nothing was begun"
+    for end in (2, 4):
+        who = {"producer_id": producer.producer_id, "epoch": producer.epoch}
+        assert producer.append(topic, stamped(kafka, 0, transactional=True, **who)) == appended(end - 2)
+        ended = producer.epoch
+        producer.end(commit=True)
+        assert producer.say_end(ended, commit=True) == 0
+        assert producer.say_end(ended, commit=False) == INVALID_TXN_STATE
+        assert producer.say_end(producer.epoch, commit=True) == INVALID_TXN_STATE, "nothing was begun"
+        assert producer.say_end(ended - 1, commit=True) == PRODUCER_FENCED
+        assert producer.say_end(producer.epoch + 1, commit=True) == PRODUCER_FENCED
+        assert topic.end() == end
+    before = producer.epoch
+    producer.end(commit=False)
+    assert producer.epoch == before + 1
+
+
 # --- offsets on more than one broker ----------------------------------------------------------------------------------
 
 
@@ -780,7 +836,7 @@ def a_connection_is_silent_while_an_append_waits_for_replicas(kafka: Kafka) -> N
     wire = topic.connect()
     follower = _follower(topic)
     kafka.pause(follower)
-    wire.send(stamped(kafka, 1), timeout_ms=1000)
+    wire.send(stamped(kafka, 1), timeout_ms=4000)
     wire.send(stamped(kafka, 2), acks=1)
     kafka.until(lambda: topic.end() == 2, "the first to be appended")
     assert topic.append(plain(kafka, b"other"), acks=1) == appended(2)
@@ -830,7 +886,8 @@ def truncation_takes_log_and_sequence_back_together(kafka: Kafka) -> None:
     assert topic.append(stamped(kafka, 0)) == appended(0)
     a, b = topic.leader(), _follower(topic)
     kafka.pause(b)
-    # A fetch of the follower's was waiting: the first of these is on its way to it.
+    # A fetch of the follower's was waiting: the first of these may be on its way to it.
+    kafka.let_fetches_end()
     assert topic.append(stamped(kafka, 0, producer_id=OTHER), acks=1) == appended(1)
     lost = stamped(kafka, 1, b"lost")
     assert topic.append(lost, acks=1) == appended(2)

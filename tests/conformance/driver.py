@@ -118,6 +118,14 @@ class Transaction(ABC):
     def end(self, *, commit: bool) -> None:
         """Returns when EndTxn is answered. The marker may not be written yet."""
 
+    @abstractmethod
+    def say_end(self, epoch: int, *, commit: bool) -> int:
+        """EndTxn with that epoch, as often as it is told to come again; its error code. Nothing is learned of it."""
+
+    @abstractmethod
+    def state(self) -> str:
+        """Of its coordinator (DescribeTransactions)."""
+
 
 class Topic(ABC):
     """One topic of one partition."""
@@ -223,6 +231,11 @@ class Kafka(ABC):
 
     @abstractmethod
     def pause(self, node: int) -> None: ...
+
+    @abstractmethod
+    def let_fetches_end(self) -> None:
+        """What a follower that stands still had asked before is answered: a busy leader does so a while after an
+        append, with all that came since."""
 
     @abstractmethod
     def resume(self, node: int) -> None: ...

@@ -68,6 +68,9 @@ class ModelKafka(Kafka):
     def now_ms(self) -> int:
         return self.sim.wall_ms
 
+    def let_fetches_end(self) -> None:
+        pass  # its leaders answer at once
+
     def create(self, settings: Settings = DEFAULTS) -> ModelTopic:
         assert settings.replicas == len(self.cluster.brokers), "each broker of the model has a replica of everything"
         self._topics += 1
@@ -306,6 +309,19 @@ class ModelTransaction(Transaction):
         assert isinstance(topic, ModelTopic)
         return topic.name in self._kafka.cluster.transaction_partitions(self.producer_id)
 
+    def say_end(self, epoch: int, *, commit: bool) -> int:
+        codes: list[int] = []
+
+        def answered() -> bool:
+            codes.append(self._kafka.cluster.end_txn(self.producer_id, epoch, commit=commit)[0])
+            return codes[-1] != broker.CONCURRENT_TRANSACTIONS
+
+        self._kafka.until(answered, "an answer to EndTxn")
+        return codes[-1]
+
+    def state(self) -> str:
+        return self._kafka.cluster.transactions[self.producer_id].state
+
     def end(self, *, commit: bool) -> None:
-        assert self._kafka.cluster.end_transaction(self.producer_id, self.epoch, commit=commit)
-        self.epoch = self._kafka.cluster.epoch_of(self.producer_id)
+        error, _, self.epoch = self._kafka.cluster.end_txn(self.producer_id, self.epoch, commit=commit)
+        assert error == broker.NONE, error

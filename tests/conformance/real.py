@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,6 +81,10 @@ def _read(answer: raw.Answer) -> Answer:
     return Answer(answer.error_code, answer.base_offset, answer.log_append_time_ms, -1 if start is None else start)
 
 
+#: A follower's fetch waits no longer: replica.fetch.wait.max.ms.
+FETCH_WAIT_SECONDS = 0.5
+
+
 class RealKafka(Kafka):
     """`cluster` may be broken by the cases: nobody else may use it then."""
 
@@ -135,6 +140,9 @@ class RealKafka(Kafka):
     def pause(self, node: int) -> None:
         self.cluster.pause(node)
         self.paused.add(node)
+
+    def let_fetches_end(self) -> None:
+        time.sleep(2 * FETCH_WAIT_SECONDS)
 
     def resume(self, node: int) -> None:
         self.cluster.resume(node)
@@ -473,12 +481,31 @@ class RealTransaction(Transaction):
         assert state.error_code == OK, state.error_code
         return topic.name in [each.topic for each in state.topics]
 
-    def end(self, *, commit: bool) -> None:
+    def say_end(self, epoch: int, *, commit: bool) -> int:
+        codes: list[int] = []
+
+        def answered() -> bool:
+            codes.append(self._end_txn(epoch, commit).error_code)
+            return codes[-1] not in _COORDINATOR_BUSY
+
+        self._kafka.until(answered, "an answer to EndTxn")
+        return codes[-1]
+
+    def state(self) -> str:
+        with self._kafka.some() as connection:
+            described = ask(connection, DescribeTransactionsRequest(transactional_ids=[self._name]), 0)
+        state: str = described.transaction_states[0].transaction_state
+        return state
+
+    def _end_txn(self, epoch: int, commit: bool) -> Any:
         request = EndTxnRequest(
-            transactional_id=self._name, producer_id=self.producer_id, producer_epoch=self.epoch, committed=commit
+            transactional_id=self._name, producer_id=self.producer_id, producer_epoch=epoch, committed=commit
         )
         with self._kafka.some() as connection:
-            answer = connection.ask(request, 5 if self._v2 else 3)
+            return connection.ask(request, 5 if self._v2 else 3)
+
+    def end(self, *, commit: bool) -> None:
+        answer = self._end_txn(self.epoch, commit)
         assert answer.error_code == OK, answer.error_code
         if self._v2:
             self.producer_id, self.epoch = answer.producer_id, answer.producer_epoch

@@ -277,6 +277,35 @@ def epochs_stay_in_v2(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+@wrong("a_transactions_states")
+def a_transaction_is_ongoing_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(broker.Transaction, "state", "Ongoing")
+
+
+@wrong("an_end_that_is_said_again", "an_end_that_is_said_again_v2")
+def an_end_is_heard_once(patch: pytest.MonkeyPatch) -> None:
+    end_txn = Cluster.end_txn
+
+    def once(self: Cluster, producer_id: int, epoch: int, *, commit: bool) -> tuple[int, int, int]:
+        if not self.transactions[producer_id].ongoing:
+            return broker.INVALID_TXN_STATE, -1, -1
+        return end_txn(self, producer_id, epoch, commit=commit)
+
+    patch.setattr(Cluster, "end_txn", once)
+
+
+@wrong("an_end_that_is_said_again", "an_end_that_is_said_again_v2")
+def any_epoch_may_end(patch: pytest.MonkeyPatch) -> None:
+    end_txn = Cluster.end_txn
+    patch.setattr(
+        Cluster,
+        "end_txn",
+        lambda self, producer_id, epoch, *, commit: end_txn(
+            self, producer_id, self.transactions[producer_id].epoch, commit=commit
+        ),
+    )
+
+
 @wrong("the_log_end_runs_ahead_of_the_high_watermark", "too_few_in_sync_replicas")
 def the_high_watermark_is_the_log_end(patch: pytest.MonkeyPatch) -> None:
     def advance(self: Cluster, partition: Any, node: int) -> None:

@@ -229,7 +229,7 @@ class _Run:
                 case g.Answer(ticket, result, reason):
                     self.transcript.append(f"{result.error_code} {result.base_offset} {reason}")
                     self._answered(ticket, result, reason)
-                case g.Violation():
+                case g.Violation() | g.MayJoin():
                     pass
                 case _:
                     same = [each for each, _ in self.control if type(each) is type(effect)]

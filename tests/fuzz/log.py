@@ -117,6 +117,7 @@ def carry_out(
                     open_transactions=frozenset({2} if kind == "open" else ()),
                     log_append_time=log.log_append_time_ms is not None,
                     expiration_seconds=86_400.0,
+                    transactions_as_of=asked_at,
                     wall_minus_monotonic_seconds=WALL_SECONDS,
                 )
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -14,6 +15,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from confluent_kafka.admin import AdminClient
 from kafka.admin import NewPartitions, NewTopic
+from kafka.errors import KafkaError
 
 import fencepost
 import fencepost.aiokafka
@@ -21,12 +23,14 @@ import fencepost.confluent
 import fencepost.kafka_python
 from fencepost import CheckIsOff, PartitionExpansion
 from tests.support.clients import LIBRARIES
+from tests.support.growing import partition_count
 from tests.support.proxy import ProxyProcess
+from tests.support.raw import until
 
 pytestmark = [pytest.mark.kafka]
 each_library = pytest.mark.parametrize("library", LIBRARIES)
 
-_WAIT_SECONDS = 30.0
+_WAIT_SECONDS = 120.0
 #: (partition, offset)
 Place = tuple[int, int]
 
@@ -169,12 +173,23 @@ def topic(growing: ProxyProcess, unique_topic: Callable[..., str]) -> str:
 def create(proxy: ProxyProcess, topic: str, partitions: int) -> str:
     with closing(kafka_python.KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin:
         admin.create_topics([NewTopic(topic, partitions, 1)])
+    # A broker learns of it a moment after the controller.
+    until(lambda: partition_count(proxy.bootstrap, topic) == partitions, f"{topic} to appear")
     return topic
 
 
 def grow(proxy: ProxyProcess, topic: str, to_count: int) -> None:
-    with closing(kafka_python.KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin:
-        admin.create_partitions({topic: NewPartitions(to_count)})
+    """As an admin client of kafka-python does, which gives up after half a minute: it is asked again then."""
+
+    def grown() -> bool:
+        with (
+            contextlib.suppress(KafkaError),
+            closing(kafka_python.KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin,
+        ):
+            admin.create_partitions({topic: NewPartitions(to_count)})
+        return partition_count(proxy.bootstrap, topic) == to_count
+
+    until(grown, f"{topic} to grow to {to_count} partitions", within_seconds=_WAIT_SECONDS)
 
 
 def write(proxy: ProxyProcess, topic: str, partition: int, count: int) -> None:
@@ -222,8 +237,12 @@ def test_a_new_partition_is_read_when_its_priors_were_read_to_their_thresholds(
         for partition in range(3):
             write(growing, topic, partition, 5)
         time.sleep(0.3)  # until it is time to look for growth again
-        first += consumer.read(1.0)
-        assert set(consumer.waiting()) == {2, 3}
+        # Then it notices, while it is behind.
+        give_up = time.monotonic() + _WAIT_SECONDS
+        while set(consumer.waiting()) != {2, 3}:
+            assert time.monotonic() < give_up, f"{first} came; {consumer.waiting()} wait"
+            assert not places(0, 0, 20) | places(1, 0, 10) <= set(first), "it has read all, and not noticed"
+            first += consumer.read(1.0)
         rest = read_all(consumer, 45 - len(first))
         assert consumer.waiting() == {}
     seen = [*first, *rest]

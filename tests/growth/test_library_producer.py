@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
@@ -21,123 +20,13 @@ from fencepost import CheckIsOff, PartitionExpansion
 from fencepost._placing import Placement, crc32, murmur2
 from tests.growth.test_library_consumer import create, grow
 from tests.support.clients import LIBRARIES
+from tests.support.ordered_producers import producer
 from tests.support.proxy import ProxyProcess
 
 pytestmark = [pytest.mark.kafka]
 each_library = pytest.mark.parametrize("library", LIBRARIES)
 
-_WAIT_SECONDS = 60.0
 PLACEMENTS: dict[str, Placement] = {"kafka-python": murmur2, "aiokafka": murmur2, "confluent-kafka": crc32}
-
-
-class Producer(Protocol):
-    def send(self, topic: str, key: str, value: str, **options: Any) -> None:
-        """Without waiting for its outcome."""
-        ...
-
-    def settle(self) -> list[Any]:
-        """Waits for all; what failed."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class KafkaPython:
-    def __init__(self, bootstrap: str, **options: Any) -> None:
-        self.producer = fencepost.kafka_python.OrderedProducer(
-            bootstrap_servers=bootstrap, key_serializer=str.encode, value_serializer=str.encode, **options
-        )
-        self._futures: list[Any] = []
-
-    def send(self, topic: str, key: str, value: str, **options: Any) -> None:
-        self._futures.append(self.producer.send(topic, value, key, **options))
-
-    def settle(self) -> list[Any]:
-        self.producer.flush(_WAIT_SECONDS)
-        done, self._futures = self._futures, []
-        return [error for future in done if (error := _error(future)) is not None]
-
-    def close(self) -> None:
-        self.producer.close()
-
-
-def _error(future: Any) -> Exception | None:
-    try:
-        future.get(_WAIT_SECONDS)
-    except Exception as error:
-        return error
-    return None
-
-
-class Confluent:
-    def __init__(self, bootstrap: str, **options: Any) -> None:
-        self.producer = fencepost.confluent.OrderedProducer({"bootstrap.servers": bootstrap}, **options)
-        self._failed: list[Any] = []
-
-    def send(self, topic: str, key: str, value: str, **options: Any) -> None:
-        def delivered(error: Any, _: Any) -> None:
-            if error is not None:
-                self._failed.append(error)
-
-        self.producer.produce(topic, value, key, on_delivery=delivered, **options)
-        self.producer.poll(0)
-
-    def settle(self) -> list[Any]:
-        assert self.producer.flush(_WAIT_SECONDS) == 0
-        failed, self._failed = self._failed, []
-        return failed
-
-    def close(self) -> None:
-        self.producer.close()
-
-
-class Aiokafka:
-    """In a loop of its own, in a thread, as an application's would run."""
-
-    def __init__(self, bootstrap: str, **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self._futures: list[Any] = []
-
-        async def start() -> fencepost.aiokafka.OrderedProducer:
-            producer = fencepost.aiokafka.OrderedProducer(
-                bootstrap_servers=bootstrap, key_serializer=str.encode, value_serializer=str.encode, **options
-            )
-            await producer.start()
-            return producer
-
-        self.producer = self._run(start())
-
-    def _run(self, work: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_WAIT_SECONDS)
-
-    def send(self, topic: str, key: str, value: str, **options: Any) -> None:
-        self._futures.append(self._run(self.producer.send(topic, value, key, **options)))
-
-    def settle(self) -> list[Any]:
-        async def settle() -> list[Any]:
-            await self.producer.flush()
-            outcomes = await asyncio.gather(*self._futures, return_exceptions=True)
-            self._futures.clear()
-            return [each for each in outcomes if isinstance(each, BaseException)]
-
-        return list(self._run(settle()))
-
-    def close(self) -> None:
-        self._run(self.producer.stop())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-
-def producer(library: str, proxy: ProxyProcess, **options: Any) -> Producer:
-    kinds: dict[str, Callable[..., Producer]] = {
-        "kafka-python": KafkaPython,
-        "aiokafka": Aiokafka,
-        "confluent-kafka": Confluent,
-    }
-    return kinds[library](proxy.bootstrap, **options)
 
 
 @pytest.fixture
@@ -183,7 +72,7 @@ def test_keys_stay_in_order_while_the_topic_grows_under_the_producer(
     library: str, growing: ProxyProcess, topic: str
 ) -> None:
     keys, counts, rounds = [f"key{i}" for i in range(16)], [2, 4, 8], 120
-    with closing(producer(library, growing)) as sender:
+    with closing(producer(library, growing.bootstrap)) as sender:
         grower: threading.Thread | None = None
         for number in range(1, rounds + 1):
             for key in keys:
@@ -208,7 +97,7 @@ def test_keys_stay_in_order_while_the_topic_grows_under_the_producer(
 
 @each_library
 def test_a_record_with_a_partition_of_its_own_stays_there(library: str, growing: ProxyProcess, topic: str) -> None:
-    with closing(producer(library, growing)) as sender:
+    with closing(producer(library, growing.bootstrap)) as sender:
         sender.send(topic, "a", "1", partition=1)
         assert sender.settle() == []
         grow(growing, topic, 6)
@@ -224,7 +113,7 @@ def test_a_topic_whose_counts_nobody_checks_is_refused(
 ) -> None:
     topic = create(growing, unique_topic("plain"), 1)
     with (
-        closing(producer(library, growing)) as sender,
+        closing(producer(library, growing.bootstrap)) as sender,
         pytest.raises(CheckIsOff, match=r"add-config check\.partition\.count=true"),
     ):
         sender.send(topic, "a", "1")

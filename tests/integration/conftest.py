@@ -24,14 +24,14 @@ def proxied(kafka: KafkaCluster, proxy_directory: Path) -> Iterator[ProxyProcess
         yield proxy
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def proxied3(kafka3: KafkaCluster, proxy_directory: Path) -> Iterator[ProxyProcess]:
     """In front of `kafka3`, as `proxied`."""
     with ProxyProcess(kafka3.bootstrap, proxy_directory) as proxy:
         yield proxy
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_stage3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage3]:
     with three_brokers(tmp_path_factory.mktemp("three")) as stage:
         yield stage

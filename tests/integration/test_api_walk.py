@@ -31,11 +31,11 @@ PRODUCE, FETCH, METADATA, FIND_COORDINATOR, API_VERSIONS = 0, 1, 3, 10, 18
 DESCRIBE_CONFIGS, ELECT_LEADERS, REASSIGN, DESCRIBE_QUORUM, DESCRIBE_CLUSTER = 32, 43, 45, 55, 60
 PRODUCE_VERSION_MIN = 3
 #: Waits for a coordinator to finish what was asked before, or for followers to catch up.
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 #: Coordinator loading, transaction still completing.
 BUSY = {14, 51}
 #: A follower may have heard of one side's change and not yet of the other's.
-CATCH_UP_SECONDS = 30.0
+CATCH_UP_SECONDS = 60.0
 
 #: What differs between any two answers of Kafka itself.
 VOLATILE = {"ThrottleTimeMs", "ControllerId", "ProducerId", "MemberId", "ClientInstanceId", "SubscriptionId"}

@@ -29,20 +29,26 @@ pytestmark = pytest.mark.kafka
 PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS, CREATE_TOPICS, DESCRIBE_CONFIGS = 0, 1, 2, 3, 18, 19, 32
 FRAME_BYTES_MAX = 2_000_000
 CONNECTIONS_MAX = 40
+PER_ADDRESS_MAX = 36
 IN_FLIGHT_MAX = 5
 UNPACKED_BYTES_MAX = 1_000_000
 #: For a frame that is held in memory, and for requests of the proxy's own: a busy machine must not come near it.
 FRAME_SECONDS = 8
+#: Before a client's first byte, and in which nothing moves: nor must those that mind their own business.
+HANDSHAKE_SECONDS, IDLE_SECONDS = 10, 16
+#: A Kafka that is asked for all it can give answers the proxy late, too; what that costs is not looked at here.
 CONFIG = f"""
+config_lease_seconds = 30.0
 [limits]
 frame_bytes_max = {FRAME_BYTES_MAX}
 connections_max = {CONNECTIONS_MAX}
+address_connections_max = {PER_ADDRESS_MAX}
 in_flight_requests_max = {IN_FLIGHT_MAX}
 buffered_bytes_max = {2 * FRAME_BYTES_MAX}
 decompressed_bytes_max = {UNPACKED_BYTES_MAX}
-handshake_seconds = 3.0
+handshake_seconds = {HANDSHAKE_SECONDS}
 header_seconds = 1.0
-client_idle_seconds = 8.0
+client_idle_seconds = {IDLE_SECONDS}
 drain_seconds = 2.0
 request_timeout_seconds = {FRAME_SECONDS}
 [topics."guarded-*"]
@@ -162,8 +168,8 @@ def neighbour(
 
 
 @contextlib.contextmanager
-def connected(address: Address) -> Iterator[socket.socket]:
-    with socket.create_connection(address, PATIENCE_SECONDS) as sock:
+def connected(address: Address, source: str = "127.0.0.1") -> Iterator[socket.socket]:
+    with socket.create_connection(address, PATIENCE_SECONDS, (source, 0)) as sock:
         yield sock
 
 
@@ -280,15 +286,15 @@ def test_a_client_that_trickles_a_frame_that_is_held_is_closed(
 ) -> None:
     """It never falls silent, and would hold its share of everybody's memory for as long as it likes."""
     frame = encode_request(PRODUCE, 9, 1, _produce("guarded-nowhere", b"x" * 1000))
-    with connected(listener) as sock:
-        sock.sendall(frame[:200])
-        give_up = time.monotonic() + FRAME_SECONDS + 3 * PATIENCE_SECONDS
-        with contextlib.suppress(ConnectionError):
+    give_up = time.monotonic() + FRAME_SECONDS + 3 * PATIENCE_SECONDS
+    # Once more where a busy machine made it fall silent for a second, which is another reason.
+    while f"a frame of it was not whole within {FRAME_SECONDS} s (limits.request_timeout_seconds)" not in proxy.log:
+        with connected(listener) as sock, contextlib.suppress(ConnectionError):
+            sock.sendall(frame[:200])
             for byte in frame[200:-1]:
                 assert time.monotonic() < give_up, "it may go on for ever"
                 sock.sendall(bytes([byte]))
                 time.sleep(0.2)
-    await_logged(proxy, f"a frame of it was not whole within {FRAME_SECONDS} s (limits.request_timeout_seconds)")
 
 
 def test_a_batch_that_unpacks_beyond_the_limit_is_refused_and_the_connection_serves_on(
@@ -393,7 +399,7 @@ def test_requests_with_broken_bytes_are_answered_or_closed(
                     frame[chance.randrange(12, len(frame))] = chance.randrange(256)
                 with connected(listener) as sock:
                     sock.sendall(frame)
-                    sock.settimeout(2.0)
+                    sock.settimeout(6.0)
                     try:
                         outcomes["answered" if sock.recv(4) else "closed"] += 1
                     except ConnectionError:
@@ -489,13 +495,49 @@ def test_half_open_connections_are_closed_and_do_not_keep_others_out(
     proxy: ProxyProcess, listener: Address, neighbour: Neighbour
 ) -> None:
     with contextlib.ExitStack() as stack:
-        many = [stack.enter_context(connected(listener)) for _ in range(CONNECTIONS_MAX + 60)]
+        sources = [f"127.0.0.{2 + number % 4}" for number in range(CONNECTIONS_MAX + 60)]
+        many = [stack.enter_context(connected(listener, source)) for source in sources]
         await_logged(proxy, "connections_max is reached")
         neighbour.await_rounds(5)
         assert all(is_closed(sock) for sock in many)
-        await_logged(proxy, "it sent nothing for 3 s (limits.handshake_seconds)")
-        with RawConnection(listener) as connection:
-            assert connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
+        await_logged(proxy, f"it sent nothing for {HANDSHAKE_SECONDS} s (limits.handshake_seconds)")
+        assert ask_once_let_in(listener, METADATA, 9, {"Topics": []})["Brokers"]
+
+
+@pytest.mark.brokers
+def test_one_address_does_not_take_all_connections(
+    proxy: ProxyProcess, listener: Address, neighbour: Neighbour
+) -> None:
+    with contextlib.ExitStack() as stack:
+        many = [stack.enter_context(connected(listener, "127.0.0.9")) for _ in range(PER_ADDRESS_MAX + 20)]
+        await_logged(proxy, "address_connections_max is reached peer=127.0.0.9:")
+        assert ask_once_let_in(listener, METADATA, 9, {"Topics": []})["Brokers"]
+        neighbour.await_rounds(5)
+    del many
+    await_let_in(listener, "127.0.0.9")
+
+
+def await_let_in(listener: Address, source: str) -> None:
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        with connected(listener, source) as sock, contextlib.suppress(ConnectionError):
+            sock.sendall(struct.pack(">ihhih", 11, API_VERSIONS, 0, 1, -1) + b"\0")
+            if sock.recv(4):
+                return
+        assert time.monotonic() < give_up, "who had too many is not let in any more"
+        time.sleep(0.05)
+
+
+def ask_once_let_in(listener: Address, api_key: int, version: int, body: Fields) -> Fields:
+    """Clients hear that they are closed before they are counted as gone."""
+    give_up = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            with RawConnection(listener) as connection:
+                return connection.ask(api_key, version, body)
+        except (Closed, ConnectionError):
+            assert time.monotonic() < give_up, "nobody is let in"
+            time.sleep(0.05)
 
 
 def test_more_requests_than_may_be_in_flight_are_all_answered_in_order(listener: Address, neighbour: Neighbour) -> None:
@@ -514,7 +556,7 @@ def test_a_client_that_falls_silent_is_closed_in_the_end(proxy: ProxyProcess, li
         connection.ask(METADATA, 9, {"Topics": []})
         with pytest.raises(Closed):
             connection.receive()
-    await_logged(proxy, "nothing moved for 8 s (limits.client_idle_seconds)")
+    await_logged(proxy, f"nothing moved for {IDLE_SECONDS} s (limits.client_idle_seconds)")
 
 
 def test_clients_that_leave_at_once_leave_nothing_behind(proxy: ProxyProcess, listener: Address) -> None:

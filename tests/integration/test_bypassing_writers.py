@@ -19,7 +19,7 @@ import pytest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
-from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
 from tests.support.raw import Answer, Connection, Log, Producer, batch, produce_request, until
 
 pytestmark = pytest.mark.kafka
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.kafka
 OK, NOT_LEADER, TIMED_OUT, POLICY_VIOLATION = 0, 6, 7, 44
 OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_EPOCH = 45, 47
 #: Others' proxies come and go beside the ones here: what those left in the queue is not what is tried.
-CONFIG = f"{GUARDED_BY_NAME}\n[limits]\ntakeover_seconds = 0.5\n"
+CONFIG = f"{GUARDED_FOR_LONG}\n[limits]\ntakeover_seconds = 0.5\n"
 HUGE_EPOCH, LAST_EPOCH = 32_000, 32_767
 SEED = 20_261
 
@@ -112,7 +112,7 @@ def violations_counted(proxy: ProxyProcess) -> int:
 
 def metrics(proxy: ProxyProcess) -> Mapping[str, float]:
     (url,) = set(re.findall(r"url=\"?(http://[^\s\"]+/)", proxy.log))
-    with urllib.request.urlopen(f"{url}metrics", timeout=10) as response:
+    with urllib.request.urlopen(f"{url}metrics", timeout=60) as response:
         lines = response.read().decode().splitlines()
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[:1] != "#")}
 
@@ -381,8 +381,8 @@ def test_a_transaction_around_the_proxy(  # noqa: PLR0917
         records = batch(b"txn", producer=producer, transactional=True)
         assert direct.append(topic, records, transactional_id=name, version=11).base_offset == 2
 
-        first = client.append(topic, batch(b"first", expected=2), timeout_ms=1500)
-        second = client.append(topic, batch(b"second", expected=log.end(topic)), timeout_ms=1500)
+        first = client.append(topic, batch(b"first", expected=2), timeout_ms=4500)
+        second = client.append(topic, batch(b"second", expected=log.end(topic)), timeout_ms=4500)
 
         assert first.error_code in (NOT_LEADER, POLICY_VIOLATION), first
         if first.error_code == POLICY_VIOLATION:

@@ -64,7 +64,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def answers(address: Address) -> bool:
-    with RawConnection(address, 5.0) as connection:
+    with RawConnection(address, 20.0) as connection:
         return bool(connection.ask(METADATA, 9, {"Topics": []})["Brokers"])
 
 
@@ -185,11 +185,11 @@ def test_a_new_broker_gets_a_listener(cluster: KafkaCluster, proxy: ProxyProcess
     known = brokers_seen(proxy)
     node_id = cluster.add_broker()
 
-    seen = until(lambda: found if node_id in (found := brokers_seen(proxy)) else None, "the new broker")
+    everybody = known.keys() | {node_id}
+    seen = until(lambda: found if (found := brokers_seen(proxy)).keys() == everybody else None, "the new broker")
 
-    assert seen.keys() == known.keys() | {node_id}
     assert seen[node_id] != cluster.address(node_id)
-    assert answers(seen[node_id])
+    until(lambda: answers(seen[node_id]), "it to answer behind its listener")
     topic = unique_topic("on-the-new-broker")
     with RawConnection(seen[node_id]) as connection:
         wanted: Fields = {"Name": topic, "NumPartitions": -1, "ReplicationFactor": -1}
@@ -221,14 +221,14 @@ def test_a_proxy_may_be_started_before_its_kafka(tmp_path: Path) -> None:
         assert process.poll() is None, "it waits"
         with running_kafka(1, ports=[port]):
             assert process.stdout.readline() == f"ready bootstrap=127.0.0.1:{listen}\n"
-            assert answers(Address("127.0.0.1", listen))
+            until(lambda: answers(Address("127.0.0.1", listen)), "it to answer")
         # And Kafka is gone again: whoever connects now is sent away, as by a broker that is down.
         with pytest.raises((OSError, Closed)), RawConnection(Address("127.0.0.1", listen), 10.0) as connection:
             connection.ask(METADATA, 9, {"Topics": []})
         assert process.poll() is None
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(60)
         assert process.stdout is not None
         process.stdout.close()
     assert "no upstream connection for a client" in (tmp_path / "proxy.log").read_text()

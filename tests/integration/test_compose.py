@@ -97,7 +97,8 @@ class Stack:
     """The services of docker-compose.yml as a project of their own, on free ports."""
 
     def __init__(self, command: list[str], data: Path) -> None:
-        self._command = [*command, "-f", str(ROOT / "docker-compose.yml"), "-p", f"fencepost-test-{os.getpid()}"]
+        self.project = f"fencepost-test-{os.getpid()}"
+        self._command = [*command, "-f", str(ROOT / "docker-compose.yml"), "-p", self.project]
         port = free_ports_in_a_row(3)  # the last one is broker 1's
         self.bootstrap = f"{HOST}:{port}"
         self.status_port = free_port()
@@ -208,6 +209,49 @@ def test_nobody_is_root(stack: Stack) -> None:
     for service in ("kafka", "proxy"):
         assert int(stack.compose("exec", "-T", service, "id", "-u")) != 0
     assert int(stack.spark("id", "-u")) != 0
+
+
+def test_the_image_by_itself(stack: Stack) -> None:
+    """With no right and nothing to write to, it gets healthy by its own word, and ends well when it is told to."""
+    name = f"{stack.project}-alone"
+    image = os.environ.get("FENCEPOST_IMAGE") or "fencepost:local"
+    rights = ("--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+    options = ("--upstream", "kafka:9092", "--listen", "0.0.0.0:19092", "--advertised-host", "localhost")
+    status = ("--status", "127.0.0.1:8080")
+    started = _run(
+        [
+            "docker",
+            "run",
+            "-d",
+            "--name",
+            name,
+            "--network",
+            f"{stack.project}_kafka",
+            *rights,
+            image,
+            *options,
+            *status,
+        ],
+        60,
+    )
+    try:
+        assert started.returncode == 0, started.stderr
+
+        def inspect() -> dict[str, Any]:
+            found: list[dict[str, Any]] = json.loads(_run(["docker", "inspect", name], 30).stdout)
+            return found[0]
+
+        deadline = time.monotonic() + HEALTHY_SECONDS
+        while inspect()["State"]["Health"]["Status"] != "healthy":
+            assert time.monotonic() < deadline, _run(["docker", "logs", name], 30).stderr
+            time.sleep(0.5)
+        assert inspect()["Config"]["User"].partition(":")[0] == "10001"
+        assert _run(["docker", "diff", name], 30).stdout == ""
+
+        _run(["docker", "stop", "--time", "60", name], 90)
+        assert inspect()["State"]["ExitCode"] == 0
+    finally:
+        _run(["docker", "rm", "-f", name], 60)
 
 
 def test_a_spark_job_loads_a_file(stack: Stack) -> None:

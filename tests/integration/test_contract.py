@@ -1,4 +1,4 @@
-"""What a client may rely on, row by row (KIP-27 and the outcome table in README.md), by raw sockets, on real Kafka.
+"""What a client may rely on, row by row (KIP-27 and docs/contract.md), by raw sockets, on real Kafka.
 
 Every test asks the log itself, at Kafka's own address, what was appended.
 """
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from kafka.protocol.consumer import FetchRequest
 from kafka.protocol.metadata import ApiVersionsRequest, MetadataRequest
-from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
+from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, ProduceRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
@@ -423,7 +423,8 @@ def test_acks_1_goes_up_as_all(kafka3: KafkaCluster, proxy3: ProxyProcess, uniqu
         try:
             for prefix, client in clients.items():
                 client.send_produce({topics[prefix]: {0: _said(prefix)}}, acks=1)
-            answered = {prefix: _answers_within(client, 0.5) for prefix, client in clients.items()}
+            answered = {"plain": _answers_within(clients["plain"], 60.0)}
+            answered |= {prefix: _answers_within(clients[prefix], 0.5) for prefix in ("required", "checked")}
         finally:
             kafka3.resume(follower)
         assert answered == {"plain": True, "required": False, "checked": False}
@@ -464,7 +465,7 @@ def test_each_partition_of_a_request_stands_alone(client: Connection, log: Log, 
             },
             plain: {0: batch(b"f")},
         },
-        timeout_ms=1500,
+        timeout_ms=12_000,
     )
     assert {key: answer.error_code for key, answer in answers.items()} == {
         (required, 0): OK,
@@ -633,10 +634,16 @@ def test_answers_keep_the_order_of_requests(client: Connection, log: Log, new_to
             frames += frame
             expected_kinds.append((correlation_id, type(request), version))
     client.socket.sendall(frames)
+    appended = 0
     for correlation_id, kind, version in expected_kinds:
-        got, _ = client.receive(kind, version)
+        got, answer = client.receive(kind, version)
         assert got == correlation_id
-    assert log.end(plain) == 12
+        if kind is ProduceRequest and answer.responses[0].name == plain:
+            # A proxy that stood still for as long as its lease must not know yet what is guarded.
+            code = answer.responses[0].partition_responses[0].error_code
+            assert code in (OK, NOT_LEADER)
+            appended += code == OK
+    assert log.end(plain) == appended
 
 
 # --- retries ----------------------------------------------------------------------------------------------------------
@@ -811,7 +818,7 @@ def test_a_topic_that_is_guarded_by_a_pattern_brings_the_same_warnings(
     until(
         lambda: [line for line in proxy.log.splitlines() if topic in line and "has 1 replica(s)" in line],
         "a warning",
-        within_seconds=30,
+        within_seconds=60,
     )
 
 
@@ -836,7 +843,9 @@ def _end(client: Connection, name: str, producer: Producer, *, commit: bool) -> 
     request = EndTxnRequest(
         transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=commit
     )
-    assert client.ask(request, 3).error_code == OK
+    # CONCURRENT_TRANSACTIONS: it could not be judged in time.
+    code = until(lambda: client.ask(request, 3).error_code, "it to end", is_there=lambda code: code != 51)
+    assert code == OK
 
 
 def test_a_transaction_on_a_required_topic_is_refused(
@@ -873,8 +882,9 @@ def test_a_transaction_on_a_checked_topic(  # noqa: PLR0917
 
         first = batch(b"t0", expected=1, producer=producer, transactional=True)
         assert append(first)[:2] == (OK, 1)
-        wrong = batch(b"bad", expected=9, producer=producer._replace(sequence=1), transactional=True)
-        assert_refused(append(wrong), POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=2)
+        if not commit:  # its commit would be refused: see test_atomic_transactions.py
+            wrong = batch(b"bad", expected=9, producer=producer._replace(sequence=1), transactional=True)
+            assert_refused(append(wrong), POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=2)
         second = batch(b"t1", producer=producer._replace(sequence=1), transactional=True)
         assert append(second)[:2] == (OK, 2)
 
@@ -882,7 +892,12 @@ def test_a_transaction_on_a_checked_topic(  # noqa: PLR0917
         assert meanwhile.error_code == NOT_LEADER
         _end(transactional, name, producer, commit=commit)
     until(lambda: log.end(topic) == 4, "the marker")
-    assert_refused(client.append(topic, batch(b"mine", expected=3)), POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=4)
+    told = until(
+        lambda: client.append(topic, batch(b"mine", expected=3)),
+        "the proxy to know of it",
+        is_there=lambda answer: answer is not None and answer.error_code != NOT_LEADER,
+    )
+    assert_refused(told, POLICY_VIOLATION, "OFFSET_MISMATCH", base_offset=4)
     assert client.append(topic, batch(b"mine", expected=4)).base_offset == 4
     assert log.values(topic) == [b"old", b"t0", b"t1", b"mine"]
 

@@ -109,6 +109,10 @@ def topic(admin: Connection) -> str:
     wanted = Message(name="orders", num_partitions=1, replication_factor=1)
     created = admin.ask(apis.CREATE_TOPICS, 7, Message(topics=[wanted]))
     assert created.topics[0].error_code in (0, 36)
+    deadline = time.monotonic() + 60
+    while admin.ask(apis.METADATA, 12, Message(topics=[Message(name="orders")])).topics[0].error_code:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
     return "orders"
 
 
@@ -142,7 +146,7 @@ def set_config(admin: Connection, topic: str, name: str, value: str) -> None:
     configs = [Message(name=name, value=value, config_operation=0)]
     change = Message(resources=[Message(resource_type=TOPIC, resource_name=topic, configs=configs)])
     assert admin.ask(apis.INCREMENTAL_ALTER_CONFIGS, 1, change).responses[0].error_code == 0
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while config_of(admin, topic, name) != value:
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -52,13 +52,13 @@ def test_it_says_when_it_is_ready_and_a_signal_ends_everything(tmp_path: Path, s
             assert ready is not None
             assert ready[1] != ready[2]
             producer = KafkaProducer(bootstrap_servers=ready[1])
-            assert producer.send("through-the-proxy", b"hello").get(timeout=30).offset == 0
+            assert producer.send("through-the-proxy", b"hello").get(timeout=90).offset == 0
             producer.close()
             assert len(brokers_under(data)) == 1
 
             # As a terminal does it: to everybody in the group.
             os.killpg(process.pid, stop_signal)
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=90) == 0
             assert process.stdout.read() == "", "one line on standard output, and no more"
         finally:
             process.kill()
@@ -82,7 +82,7 @@ def test_what_is_missing_is_one_line_and_exit_code_2(tmp_path: Path, environment
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
     assert done.returncode == 2
@@ -99,7 +99,7 @@ def test_a_taken_port_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
             fencepost("dev", "--listen", f"127.0.0.1:{port}", "--data", str(tmp_path / "data")),
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=150,
             check=False,
         )
     assert done.returncode == 2

@@ -15,7 +15,7 @@ from contextlib import suppress
 import pytest
 
 from tests.support.pipe import AnswerError, CutRequest, CutResponse, HoldRequest, HoldResponse
-from tests.support.raw import Closed, Connection, Producer, batch, produce_request
+from tests.support.raw import Answer, Closed, Connection, Producer, batch, produce_request, until
 from tests.support.three_brokers import NODES, Stage3, leaders_listener, required_topic
 from tests.support.writers import (
     OK,
@@ -108,14 +108,22 @@ class Story:
                 continue
             there = offsets(self.stage.log.batches(self.topic)).get(value)
             for proxy in (1, 0):
-                with self.connect(proxy) as client:
-                    answer = client.append(self.topic, batch(value, expected=expected, write_id=value))
+                answer = self._asked_again(proxy, value, expected)
                 if there is None:
                     assert answer.error_code == POLICY_VIOLATION, answer
                     assert "POSSIBLY_YOURS" not in (answer.message or "")
                 else:
                     assert (answer.error_code, answer.base_offset) == (OK, there), answer
                 self.ledger.note(value, answer, again=True)
+
+    def _asked_again(self, proxy: int, value: bytes, expected: int) -> Answer:
+        def settled() -> Answer | None:
+            with self.connect(proxy) as client:
+                answer = client.append(self.topic, batch(value, expected=expected, write_id=value))
+            return None if answer.error_code == NOT_LEADER else answer
+
+        answer: Answer = until(settled, "an answer that is not retriable")
+        return answer
 
     def end(self, say: Say, title: str) -> None:
         self.go_on()
@@ -367,7 +375,7 @@ def test_a_leader_that_stands_still_blocks_nobody_once_there_is_another(stage3: 
         try:
             assert story.hear(client, value) == [TIMED_OUT]
             stage3.await_leader(story.topic, other_than=1)
-            append_at_the_end(stage3.log, stage3.proxies[0], story.topic, "same-proxy", story.ledger, within_seconds=20)
+            append_at_the_end(stage3.log, stage3.proxies[0], story.topic, "same-proxy", story.ledger, within_seconds=60)
         finally:
             stage3.kafka.resume(1)
         stage3.await_in_sync(story.topic)

@@ -30,10 +30,12 @@ from fencepost_proxy.types import Address
 from tests.support.kafka import kafka_version, unique_topic
 from tests.support.messages import RawConnection
 from tests.support.proxy import ProxyProcess
+from tests.support.rejoining import keep_on_joining
+from tests.support.sasl_ssl import ADMIN, Secured, SecuredConnection
 
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 90.0
 #: An hour ago: what is older than the retention may be deleted by the broker while a script runs.
 AT_MS = int(time.time()) * 1000 - 3_600_000
 LARGE, TOO_LARGE = 900_000, 1_500_000
@@ -43,11 +45,22 @@ METADATA = 3
 
 
 class Stage:
-    """`name("x")` is a name of this stage's own: a topic, a group, a transactional id."""
+    """`name("x")` is a name of this stage's own: a topic, a group, a transactional id.
 
-    def __init__(self, bootstrap: str, brokers: int) -> None:
-        self.bootstrap = bootstrap
+    `kafka_python`, `aiokafka`, `confluent`, `java` – where and how each of them connects.
+    """
+
+    def __init__(self, bootstrap: str, brokers: int, secured: Secured | None = None, mechanism: str = "") -> None:
         self.brokers = brokers
+        self.kafka_python: dict[str, Any] = {"bootstrap_servers": bootstrap}
+        self.aiokafka: dict[str, Any] = {"bootstrap_servers": bootstrap}
+        self.confluent: dict[str, Any] = {"bootstrap.servers": bootstrap}
+        self.java: dict[str, str] = {"bootstrap.servers": bootstrap}
+        if secured is not None:
+            self.kafka_python |= secured.kafka_python(ADMIN, mechanism)
+            self.aiokafka |= secured.aiokafka(ADMIN, mechanism)
+            self.confluent |= secured.confluent(ADMIN, mechanism)
+            self.java |= secured.java(ADMIN, mechanism)
         self._prefix = unique_topic("stage")
 
     def name(self, what: str) -> str:
@@ -55,17 +68,17 @@ class Stage:
 
     def topic(self, what: str = "topic", partitions: int = 2) -> str:
         """Created by the client at hand's cluster: kafka-python's admin, for all clients alike."""
-        admin = kafka_python.KafkaAdminClient(bootstrap_servers=self.bootstrap)
+        admin = kafka_python.KafkaAdminClient(**self.kafka_python)
         try:
             admin.create_topics(
                 [kafka_admin.NewTopic(self.name(what), partitions, self.brokers)], wait_for_metadata=True
             )
         finally:
             admin.close()
-        _until_led(self.bootstrap, self.name(what))
+        _until_led(self, self.name(what))
         return self.name(what)
 
-    def plain(self, value: Any, brokers: dict[str, str]) -> Any:
+    def plain(self, value: Any, brokers: dict[str, str]) -> str:
         """Text with this stage's names and addresses replaced."""
         text = repr(value).replace(self._prefix, "stage")
         for address, name in brokers.items():
@@ -74,9 +87,9 @@ class Stage:
         return re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "an id", text)
 
 
-def _until_led(bootstrap: str, topic: str) -> None:
+def _until_led(stage: Stage, topic: str) -> None:
     """Kafka names leaders a moment before they take office; the first errors of that moment are nobody's business."""
-    with kafka_python_consumer(bootstrap) as consumer:
+    with kafka_python_consumer(stage) as consumer:
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
             found = consumer.partitions_for_topic(topic) or set()
@@ -113,9 +126,9 @@ def outcome(action: Callable[[], Any]) -> Any:
 
 
 class kafka_python_consumer:
-    def __init__(self, bootstrap: str, *topics: str, **settings: Any) -> None:
+    def __init__(self, stage: Stage, *topics: str, **settings: Any) -> None:
         defaults = {"auto_offset_reset": "earliest", "enable_auto_commit": False, "group_id": None}
-        self._consumer = kafka_python.KafkaConsumer(*topics, bootstrap_servers=bootstrap, **defaults | settings)
+        self._consumer = kafka_python.KafkaConsumer(*topics, **stage.kafka_python, **defaults | settings)
 
     def __enter__(self) -> Any:
         return self._consumer
@@ -126,7 +139,7 @@ class kafka_python_consumer:
 
 def _read(stage: Stage, topic: str, **settings: Any) -> list[Any]:
     """All of a topic, by hand-assigned partitions."""
-    with kafka_python_consumer(stage.bootstrap, **settings) as consumer:
+    with kafka_python_consumer(stage, **settings) as consumer:
         partitions = [kafka_python.TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic))]
         consumer.assign(partitions)
         consumer.seek_to_beginning(*partitions)
@@ -153,7 +166,7 @@ def kp_produce(stage: Stage) -> Any:
         topic = topics.get(acks, topics[1])
         for compression in (None, "gzip", "snappy", "lz4", "zstd"):
             producer = kafka_python.KafkaProducer(
-                bootstrap_servers=stage.bootstrap, acks=acks, compression_type=compression, enable_idempotence=False
+                **stage.kafka_python, acks=acks, compression_type=compression, enable_idempotence=False
             )
             for number in range(3):
                 value = f"{acks} {compression} {number} ".encode() * 20
@@ -168,9 +181,7 @@ def kp_produce(stage: Stage) -> Any:
 
 def kp_idempotent_and_large(stage: Stage) -> Any:
     topic = stage.topic()
-    producer = kafka_python.KafkaProducer(
-        bootstrap_servers=stage.bootstrap, enable_idempotence=True, max_request_size=4 * TOO_LARGE
-    )
+    producer = kafka_python.KafkaProducer(**stage.kafka_python, enable_idempotence=True, max_request_size=4 * TOO_LARGE)
     seen = [
         outcome(lambda size=size: producer.send(topic, b"x" * size, partition=0).get(WAIT_SECONDS).offset)
         for size in (1, LARGE, TOO_LARGE)
@@ -181,7 +192,7 @@ def kp_idempotent_and_large(stage: Stage) -> Any:
 
 def kp_transactions(stage: Stage) -> Any:
     topic = stage.topic()
-    producer = kafka_python.KafkaProducer(bootstrap_servers=stage.bootstrap, transactional_id=stage.name("txn"))
+    producer = kafka_python.KafkaProducer(**stage.kafka_python, transactional_id=stage.name("txn"))
     producer.init_transactions()
     for end in ("commit", "abort", "commit"):
         producer.begin_transaction()
@@ -210,13 +221,14 @@ def kp_group(stage: Stage) -> Any:
     _fill(stage, topic, 20)
     seen: list[Any] = []
     for count in (7, 13):
-        with kafka_python_consumer(stage.bootstrap, topic, group_id=group, max_poll_records=1) as consumer:
+        with kafka_python_consumer(stage, topic, group_id=group, max_poll_records=1) as consumer:
             values = []
             deadline = time.monotonic() + WAIT_SECONDS
             while len(values) < count:
                 assert time.monotonic() < deadline, values
                 for records in consumer.poll(500).values():
                     values += [record.value for record in records]
+                keep_on_joining(consumer)
             consumer.commit()
             committed = [consumer.committed(kafka_python.TopicPartition(topic, p)) for p in (0, 1)]
             seen.append((len(values), sum(offset or 0 for offset in committed)))
@@ -229,7 +241,7 @@ def kp_seek_and_times(stage: Stage) -> Any:
     topic = stage.topic()
     _fill(stage, topic, 20)
     first, second = (kafka_python.TopicPartition(topic, p) for p in (0, 1))
-    with kafka_python_consumer(stage.bootstrap) as consumer:
+    with kafka_python_consumer(stage) as consumer:
         consumer.assign([first])
         consumer.seek(first, 6)
         record = next(consumer)
@@ -248,7 +260,7 @@ def kp_seek_and_times(stage: Stage) -> Any:
 
 
 def kp_admin(stage: Stage) -> Any:
-    admin = kafka_python.KafkaAdminClient(bootstrap_servers=stage.bootstrap)
+    admin = kafka_python.KafkaAdminClient(**stage.kafka_python)
     topic, group = stage.topic(), stage.name("group")
     _fill(stage, topic, 6)
     resource = kafka_admin.ConfigResource(kafka_admin.ConfigResourceType.TOPIC, topic)
@@ -261,7 +273,7 @@ def kp_admin(stage: Stage) -> Any:
     )
     offsets = {kafka_python.TopicPartition(topic, 0): kafka_python.OffsetAndMetadata(2, "m", -1)}
     try:
-        with kafka_python_consumer(stage.bootstrap, group_id=group) as consumer:
+        with kafka_python_consumer(stage, group_id=group) as consumer:
             consumer.assign(list(offsets))
             consumer.commit(offsets)
         change = kafka_admin.ConfigResource(kafka_admin.ConfigResourceType.TOPIC, topic, {"retention.ms": "9876543210"})
@@ -303,7 +315,7 @@ def _brokers_of(described: dict[str, Any]) -> list[Any]:
 
 def _fill(stage: Stage, topic: str, count: int) -> None:
     """`count` records over two partitions, one per batch, with timestamps that rise by one."""
-    producer = kafka_python.KafkaProducer(bootstrap_servers=stage.bootstrap, batch_size=0, enable_idempotence=False)
+    producer = kafka_python.KafkaProducer(**stage.kafka_python, batch_size=0, enable_idempotence=False)
     for number in range(count):
         producer.send(topic, b"%03d" % number, partition=number % 2, timestamp_ms=AT_MS + number).get(WAIT_SECONDS)
     producer.close()
@@ -343,9 +355,7 @@ async def aio_produce(stage: Stage) -> Any:
     for acks in (0, 1, "all"):
         topic = topics.get(acks, topics[1])
         for compression in (None, "gzip", "snappy", "lz4", "zstd"):
-            async with aiokafka.AIOKafkaProducer(
-                bootstrap_servers=stage.bootstrap, acks=acks, compression_type=compression
-            ) as producer:
+            async with aiokafka.AIOKafkaProducer(**stage.aiokafka, acks=acks, compression_type=compression) as producer:
                 for number in range(3):
                     value = f"{acks} {compression} {number} ".encode() * 20
                     met = await producer.send_and_wait(topic, value, b"k", number % 2, AT_MS + number, NOT_NULL)
@@ -359,14 +369,12 @@ async def aio_idempotent_large_and_transactions(stage: Stage) -> Any:
     topic = await asyncio.to_thread(stage.topic)
     seen = []
     async with aiokafka.AIOKafkaProducer(
-        bootstrap_servers=stage.bootstrap, enable_idempotence=True, max_request_size=4 * TOO_LARGE
+        **stage.aiokafka, enable_idempotence=True, max_request_size=4 * TOO_LARGE
     ) as producer:
         for size in (1, LARGE, TOO_LARGE):
             met = await _outcome(producer.send_and_wait(topic, b"x" * size, partition=0))
             seen.append(met if isinstance(met, str) else met.offset)
-    async with aiokafka.AIOKafkaProducer(
-        bootstrap_servers=stage.bootstrap, transactional_id=stage.name("aio-txn")
-    ) as producer:
+    async with aiokafka.AIOKafkaProducer(**stage.aiokafka, transactional_id=stage.name("aio-txn")) as producer:
         for end in ("commit", "abort", "commit"):
             await producer.begin_transaction()
             for partition in (0, 1):
@@ -384,7 +392,7 @@ async def aio_group_seek_and_times(stage: Stage) -> Any:
     for count in (7, 13):
         async with aiokafka.AIOKafkaConsumer(
             topic,
-            bootstrap_servers=stage.bootstrap,
+            **stage.aiokafka,
             group_id=group,
             auto_offset_reset="earliest",
             enable_auto_commit=False,
@@ -393,7 +401,7 @@ async def aio_group_seek_and_times(stage: Stage) -> Any:
                 values.append((await asyncio.wait_for(consumer.getone(), WAIT_SECONDS)).value)
             await consumer.commit()
             counts.append(sum([await consumer.committed(p) or 0 for p in consumer.assignment()]))
-    async with aiokafka.AIOKafkaConsumer(bootstrap_servers=stage.bootstrap) as consumer:
+    async with aiokafka.AIOKafkaConsumer(**stage.aiokafka) as consumer:
         first, second = (aiokafka.TopicPartition(topic, p) for p in (0, 1))
         consumer.assign([first, second])
         consumer.seek(second, 4)
@@ -407,7 +415,7 @@ async def aio_group_seek_and_times(stage: Stage) -> Any:
 async def aio_admin(stage: Stage) -> Any:
     topic = await asyncio.to_thread(stage.topic)
     await asyncio.to_thread(_fill, stage, topic, 6)
-    admin = aiokafka.admin.AIOKafkaAdminClient(bootstrap_servers=stage.bootstrap)
+    admin = aiokafka.admin.AIOKafkaAdminClient(**stage.aiokafka)
     await admin.start()
     new = aiokafka.admin.NewTopic
     resource = aiokafka.admin.config_resource.ConfigResource(
@@ -439,7 +447,7 @@ def _without_throttle(value: Any) -> Any:
 
 def _ck_producer(stage: Stage, **settings: Any) -> Any:
     named = {key.replace("_", "."): value for key, value in settings.items()}
-    return confluent_kafka.Producer({"bootstrap.servers": stage.bootstrap, **named})
+    return confluent_kafka.Producer({**stage.confluent, **named})
 
 
 def _ck_send(producer: Any, topic: str, values: Iterable[bytes], **more: Any) -> list[Any]:
@@ -489,7 +497,7 @@ def _ck_group(stage: Stage, protocol: str) -> Any:
     for count in (7, 13):
         consumer = confluent_kafka.Consumer(
             {
-                "bootstrap.servers": stage.bootstrap,
+                **stage.confluent,
                 "group.id": group,
                 "group.protocol": protocol,
                 "auto.offset.reset": "earliest",
@@ -524,7 +532,7 @@ def ck_group_consumer(stage: Stage) -> Any:
 def ck_seek_and_times(stage: Stage) -> Any:
     topic = stage.topic()
     _fill(stage, topic, 20)
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": stage.bootstrap, "group.id": stage.name("none")})
+    consumer = confluent_kafka.Consumer({**stage.confluent, "group.id": stage.name("none")})
     try:
         consumer.assign([confluent_kafka.TopicPartition(topic, 0, 6)])
         message = consumer.poll(WAIT_SECONDS)
@@ -540,11 +548,11 @@ def ck_seek_and_times(stage: Stage) -> Any:
 
 
 def ck_admin(stage: Stage) -> Any:
-    admin = confluent_admin.AdminClient({"bootstrap.servers": stage.bootstrap})
+    admin = confluent_admin.AdminClient({**stage.confluent})
     topic, group = stage.topic(), stage.name("group")
     _fill(stage, topic, 6)
     partition = confluent_kafka.TopicPartition(topic, 0, 2)
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": stage.bootstrap, "group.id": group})
+    consumer = confluent_kafka.Consumer({**stage.confluent, "group.id": group})
     consumer.commit(offsets=[partition], asynchronous=False)
     consumer.close()
 
@@ -614,29 +622,42 @@ SCRIPTS: dict[str, Callable[[Stage], Any]] = {
 }
 
 
-def _addresses(bootstrap: str) -> dict[str, str]:
+def _addresses(bootstrap: str, secured: Secured | None = None) -> dict[str, str]:
     """Address → name, the bootstrap listener included."""
-    with RawConnection(Address.parse(bootstrap.partition(",")[0])) as connection:
-        brokers = connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
-    return {f"{each['Host']}:{each['Port']}": f"broker {each['NodeId']}" for each in brokers}
+    first = bootstrap.partition(",")[0]
+    if secured is None:
+        with RawConnection(Address.parse(first)) as connection:
+            brokers = connection.ask(METADATA, 9, {"Topics": []})["Brokers"]
+        return {f"{each['Host']}:{each['Port']}": f"broker {each['NodeId']}" for each in brokers}
+    with SecuredConnection(first, secured.trusting()) as client:
+        assert client.log_in(ADMIN) == 0
+        return {f"{each.host}:{each.port}": f"broker {each.node_id}" for each in client.metadata("none").brokers}
+
+
+def compare(play: Callable[[str], str], direct: str, proxy: ProxyProcess) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        seen, proxied = pool.map(play, [direct, proxy.bootstrap])
+
+    print(proxy.log[-2000:])
+    at = next((index for index, pair in enumerate(zip(proxied, seen, strict=False)) if pair[0] != pair[1]), None)
+    assert proxied == seen, f"proxied …{proxied[at - 80 : at + 200]}\ndirect …{seen[at - 80 : at + 200]}"
+    assert len(seen) > 20
+
+
+def skip_what_kafka_lacks(script: str) -> None:
+    if script == "confluent-kafka: group.protocol=consumer" and kafka_version().startswith("3."):
+        pytest.skip("librdkafka needs ConsumerGroupHeartbeat v1, which Kafka 3.9 does not have")
 
 
 @pytest.mark.parametrize("brokers", [1, 3])
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_client_sees_the_same_through_the_proxy(brokers: int, script: str, request: pytest.FixtureRequest) -> None:
-    if script == "confluent-kafka: group.protocol=consumer" and kafka_version().startswith("3."):
-        pytest.skip("librdkafka needs ConsumerGroupHeartbeat v1, which Kafka 3.9 does not have")
+    skip_what_kafka_lacks(script)
     cluster: KafkaCluster = request.getfixturevalue("kafka" if brokers == 1 else "kafka3")
     proxy: ProxyProcess = request.getfixturevalue("proxied" if brokers == 1 else "proxied3")
 
-    def play(bootstrap: str) -> Any:
+    def play(bootstrap: str) -> str:
         stage = Stage(bootstrap, brokers)
         return stage.plain(SCRIPTS[script](stage), _addresses(bootstrap))
 
-    with ThreadPoolExecutor(2) as pool:
-        direct, proxied = pool.map(play, [cluster.bootstrap, proxy.bootstrap])
-
-    print(proxy.log[-2000:])
-    at = next((index for index, pair in enumerate(zip(proxied, direct, strict=False)) if pair[0] != pair[1]), None)
-    assert proxied == direct, f"proxied …{proxied[at - 80 : at + 200]}\ndirect …{direct[at - 80 : at + 200]}"
-    assert len(direct) > 20
+    compare(play, cluster.bootstrap, proxy)

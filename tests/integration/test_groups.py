@@ -17,12 +17,16 @@ import confluent_kafka.admin
 import pytest
 from kafka import KafkaAdminClient, TopicPartition
 
+from fencepost_proxy.cli.main import main
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.tools import compile_java, java_command
 from tests.support.grown import GrownTopic
+from tests.support.kafka import kafka_version, running_kafka
 from tests.support.members import MEMBERS, WAIT_SECONDS, Member, until
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
+
+pytestmark = pytest.mark.kafka
 
 _JAVA = Path(__file__).parent.parent / "java"
 #: Rebalances at once, and KIP-848 heartbeats that a test can wait for.
@@ -38,7 +42,7 @@ _BROKER = {
 
 @pytest.fixture(scope="module")
 def groups_kafka() -> Iterator[KafkaCluster]:
-    with KafkaCluster(properties=_BROKER) as cluster:
+    with running_kafka(properties=_BROKER) as cluster:
         yield cluster
 
 
@@ -72,11 +76,12 @@ def _commit_until(member: Member, condition: Callable[[], bool], proxy: ProxyPro
         time.sleep(0.1)
 
 
-#: kafka-python's `poll` sometimes never returns here (it waits in `net.run`): not understood, so not in every run.
-_NOW_AND_THEN = [pytest.param(each, marks=pytest.mark.soak) if each == "kafka-python" else each for each in MEMBERS]
+#: In Kafka 3.9 the new protocol is a preview that librdkafka does not speak: without a proxy it gets nothing either.
+_TOO_NEW = {"librdkafka-consumer-protocol"} if kafka_version().startswith("3.") else set()
 
 
-@pytest.mark.parametrize("client", _NOW_AND_THEN)
+@pytest.mark.brokers
+@pytest.mark.parametrize("client", [each for each in MEMBERS if each not in _TOO_NEW])
 def test_a_new_partition_comes_once_the_prior_ones_are_read_and_committed(
     client: str, topic: GrownTopic, proxy: ProxyProcess
 ) -> None:
@@ -131,15 +136,15 @@ def _commit(kafka: KafkaCluster, group: str, topic: str, offsets: dict[int, int]
 
 def _transaction(kafka: KafkaCluster, topic: str, partition: int, count: int, *, commit: bool) -> None:
     producer = confluent_kafka.Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": f"tx-{uuid4().hex}"})
-    producer.init_transactions(30)
+    producer.init_transactions(90)
     producer.begin_transaction()
     for number in range(count):
         producer.produce(topic, f"t{number}".encode(), key=b"tx", partition=partition)
-    producer.flush(30)
+    producer.flush(90)
     if commit:
-        producer.commit_transaction(30)
+        producer.commit_transaction(90)
     else:
-        producer.abort_transaction(30)
+        producer.abort_transaction(90)
 
 
 def _gets_the_new_partition(member: Member, count: int, proxy: ProxyProcess, partition: int = 2) -> None:
@@ -342,10 +347,17 @@ def test_a_restarted_proxy_still_hands_over_what_it_withheld(
 
 @pytest.fixture
 def impatient(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
-    """Waits for a group without commits for three seconds only; has a status page."""
-    port = free_port()
-    config = f'status = "127.0.0.1:{port}"\n[limits]\nwithheld_without_commit_seconds = 3.0\n'
+    """Waits for a group without commits for a few seconds only: more than a busy machine needs to see that it waits."""
+    config = "[limits]\nwithheld_without_commit_seconds = 12.0\n"
     with ProxyProcess(groups_kafka.bootstrap, tmp_path, config=config) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def watched(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
+    """Has a status page, whose URL is its `status`."""
+    port = free_port()
+    with ProxyProcess(groups_kafka.bootstrap, tmp_path, config=f'status = "127.0.0.1:{port}"\n') as proxy:
         proxy.status = f"http://127.0.0.1:{port}"  # type: ignore[attr-defined]
         yield proxy
 
@@ -379,29 +391,67 @@ def test_a_group_that_began_at_the_end_and_commits_nothing_need_not_wait(
         _gets_the_new_partition(member, 3, proxy)
 
 
-def test_an_operator_sees_who_waits_and_lets_them_go(topic: GrownTopic, impatient: ProxyProcess) -> None:
+def test_an_operator_sees_who_waits_and_lets_them_go(
+    groups_kafka: KafkaCluster, topic: GrownTopic, watched: ProxyProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
     group = f"operator/{topic.name}"
-    url = impatient.status  # type: ignore[attr-defined]
+    url = watched.status  # type: ignore[attr-defined]
     topic.write(0, 7)
     topic.grow(3)
     topic.write(2, 5)
-    with _member(impatient, topic, group) as member:
+    with _member(watched, topic, group) as member:
         until(lambda: len(member.read_of(0)) == 7, f"{member.errors}")
-        until(lambda: bool(_waiting(url, group)), impatient.log)
+        waits = ["partition 0: nothing committed, threshold 7"]
+        until(lambda: [each["waits"] for each in _waiting(url, group)] == [waits], watched.log)
         (waiting,) = _waiting(url, group)
         assert (waiting["topic"], waiting["partition"]) == (topic.name, 2)
         assert waiting["records_max"] == 7
+        # At least: groups of other stories on this Kafka may wait as well.
+        until(lambda: _metric(url, "withheld_partitions") >= 1, "the metric to say so")
+        handed_over = _metric(url, "withheld_partitions_handed_over_total")
 
-        path = f"/groups/{quote(group, safe='')}/release?topic={topic.name}"
-        with urlopen(Request(url + path, method="POST"), timeout=20) as answer:
-            assert b"gets the new partitions" in answer.read()
+        address = url.removeprefix("http://")
+        assert main(["expansions", "--status", address, "--topic", topic.name]) == 0
+        table = capsys.readouterr().out
+        assert f"  {topic.name}  2 -> 3" in table
+        assert f"  {group}  {topic.name}-2" in table
+        assert main(["expansions", "--bootstrap", watched.bootstrap, "--topic", topic.name]) == 0
+        assert f"  {topic.name}  2 -> 3" in capsys.readouterr().out
 
-        _gets_the_new_partition(member, 5, impatient)
-        until(lambda: not _waiting(url, group), impatient.log)
+        # What Kafka's own tools show of its commits is Kafka's: nothing is committed yet.
+        assert _committed(groups_kafka.bootstrap, group) == _committed(watched.bootstrap, group) == {}
+        named = [TopicPartition(topic.name, 2)]
+        assert _committed(groups_kafka.bootstrap, group, named) == {2: -1}
+        assert _committed(watched.bootstrap, group, named) == {2: 0}  # as a member is told: it may be one
+
+        assert main(["expansions", "open", topic.name, group, "--status", address]) == 0
+        assert "gets the new partitions" in capsys.readouterr().out
+
+        _gets_the_new_partition(member, 5, watched)
+        until(lambda: not _waiting(url, group), watched.log)
+        until(lambda: _metric(url, "withheld_partitions_handed_over_total") > handed_over, "the metric to say so")
+    assert main(["expansions", "--bootstrap", watched.bootstrap, "--json"]) == 0
+    of_all = json.loads(capsys.readouterr().out)["expansions"]
+    assert {each["topic"]: each["thresholds"] for each in of_all}[topic.name] == [7, 0]
+
+
+def _metric(url: str, name: str) -> float:
+    with urlopen(f"{url}/metrics", timeout=60) as answer:
+        lines = answer.read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"fencepost_{name} "))
+
+
+def _committed(address: str, group: str, partitions: list[TopicPartition] | None = None) -> dict[int, int]:
+    """All commits of a group, or those of certain partitions; -1 where there is none."""
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": address})
+    named = None if partitions is None else [confluent_kafka.TopicPartition(*each) for each in partitions]
+    asked = confluent_kafka.ConsumerGroupTopicPartitions(group, named)
+    found = admin.list_consumer_group_offsets([asked])[group].result(90).topic_partitions
+    return {each.partition: max(each.offset, -1) for each in found}
 
 
 def _waiting(url: str, group: str) -> list[dict[str, Any]]:
-    with urlopen(f"{url}/status.json", timeout=20) as answer:
+    with urlopen(f"{url}/status.json", timeout=60) as answer:
         return [each for each in json.load(answer)["withheld"] if each["group"] == group]
 
 
@@ -443,10 +493,20 @@ def test_a_withheld_partition_that_moves_to_another_member_wedges_nobody(
 
 
 def _both_settled(proxy: ProxyProcess, topic: GrownTopic, group: str) -> bool:
-    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": topic.kafka})
-    described = admin.describe_consumer_groups([group])[group].result()
+    described = _described(topic.kafka, group)
+    if described is None:
+        return False
     held = [len(each.assignment.topic_partitions) for each in described.members]
     return held == [2, 2] and described.state.name == "STABLE"
+
+
+def _described(address: str, group: str) -> Any:
+    """None: its coordinator cannot tell just now."""
+    admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": address})
+    try:
+        return admin.describe_consumer_groups([group])[group].result()
+    except confluent_kafka.KafkaException:
+        return None
 
 
 # ---- Streams
@@ -502,7 +562,7 @@ def test_several_workers_withhold_together(client: str, groups_kafka: KafkaClust
             until(lambda: {each["partition"] for each in _waiting(url, group)} == {2, 3}, proxy.log)
             # When an operator opens the gate, at the supervisor's status page.
             path = f"/groups/{quote(group, safe='')}/release?topic={topic.name}"
-            with urlopen(Request(url + path, method="POST"), timeout=20) as answer:
+            with urlopen(Request(url + path, method="POST"), timeout=60) as answer:
                 assert b"asked" in answer.read()
             # Then all workers learn of it, and each brings its members to ask again, or tells them.
             until(lambda: one.assigned | two.assigned == {0, 1, 2, 3}, f"{one.assigned} {two.assigned}\n{proxy.log}")
@@ -527,9 +587,8 @@ def test_a_coordinator_that_moves_forgets_nothing(client: str, tmp_path: Path) -
             topic.write(2, 3)
             until(lambda: _withheld(proxy, group), proxy.log)
             # When its coordinator dies, and another broker takes its place.
-            admin = confluent_kafka.admin.AdminClient({"bootstrap.servers": kafka.bootstrap})
-            coordinator = admin.describe_consumer_groups([group])[group].result().coordinator.id
-            kafka.kill(coordinator)
+            until(lambda: _described(kafka.bootstrap, group) is not None, "its coordinator to be known")
+            kafka.kill(_described(kafka.bootstrap, group).coordinator.id)
             assert not member.read_of(2)
             # Then the group gets it once it has committed, as before.
             _commit_until(member, lambda: len(member.read_of(2)) == 3, proxy)

@@ -22,7 +22,7 @@ from tests.support.kafka import kafka_version, unique_topic
 from tests.support.messages import RawConnection
 from tests.support.proxy import ProxyProcess
 
-pytestmark = [pytest.mark.kafka, pytest.mark.brokers, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.kafka, pytest.mark.brokers, pytest.mark.timeout(600)]
 
 SOURCES = Path(__file__).parents[1] / "java"
 METADATA = 3
@@ -44,7 +44,7 @@ def run_tools(bootstrap: str, prefix: str, directory: Path) -> list[tuple[str, i
         ("kafka-console-producer", "a\\nb\\nc\\n", (*here, "--topic", topic)),
         ("kafka-console-consumer", "", (
             *here, "--topic", topic, "--group", group, "--from-beginning",
-            "--max-messages", "3", "--timeout-ms", "20000",
+            "--max-messages", "3", "--timeout-ms", "90000",
         )),
         ("kafka-consumer-groups", "", (*here, "--describe", "--group", group)),
         ("kafka-consumer-groups", "", (*here, "--list")),
@@ -56,7 +56,7 @@ def run_tools(bootstrap: str, prefix: str, directory: Path) -> list[tuple[str, i
             "--producer-props", f"bootstrap.servers={bootstrap}",
         )),
         ("kafka-consumer-perf-test", "", (
-            *here, "--topic", topic, "--messages" if _is_old() else "--num-records", "2003", "--timeout", "20000",
+            *here, "--topic", topic, "--messages" if _is_old() else "--num-records", "2003", "--timeout", "90000",
         )),
         ("kafka-get-offsets", "", (*here, "--topic", topic)),
         ("kafka-transactions", "", (*here, "describe-producers", "--topic", topic, "--partition", "0")),
@@ -70,13 +70,13 @@ def run_tools(bootstrap: str, prefix: str, directory: Path) -> list[tuple[str, i
         "".join(
             # Brokers learn of a change one by one: a tool that asks another one than the last did would not see it.
             "\t".join([_main_class(tool), stdin, *arguments])
-            + ("\npause\t1500\n" if tool in ("kafka-topics", "kafka-configs") else "\n")
+            + ("\npause\t3000\n" if tool in ("kafka-topics", "kafka-configs") else "\n")
             for tool, stdin, arguments in commands
         )
     )
     classes = compile_java([SOURCES / "ToolRunner.java"], version=kafka_version())
     printed = run_java(
-        "ToolRunner", [str(script)], classes=classes, version=kafka_version(), timeout_seconds=120
+        "ToolRunner", [str(script)], classes=classes, version=kafka_version(), timeout_seconds=400
     ).output
     parts = re.split(r"^=== \d+ (-?\d+)\n", printed, flags=re.MULTILINE)[1:]
     names = _addresses(bootstrap)
@@ -167,7 +167,7 @@ def test_a_streams_application_counts_exactly_once_through_the_proxy(
         producer.close()
         state = tmp_path / prefix
         arguments = [bootstrap, f"{prefix}-app", f"{prefix}-in", f"{prefix}-out", str(state), str(3 * len(lines))]
-        run_java("WordCount", arguments, classes=classes, version=kafka_version(), timeout_seconds=120)
+        run_java("WordCount", arguments, classes=classes, version=kafka_version(), timeout_seconds=400)
         # Every update of every word, committed: as many as there are words, the last of each its count.
         updates = _committed(bootstrap, f"{prefix}-out", 3 * len(lines))
         assert len(updates) == 3 * len(lines)
@@ -185,7 +185,7 @@ def _committed(bootstrap: str, topic: str, at_least: int) -> list[tuple[str, int
         topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", isolation_level="read_committed"
     )
     found: list[tuple[str, int]] = []
-    deadline, over = time.monotonic() + 60, False
+    deadline, over = time.monotonic() + 120, False
     while not over:
         over = len(found) >= at_least or time.monotonic() > deadline
         for records in consumer.poll(timeout_ms=1_000).values():
@@ -205,7 +205,7 @@ def test_kcat_does_the_same_through_the_proxy(kafka: KafkaCluster, proxied: Prox
                 input=stdin,
                 capture_output=True,
                 text=True,
-                timeout=30,
+                timeout=120,
                 check=True,
             )
             return done.stdout.replace(topic, "x")

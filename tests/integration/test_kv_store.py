@@ -13,7 +13,7 @@ import pytest
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kv_store.py"
 
@@ -26,7 +26,7 @@ def store_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -
 
 def _run(bootstrap: str, topic: str, *options: str) -> tuple[int, str]:
     command = [sys.executable, str(EXAMPLE), "--bootstrap", bootstrap, "--topic", topic, "--pause-ms", "5", *options]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert result.returncode in (0, 1), result.stderr
     return result.returncode, result.stdout + result.stderr
 

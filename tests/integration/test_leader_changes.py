@@ -8,6 +8,7 @@ itself has it.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -25,13 +26,14 @@ from tests.support.writers import (
     Ledger,
     Writer,
     append_at_the_end,
+    await_more,
     expected_of,
     offsets,
     value_of,
     writing,
 )
 
-pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
 
 Say = Callable[[str], None]
 STATE_TOPIC = "__fencepost_state"
@@ -56,23 +58,11 @@ def load(stage: Stage3, topic: str, say: Say) -> Iterator[list[Writer]]:
     """Writers of all kinds while something happens; then their stories are compared with the log."""
     writers = all_kinds(stage.proxies, topic)
     with writing(*writers):
-        until(lambda: stage.log.end(topic) > 20, "the writers to get on", within_seconds=60)
+        until(lambda: stage.log.end(topic) > 20, "the writers to get on", within_seconds=120)
         yield writers
         stage.mend()
-        await_more(stage, topic, writers)
+        await_more(stage, topic, writers, 60)
     told_the_truth(stage, topic, writers, say)
-
-
-def await_more(stage: Stage3, topic: str, writers: Sequence[Writer], appends: int = 60) -> None:
-    """Together: who wins is chance, and a chain seldom does."""
-    end = stage.log.end(topic)
-
-    def moved() -> bool:
-        for each in writers:
-            each.raise_failure()
-        return stage.log.end(topic) >= end + appends
-
-    stage.until(moved, f"{appends} more appends to {topic}")
 
 
 def told_the_truth(stage: Stage3, topic: str, writers: Sequence[Writer], say: Say, *, may_lose: bool = False) -> Ledger:
@@ -118,7 +108,9 @@ def test_the_leader_goes_and_comes_back_between_check_and_append(
     ledger = Ledger()
     runs = 4
     told = []
-    for run in range(runs):
+    for run in itertools.count():
+        if run >= runs and (set(told) != {NOT_LEADER} or run >= 4 * runs):
+            break
         end = append_at_the_end(stage3.log, first, topic, f"warm{run}", ledger) + 1
         # Kafka takes an equal sequence range for a duplicate, and refuses any other: see that both are understood.
         late = [value_of("late", run, end), value_of("too-late", run, end + 1)][: 1 + run % 2]
@@ -126,7 +118,8 @@ def test_the_leader_goes_and_comes_back_between_check_and_append(
             ledger.sent(value)
         with HoldRequest(late[0]) as held, Connection(leaders_listener(first, topic)) as client:
             stage3.pipes[1].expect(held)
-            client.send_produce({topic: {0: batch(*late, expected=end)}})
+            # Leaders may take their time to move.
+            client.send_produce({topic: {0: batch(*late, expected=end)}}, timeout_ms=60_000)
             held.wait_seen()
             stage3.lead(topic, 2)
             if tail == "another wrote":
@@ -134,6 +127,7 @@ def test_the_leader_goes_and_comes_back_between_check_and_append(
                 for _ in range(2):
                     append_at_the_end(stage3.log, second, topic, f"other{run}", ledger)
             stage3.lead(topic, 1)
+            stage3.until(partial(has_grown, stage3, topic, 1, end - 1), "broker 1 to know that it leads")
             held.release()
             answer = client.receive_produce()[1][topic, 0]
         told.append(answer.error_code)
@@ -149,7 +143,7 @@ def test_the_leader_goes_and_comes_back_between_check_and_append(
         if expected_of(value) not in (None, offset)
     ]
     title = f"{tail}, {'stamped' if stamped else 'not stamped'}"
-    say(f"{title}: {runs} runs, {len(misplaced)} at a wrong offset; the late ones were told {told}")
+    say(f"{title}: {run} runs, {len(misplaced)} at a wrong offset; the late ones were told {told}")
     if stamped:
         ledger.check(stage3.log, topic)
         assert set(told) != {NOT_LEADER}, "never compared: these runs show nothing"
@@ -218,7 +212,10 @@ def test_a_tail_that_was_never_replicated_is_truncated(rounds: int, stage3: Stag
     topic = stage3.create(required_topic())
     ledger = Ledger()
     truncated = 0
-    for run in range(rounds):
+    for run in itertools.count():
+        # A follower may have some of the tail after all, where its fetch was answered late.
+        if run >= rounds and (truncated or run >= rounds + 4):
+            break
         leader = stage3.leader(topic)
         followers = [each for each in NODES if each != leader]
         stage3.lead(STATE_TOPIC, leader)  # or the proxies stop serving when they cannot read it
@@ -249,7 +246,7 @@ def test_a_tail_that_was_never_replicated_is_truncated(rounds: int, stage3: Stag
         stage3.lead(topic, leader)  # and so log and sequence of the one that truncated are what counts now
         for proxy in stage3.proxies:
             append_at_the_end(stage3.log, proxy, topic, f"after{run}", ledger)
-    say(f"{truncated} of {rounds} leaders had a tail to lose; {ledger}")
+    say(f"{truncated} of {run} leaders had a tail to lose; {ledger}")
     ledger.check(stage3.log, topic)
     assert truncated, "no leader ever lost a tail: these runs show nothing"
 
@@ -317,8 +314,9 @@ def test_clients_that_come_while_the_first_broker_stands_still(stage3: Stage3) -
     """It takes connections and answers nothing. They try again, as clients do, and soon meet another broker."""
     answered = 0
     stage3.kafka.pause(1)
-    for _ in range(4):
-        with suppress(Closed, OSError), Connection(stage3.proxies[0].bootstrap, timeout_seconds=2) as client:
+    for _ in range(20):
+        with suppress(Closed, OSError), Connection(stage3.proxies[0].bootstrap, timeout_seconds=5) as client:
             client.api_versions()
             answered += 1
+            break
     assert answered

@@ -197,8 +197,11 @@ def assert_right(story: Story, *, gone: bool = False) -> None:
         chain = [story.make(expected=story.end + i) for i in range(4)]
         for records in chain:
             connection.send_produce({story.topic: {0: records}})
-        for records in chain:
-            story.took(records, connection.receive_produce()[1][story.topic, 0])
+        answers = [connection.receive_produce()[1][story.topic, 0] for _ in chain]
+    for records, answer in zip(chain, answers, strict=True):
+        # Named as they are, those that shall come again may.
+        again = answer.error_code in COME_AGAIN
+        story.took(records, settled(story.addresses[here], story.topic, records) if again else answer)
     story.append(through=here)
     story.check()
     # What is there is known, by processes that saw it and by those that did not.
@@ -303,13 +306,11 @@ def while_it_is_written_to(story: Story) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def expired(cluster: KafkaCluster, proxies: list[ProxyProcess]) -> dict[str, Story]:
     """Partitions that know no producer any more, all from the same long wait."""
-    stories = {
-        f"{prefix}, {what}": begin(cluster, proxies, prefix, length=5)
-        for prefix in ("required", "checked")
-        for what in ("records kept", "records deleted")
-    }
-    for name, story in stories.items():
+    stories = {}
+    for prefix, what in itertools.product(("required", "checked"), ("records kept", "records deleted")):
+        story = stories[f"{prefix}, {what}"] = begin(cluster, proxies, prefix, length=5)
         assert producers(story.log, story.topic)
+    for name, story in stories.items():
         if name.endswith("deleted"):
             delete_records(story.log, story.topic)
     for story in stories.values():
@@ -415,6 +416,8 @@ def test_a_batch_without_a_name_when_log_append_time_comes(tell: Tell) -> None:
         assert direct.alter_topic(story.topic, LOG_APPEND_TIME) == (OK, None)
         for number in range(20):
             answer = client.append(story.topic, batch(b"unnamed %d" % number, expected=story.end))
+            if answer.error_code == NOT_LEADER:
+                continue  # nothing was appended
             there = story.log.values(story.topic)
             if answer.error_code == OK:
                 assert answer.base_offset == story.end
@@ -568,9 +571,6 @@ def test_sequences_wrap_where_offsets_do_not(prefix: str, begins: str, restarted
     assert_right(story)
 
 
-# On a busy machine Kafka now and then serves nothing of the last append for a minute after the restart, although it was
-# acknowledged and is below the log end that it tells: not understood, so not in every run.
-@pytest.mark.soak
 def test_after_a_clean_restart_all_of_them_go_on(cluster: KafkaCluster, restarted: dict[str, Story]) -> None:
     """By now states were written that stand for wrapped sequences, for shifts and for batches that are gone."""
     gone = [story for name, story in restarted.items() if name.endswith("records deleted")]

@@ -5,6 +5,7 @@ Every record says in its value which offset it expected, and every check is made
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 import time
@@ -97,9 +98,9 @@ def second_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) 
         yield process
 
 
-def create(address: str, log: Log, topic: str) -> str:
+def create(address: str, log: Log, topic: str, partitions: int = 1) -> str:
     with Connection(address) as connection:
-        assert connection.create_topic(topic) == (OK, None)
+        assert connection.create_topic(topic, partitions=partitions) == (OK, None)
     assert log.end(topic) == 0
     return topic
 
@@ -111,9 +112,16 @@ def together(*writers: Callable[[], None]) -> None:
 
 
 def conditional_writer(
-    name: str, address: str, topic: str, tally: Tally, rounds: int, *, start_line: threading.Barrier | None = None
+    name: str,
+    address: str,
+    topic: str,
+    tally: Tally,
+    rounds: int,
+    *,
+    least: int = 0,
+    start_line: threading.Barrier | None = None,
 ) -> Callable[[], None]:
-    """Appends at the end it was last told, until the log has `rounds` records.
+    """Appends at the end it was last told, until the log has `rounds` records and `least` appends were accepted.
 
     With a start line, all writers begin each round together: they want the same offset at the same time, and one that
     is slower by nature gets its chance too.
@@ -122,7 +130,7 @@ def conditional_writer(
     def write() -> None:
         end = number = 0
         with Connection(address) as connection:
-            while end < rounds:
+            while end < rounds or len(tally.accepted) < least:
                 line_up(start_line)
                 number += 1
                 value = value_of(name, number, end)
@@ -141,7 +149,7 @@ def conditional_writer(
 def line_up(start_line: threading.Barrier | None) -> None:
     if start_line is not None:
         try:
-            start_line.wait(10)
+            start_line.wait(60)
         except threading.BrokenBarrierError:
             return
         time.sleep(random.random() / 1000)  # nobody is first by habit
@@ -242,10 +250,10 @@ def test_chains_race(  # noqa: PLR0917
                     for value, answer in zip(chain, answers, strict=True):
                         tally.note(value, answer)
                     codes = [answer.error_code for answer in answers]
-                    assert set(codes) <= {OK, POLICY_VIOLATION}
+                    assert set(codes) <= {OK, NOT_LEADER, POLICY_VIOLATION}
                     won_whole += codes == [OK] * 10
-                    torn += codes != sorted(codes)  # an OK behind a refusal
-                    end = max(answer.base_offset + (answer.error_code == OK) for answer in answers)
+                    torn += OK in codes[codes.count(OK) :]  # behind a refusal
+                    end = max(end, *(answer.base_offset + (answer.error_code == OK) for answer in answers))
             start_line.abort()
 
         return write
@@ -279,12 +287,18 @@ def test_cold_gates_of_two_proxies_agree(
             for address in (proxy.bootstrap, second_proxy.bootstrap, proxy.bootstrap, second_proxy.bootstrap)
         ]
         for topic in topics:
-            values = [value_of(f"c{i}", 0, 0) for i in range(len(connections))]
-            for connection, value in zip(connections, values, strict=True):
-                connection.send_produce({topic: {0: batch(value, expected=0)}})
+            waiting = {value_of(f"c{i}", 0, 0): connection for i, connection in enumerate(connections)}
             tally = Tally()
-            for connection, value in zip(connections, values, strict=True):
-                tally.note(value, connection.receive_produce()[1][topic, 0])
+            deadline = time.monotonic() + 60
+            while waiting:
+                assert time.monotonic() < deadline, f"nobody can tell where {topic} ends"
+                for value, connection in waiting.items():
+                    connection.send_produce({topic: {0: batch(value, expected=0)}})
+                answers = {value: each.receive_produce()[1][topic, 0] for value, each in waiting.items()}
+                for value, answer in answers.items():
+                    if answer.error_code != NOT_LEADER:  # else it comes again
+                        tally.note(value, answer)
+                        del waiting[value]
             codes.update(tally.codes)
             assert len(tally.accepted) == 1
             assert tally.check(log, topic) == []
@@ -317,7 +331,7 @@ def test_unconditional_writers_on_the_same_topic(  # noqa: PLR0917
             with Connection(address) as connection:
                 producer = connection.init_producer_id() if idempotent else Producer(-1, -1, -1)
                 number = 0
-                while not done.is_set():
+                while not done.is_set() or not tally.accepted:
                     value = value_of(name, number, None)
                     who = producer._replace(sequence=number) if idempotent else None
                     answer = connection.append(topic, batch(value, producer=who))
@@ -330,7 +344,7 @@ def test_unconditional_writers_on_the_same_topic(  # noqa: PLR0917
         return write
 
     def conditional(name: str, address: str, tally: Tally) -> Callable[[], None]:
-        race = conditional_writer(name, address, topic, tally, rounds)
+        race = conditional_writer(name, address, topic, tally, rounds, least=1)
 
         def write() -> None:
             try:
@@ -423,8 +437,11 @@ def warm_up(stage: Stage, proxy: ProxyProcess, topic: str, run: int, tally: Tall
     """
     end = stage.log.end(topic)
     succeeded = 0
+    deadline = time.monotonic() + 60
     with Connection(proxy.bootstrap) as connection:
-        for attempt in range(100):
+        for attempt in itertools.count():
+            if time.monotonic() > deadline:
+                break
             value = value_of(f"warm{run}", attempt, end)
             answer = connection.append(topic, batch(value, expected=end))
             tally.note(value, answer)
@@ -593,10 +610,12 @@ def test_a_log_end_that_cannot_be_known_is_not_waited_for_long(
 ) -> None:
     """Clients give up at their timeout: a third of it is ours, and never more than the configured longest wait."""
     proxy = stage.proxies[0]
-    topic, other = (create(proxy.bootstrap, stage.log, unique_topic("required")) for _ in range(2))
+    topic = create(proxy.bootstrap, stage.log, unique_topic("required"), partitions=2)
     with Connection(proxy.bootstrap) as client:
         client.api_versions()
         for _ in range(10):
+            # Where the log ends is told to who may write the topic; its other partition shows that, and fresh configs.
+            until(lambda: _answer_that_counts(client, topic, batch(b"z"), partition=1), "an answer that counts")
             stage.kafka.pause(1)
             try:
                 sent = time.monotonic()
@@ -606,17 +625,16 @@ def test_a_log_end_that_cannot_be_known_is_not_waited_for_long(
                 stage.kafka.resume(1)
             if "has not (re)read its topic configs" not in (answer.message or ""):
                 break  # its view of the configs was fresh enough for it to ask for the log's end
-            until(lambda: _answer_that_counts(client, other, batch(b"z")), "fresh configs")
         assert (answer.error_code, answer.base_offset) == (NOT_LEADER, -1)
         assert (answer.message or "").startswith("TRY_AGAIN the log end could not be known in time")
-        assert bound_seconds - 0.1 < waited < bound_seconds + 5  # a machine may be busy; its client waits for longer
+        assert bound_seconds - 0.1 < waited < bound_seconds + 20  # a machine may be busy; its client waits for longer
         again = until(lambda: _answer_that_counts(client, topic, batch(b"y", expected=0)), "an answer that counts")
     assert (again.error_code, again.base_offset) == (OK, 0)
     assert stage.log.values(topic) == [b"y"]
 
 
-def _answer_that_counts(client: Connection, topic: str, records: bytes) -> Answer | None:
-    answer = client.append(topic, records)
+def _answer_that_counts(client: Connection, topic: str, records: bytes, partition: int = 0) -> Answer | None:
+    answer = client.append(topic, records, partition=partition)
     return None if answer.error_code == NOT_LEADER else answer
 
 

@@ -7,15 +7,20 @@ On `true` topics it can happen beside producers that keep their own ids, and the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 
 from tests.support.kafka import unique_topic
 from tests.support.pipe import CutResponse, HoldRequest, HoldResponse
+from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, batch, until
-from tests.support.three_brokers import Stage3, leaders_listener, required_topic
+from tests.support.three_brokers import PATIENCE_SECONDS, STAMPED, Stage3, leaders_listener, required_topic
 from tests.support.writers import (
     OK,
     POLICY_VIOLATION,
@@ -24,13 +29,14 @@ from tests.support.writers import (
     Ledger,
     Writer,
     append_at_the_end,
+    await_more,
     expected_of,
     offsets,
     value_of,
     writing,
 )
 
-pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
 
 NOT_LEADER = 6
 
@@ -69,17 +75,6 @@ def load(stage: Stage3, topic: str, writers: Sequence[Writer]) -> Iterator[Ledge
     for proxy in stage.proxies:
         append_at_the_end(stage.log, proxy, topic, "after", ledger)
     ledger.take(*(each.ledger for each in writers))
-
-
-def await_more(stage: Stage3, topic: str, writers: Sequence[Writer], appends: int) -> None:
-    end = stage.log.end(topic)
-
-    def moved() -> bool:
-        for each in writers:
-            each.raise_failure()
-        return stage.log.end(topic) >= end + appends
-
-    stage.until(moved, f"{appends} more appends to {topic}")
 
 
 def detected(ledger: Ledger, stage: Stage3, topic: str) -> int:
@@ -352,6 +347,38 @@ def test_a_retry_through_another_proxy(how: str, kind: str, stage3: Stage3) -> N
         assert "POSSIBLY_YOURS" in (answer.message or "")
     assert offsets(stage3.log.batches(topic))[value] == end
     ledger.check(stage3.log, topic)
+
+
+def test_one_that_starts_while_kafka_is_half_up_says_what_it_waits_for_and_serves_once_it_is_there(
+    stage3: Stage3, tmp_path: Path
+) -> None:
+    """Two of three brokers are away: nothing can be stored, and soon nobody leads."""
+    status = free_port()
+    arguments = ("--status", f"127.0.0.1:{status}")
+    for node_id in (2, 3):
+        stage3.kafka.kill(node_id)
+    with ThreadPoolExecutor(1) as pool:
+        bootstrap = ",".join(pipe.address for pipe in stage3.pipes.values())
+        starting = pool.submit(ProxyProcess, bootstrap, tmp_path, config=STAMPED, arguments=arguments)
+        try:
+            until(lambda: _looked_at(status, "/livez") == (200, "ok\n"), "a process")
+            until(lambda: "__fencepost_state" in _looked_at(status, "/readyz")[1], "it to say what it waits for")
+            assert not starting.done()
+        finally:
+            stage3.mend()
+        with starting.result(PATIENCE_SECONDS):
+            until(lambda: _looked_at(status, "/readyz")[0] == 200, "it to be ready")
+
+
+def _looked_at(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as refused:
+        with refused:
+            return refused.code, refused.read().decode()
+    except OSError:
+        return 0, ""
 
 
 def test_a_restart_forgets_nothing_that_is_guarded(stage3: Stage3) -> None:

@@ -44,7 +44,7 @@ PRODUCER_ID = 1 << 40
 
 def _topic(connection: raw.Connection, name: str, configs: dict[str, str]) -> UUID:
     assert connection.create_topic(name, configs=configs) == (0, None)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         topic = connection.metadata(name).topics[0]
         if topic.error_code == 0 and topic.partitions[0].leader_id >= 0:
@@ -59,7 +59,7 @@ def _append(
     """With our codec. The leader that Metadata names may not have accepted the role yet."""
     partition = PartitionData(0, memoryview(records))
     topic = TopicData("", topic_id, (partition,)) if version >= 13 else TopicData(name, None, (partition,))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         request = ProduceRequest(version, 5, "test", b"", None, -1, 10_000, (topic,))
         connection.socket.sendall(b"".join(encode_produce_request(request)))
@@ -168,7 +168,7 @@ def _confluent(bootstrap: str, topic: str, count: int) -> list[bytes]:
     consumer = ConfluentConsumer({"bootstrap.servers": bootstrap, "group.id": topic, "enable.auto.commit": False})
     consumer.assign([ConfluentPartition(topic, 0, 0)])
     try:
-        found = [message.value() or b"" for message in consumer.consume(count, 30)]
+        found = [message.value() or b"" for message in consumer.consume(count, 90)]
     finally:
         consumer.close()
     return found
@@ -177,14 +177,14 @@ def _confluent(bootstrap: str, topic: str, count: int) -> list[bytes]:
 def _aiokafka(bootstrap: str, topic: str, count: int) -> list[bytes]:
     async def story() -> list[bytes]:
         async with AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
-            return [(await asyncio.wait_for(consumer.getone(), 30)).value for _ in range(count)]
+            return [(await asyncio.wait_for(consumer.getone(), 90)).value for _ in range(count)]
 
     return asyncio.run(story())
 
 
 def _java(bootstrap: str, topic: str, count: int) -> list[bytes]:
     arguments = ["--bootstrap-server", bootstrap, "--topic", topic, "--from-beginning"]
-    found = run_tool("kafka-console-consumer", [*arguments, "--max-messages", str(count), "--timeout-ms", "30000"])
+    found = run_tool("kafka-console-consumer", [*arguments, "--max-messages", str(count), "--timeout-ms", "90000"])
     return found.output.encode().split()
 
 

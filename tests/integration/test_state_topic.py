@@ -24,8 +24,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from fencepost_proxy.config import Limits
 from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.errors import Error
 from fencepost_proxy.net import state_topic
-from fencepost_proxy.net.control import ControlClient, Leader, OutcomeUnknown
+from fencepost_proxy.net.control import ControlClient, Leader, OutcomeUnknown, UpstreamUnavailable
 from fencepost_proxy.net.places import own_place
 from fencepost_proxy.net.state_topic import TOPIC_CONFIGS, StateTopic
 from fencepost_proxy.topics.records import StateRecord
@@ -39,6 +40,7 @@ from fencepost_proxy.topics.state import (
 )
 from fencepost_proxy.types import ProducerId, TopicPartition
 from fencepost_proxy.wire.plain_batch import encode_plain_batch
+from fencepost_proxy.wire.produce import PartitionResult
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.kafka
@@ -82,7 +84,7 @@ async def confirmed(kafka: KafkaCluster, call: Callable[[AdminClient], Mapping[A
     """An admin's call, carried out."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
     for future in call(admin).values():
-        await asyncio.to_thread(future.result, 30)
+        await asyncio.to_thread(future.result, 60)
 
 
 def config(topic: str, check: str = "required") -> StateRecord:
@@ -93,7 +95,7 @@ def test_it_is_created_durable_and_compacted(kafka3: KafkaCluster, name: str) ->
     async def story() -> None:
         async with process(kafka3, name) as one:
             await one.state.start()
-            assert one.state.fresh
+            await until(lambda: one.state.fresh)
             info = one.control.topic(name)
             assert info is not None
             assert (info.partition_count, info.replication_factor) == (1, 3)
@@ -123,10 +125,60 @@ def test_what_one_stores_the_other_knows_and_a_third_finds(kafka: KafkaCluster, 
     asyncio.run(story())
 
 
-def test_all_processes_agree_on_one_producer_id_and_keep_it(kafka: KafkaCluster, name: str) -> None:
+def test_read_to_its_end_it_lacks_nothing_that_was_stored_before(kafka: KafkaCluster, name: str) -> None:
+    async def story() -> None:
+        async with process(kafka, name) as one, process(kafka, name) as two:
+            await asyncio.gather(one.state.start(), two.state.start())
+            questions = 0
+            ask = two.control.confirmed_high_watermark
+
+            async def counted(*args: Any, **kwargs: Any) -> Any:
+                nonlocal questions
+                questions += 1
+                return await ask(*args, **kwargs)
+
+            two.control.confirmed_high_watermark = counted  # type: ignore[method-assign]
+            for number in range(30):
+                await one.state.append([config(f"topic-{number}")])
+                await two.state.read_to_end(timeout_seconds=30)
+                assert f"topic-{number}" in two.state.view.topic_configs
+            questions = 0
+            await asyncio.gather(*(two.state.read_to_end(timeout_seconds=30) for _ in range(50)))
+            assert 1 <= questions <= 2, "who asks at the same time shares the question"
+
+            kafka.pause(1)
+            try:
+                with pytest.raises(UpstreamUnavailable):
+                    await two.state.read_to_end(timeout_seconds=0.2)
+            finally:
+                kafka.resume(1)
+            await two.state.read_to_end(timeout_seconds=30)
+
+    asyncio.run(story())
+
+
+def test_all_processes_agree_on_one_producer_id_and_keep_it(
+    kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story() -> None:
         async with process(kafka, name) as one, process(kafka, name) as two, process(kafka, name) as three:
             await asyncio.gather(one.state.start(), two.state.start(), three.state.start())
+            # Nobody proposes before all know of none.
+            asked, all_asked = set[Process](), asyncio.Event()
+
+            def together(each: Process, ask: Callable[..., Any]) -> Callable[..., Any]:
+                async def init_producer_id(**settings: Any) -> Any:
+                    answer = await ask(**settings)
+                    asked.add(each)
+                    if len(asked) == 3:
+                        all_asked.set()
+                    await all_asked.wait()
+                    return answer
+
+                return init_producer_id
+
+            for each in (one, two, three):
+                monkeypatch.setattr(each.control, "init_producer_id", together(each, each.control.init_producer_id))
             agreed = await asyncio.gather(*(p.state.acquire_producer_id() for p in (one, two, three, one)))
             assert len(set(agreed)) == 1
             proposals = [record for record in one.changes if record.key.startswith(b"producer-id/")]
@@ -145,7 +197,7 @@ def test_a_view_grows_stale_while_the_broker_is_paused_and_recovers(kafka: Kafka
             await one.state.start()
             await one.state.append([config("before")])
             await asyncio.sleep(LEASE_SECONDS * 1.5)
-            assert one.state.fresh, "following it must keep it fresh"
+            await until(lambda: one.state.fresh)  # following it must keep it fresh
 
             kafka.pause(1)
             try:
@@ -184,7 +236,40 @@ def test_a_controller_that_knows_no_living_broker_is_waited_for(
             # Then the topic is created when they are back, on as many as there are
             await one.state.start()
             assert len(asked) > 2
-            assert one.state.fresh
+            await until(lambda: one.state.fresh)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("whose", ["its own", "another's"])
+def test_what_it_has_just_created_is_waited_for(
+    whose: str, kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given brokers that do not show the topic for a while, as where one of them is busy with thousands of others
+    shown, asked = ControlClient.log_start, []
+
+    async def log_start(self: ControlClient, tp: TopicPartition, **how: Any) -> object:
+        asked.append(tp)
+        if len(asked) == 1:
+            raise UpstreamUnavailable(f"{tp}: there is none", error_code=Error.UNKNOWN_TOPIC_OR_PARTITION)
+        return await shown(self, tp, **how)
+
+    async def created_by_another(self: ControlClient, *args: object, **how: object) -> bool:
+        return False
+
+    async def story() -> None:
+        async with process(kafka, name) as one:
+            monkeypatch.setattr(ControlClient, "log_start", log_start)
+            if whose == "its own":
+                # When it has created it, it waits: it knows that it is there
+                await one.state.start()
+                assert asked
+                await until(lambda: one.state.fresh)
+            else:
+                # Where somebody else says that it exists, this process may not see it: it says so
+                monkeypatch.setattr(ControlClient, "create_topic", created_by_another)
+                with pytest.raises(UpstreamUnavailable, match="there is none"):
+                    await one.state.start()
 
     asyncio.run(story())
 
@@ -230,18 +315,22 @@ def test_an_append_returns_once_it_was_read_back(
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
-            fetch = one.state._fetch
+            fetch, may_ask = one.state._fetch, asyncio.Event()
+            may_ask.set()
 
             async def late(leader: Leader) -> None:
                 await asyncio.sleep(0.4)
+                await may_ask.wait()
                 await fetch(leader)
 
             monkeypatch.setattr(one.state, "_fetch", late)
             await asyncio.sleep(0.3)  # the question under way was asked without delay
             assert await one.state.append([config("a")]) == [0]
             assert "a" in one.state.view.topic_configs
+            may_ask.clear()
             with pytest.raises(OutcomeUnknown, match="stored at offset 1, but not read back in time"):
-                await one.state.append([config("b")], timeout_seconds=0.1)
+                await one.state.append([config("b")], timeout_seconds=5.0)
+            may_ask.set()
 
     asyncio.run(story())
 
@@ -261,6 +350,29 @@ def test_it_follows_a_leader_that_moves(kafka3: KafkaCluster, name: str) -> None
                 assert set(one.state.view.topic_configs) == {"before", "after"}
             finally:
                 await asyncio.to_thread(kafka3.restart, leader.node_id)
+
+    asyncio.run(story())
+
+
+def test_a_replica_that_is_away_and_comes_back_leaves_no_gap(kafka3: KafkaCluster, name: str) -> None:
+    """Each in its turn, the leader too, as when brokers are restarted one by one."""
+    lease_seconds = 60.0  # many questions fit into it, also where all of this takes long
+
+    async def story() -> None:
+        async with process(kafka3, name) as one:
+            one.state._lease_seconds = lease_seconds
+            await one.state.start()
+            gaps = asyncio.create_task(until(lambda: not one.state.fresh, seconds=3600))
+            for node_id in (1, 2, 3):
+                await asyncio.to_thread(kafka3.shut_down, node_id)
+                try:
+                    stopped_at = time.monotonic()
+                    # What makes it fresher was asked while that broker was away.
+                    await until(lambda stopped_at=stopped_at: one.state.fresh_until > stopped_at + lease_seconds)
+                finally:
+                    await asyncio.to_thread(kafka3.restart, node_id)
+            assert not gaps.done(), "the view has been too old meanwhile"
+            gaps.cancel()
 
     asyncio.run(story())
 
@@ -385,7 +497,7 @@ def test_processes_know_of_each_other_and_have_tags_of_their_own(kafka: KafkaClu
             await one.state.start()
             assert not one.state.alone(time.monotonic())  # nobody could know of it yet
             assert await one.state.enter() is False
-            assert one.state.alone(time.monotonic())
+            await until(lambda: one.state.alone(time.monotonic()))
             await two.state.start()
             assert await two.state.enter() is True
             assert not two.state.alone(time.monotonic())
@@ -400,7 +512,7 @@ def test_processes_know_of_each_other_and_have_tags_of_their_own(kafka: KafkaClu
 def test_a_process_that_ended_without_a_word_is_gone_after_a_time(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_topic, "_GONE_SECONDS", 3.0)
+    monkeypatch.setattr(state_topic, "_GONE_SECONDS", 10.0)
     monkeypatch.setattr(state_topic, "_ALIVE_SECONDS", 1.0)
 
     async def story() -> None:
@@ -411,7 +523,7 @@ def test_a_process_that_ended_without_a_word_is_gone_after_a_time(
                 await two.state.start()
                 await two.state.enter()
                 await until(lambda: not one.state.alone(time.monotonic()))
-                await asyncio.sleep(4)
+                await asyncio.sleep(11)
                 assert not one.state.alone(time.monotonic())  # it gives signs
             await until(lambda: one.state.alone(time.monotonic()))
 
@@ -431,7 +543,7 @@ def test_who_died_long_ago_is_nobodys_concern_and_is_taken_off_the_list(
         async with process(kafka, name) as two:
             await two.state.start()
             assert await two.state.enter() is False
-            assert two.state.alone(time.monotonic())
+            await until(lambda: two.state.alone(time.monotonic()))
             await until(lambda: encode_alive_tombstone(ghost) in two.changes)
 
     asyncio.run(story())
@@ -440,14 +552,80 @@ def test_who_died_long_ago_is_nobodys_concern_and_is_taken_off_the_list(
 def test_who_cannot_say_that_it_lives_does_not_serve(
     kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state_topic, "_SILENT_SECONDS_MAX", 2.0)
+    monkeypatch.setattr(state_topic, "_SILENT_SECONDS_MAX", 8.0)
 
     async def story() -> None:
         async with process(kafka, name) as one:
             await one.state.start()
             await one.state.enter()
-            assert one.state.fresh
+            await until(lambda: one.state.fresh)
             await until(lambda: not one.state.fresh)
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("stored", [False, True], ids=["lost", "only its answer"])
+def test_who_may_be_unknown_to_the_others_serves_nobody_until_it_has_read_itself(
+    kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    """Given a first record of which is not known whether it was stored: an expansion would not wait for its writer."""
+    monkeypatch.setattr(state_topic, "_UNHEARD_SECONDS", 0.2)
+    lost = PartitionResult(partition=0, error_code=Error.REQUEST_TIMED_OUT)
+
+    async def story() -> None:
+        async with process(kafka, name) as one, process(kafka, name) as two:
+            await one.state.start()
+            await two.state.start()
+            await two.state.enter()
+            produce, may_pass = one.control.produce, asyncio.Event()
+
+            async def produces(*args: Any, **settings: Any) -> PartitionResult:
+                if may_pass.is_set():
+                    return await produce(*args, **settings)
+                if stored:
+                    asyncio.get_running_loop().create_task(late(*args, **settings))
+                return lost
+
+            async def late(*args: Any, **settings: Any) -> None:
+                await may_pass.wait()
+                await produce(*args, **settings)
+
+            monkeypatch.setattr(one.control, "produce", produces)
+            await one.state.enter()
+            # However fresh its view is: an expansion that begins now is in it only by and by, and ends without it.
+            await until(lambda: one.state._fresh_until > time.monotonic())
+            assert not one.state.fresh
+            assert one.state.unheard
+            assert two.state.may_append(time.monotonic()) == frozenset()
+
+            may_pass.set()
+            await until(lambda: one.state.fresh)
+            await until(lambda: two.state.may_append(time.monotonic()) == {one.state.process})
+
+    asyncio.run(story())
+
+
+def test_a_name_that_was_given_up_is_waited_for_by_nobody(
+    kafka: KafkaCluster, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Given a new name that was not stored, then the next sign of life tells of it, and that the old one is no more."""
+    monkeypatch.setattr(state_topic, "_ALIVE_SECONDS", 0.3)
+
+    async def story() -> None:
+        async with process(kafka, name) as one, process(kafka, name) as two:
+            for each in (one, two):
+                await each.state.start()
+                await each.state.enter()
+            produce = one.control.produce
+
+            async def lost(*_: Any, **__: Any) -> PartitionResult:
+                monkeypatch.setattr(one.control, "produce", produce)
+                return PartitionResult(partition=0, error_code=Error.REQUEST_TIMED_OUT)
+
+            monkeypatch.setattr(one.control, "produce", lost)
+            await one.state.enter()
+            assert not one.state.unheard  # under its old name the others know it
+            await until(lambda: two.state.may_append(time.monotonic()) == {one.state.process})
 
     asyncio.run(story())
 
@@ -483,7 +661,7 @@ def test_a_tag_that_runs_out_is_renewed(kafka: KafkaCluster, name: str) -> None:
             assert (one.state.tag, one.state.tag_runs_out) == (1, True)
             await one.state.enter()
             assert (one.state.tag, one.state.tag_runs_out) == (202, False)
-            assert one.state.alone(time.monotonic())  # not beside its former self
+            await until(lambda: one.state.alone(time.monotonic()))  # not beside its former self
             await one.state.append([encode_process(uuid4(), 0) for _ in range(254)])
             assert one.state.tag == 0  # the next one would have it
 

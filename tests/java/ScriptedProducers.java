@@ -5,8 +5,10 @@ import java.time.Duration;
 import java.util.HashMap;
 import java.util.Map;
 import java.util.Properties;
+import java.util.concurrent.atomic.AtomicBoolean;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
@@ -49,6 +51,8 @@ public final class ScriptedProducers {
 
     private static void send(KafkaProducer<String, String> producer, String[] words) {
         String tag = words[2];
+        // A producer that fails in the middle of a send says so at once, and again of the record.
+        AtomicBoolean told = new AtomicBoolean();
         ProducerRecord<String, String> record =
                 new ProducerRecord<>(words[3], Integer.parseInt(words[4]), null, words[7]);
         if (!words[5].equals("-")) {
@@ -58,13 +62,21 @@ public final class ScriptedProducers {
             record.headers().add("write-id", words[6].getBytes(StandardCharsets.UTF_8));
         }
         try {
-            producer.send(record, (metadata, failure) -> tell(tag, failure, metadata == null ? -1 : metadata.offset()));
+            producer.send(
+                    record, (metadata, failure) -> tell(told, tag, failure, metadata == null ? -1 : metadata.offset()));
+        } catch (KafkaException failure) {
+            // Whether a producer that has failed says so at once, wrapped, or of the record, is a race in it.
+            boolean wraps = failure.getClass() == KafkaException.class && failure.getCause() instanceof KafkaException;
+            tell(told, tag, wraps ? (KafkaException) failure.getCause() : failure, -1);
         } catch (RuntimeException failure) {
-            tell(tag, failure, -1);
+            tell(told, tag, failure, -1);
         }
     }
 
-    private static synchronized void tell(String tag, Exception failure, long offset) {
+    private static synchronized void tell(AtomicBoolean told, String tag, Exception failure, long offset) {
+        if (!told.compareAndSet(false, true)) {
+            return;
+        }
         if (failure == null) {
             System.out.println(tag + "\tok\t" + offset);
         } else {

@@ -27,6 +27,8 @@ def main() -> int:
     parser.add_argument("--short", action="store_true", help="one growth instead of four")
     parser.add_argument("--only", choices=["on", "off"], help="with the feature, or without")
     parser.add_argument("--brokers", type=int, default=1)
+    parser.add_argument("--proxies", type=int, default=1, choices=[1, 2], help="members and writers take turns at them")
+    parser.add_argument("--kills", action="store_true", help="all kinds of writers; proxies and brokers are killed")
     parser.add_argument("--at-once", type=int, default=3, metavar="N", help="groups that read a topic together")
     parser.add_argument("--rounds", type=int, default=1, help="how often all of it")
     parser.add_argument("--keep", action="store_true", help="keep the logs of proxy and members although all holds")
@@ -35,20 +37,24 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="fencepost-order-"))
     started = time.monotonic()
     holds = True
-    with proof.stage(directory, options.brokers) as stage:
+    if options.kills and (options.short or options.proxies < 2):
+        parser.error("--kills is the long form, and needs --proxies 2")
+    plan = proof.KILLS if options.kills else proof.SHORT if options.short else proof.LONG
+    with proof.stage(directory, options.brokers, options.proxies) as stage:
         for number in range(1, options.rounds + 1):
             on: dict[Kind, Verdict] = {}
             off: dict[Kind, Verdict] = {}
+            results: list[proof.Result] = []
             for kinds in _batched(kinds_named(options.kinds), options.at_once):
                 print(", ".join(kind.name for kind in kinds), flush=True)
                 if options.only != "off":
-                    plan = proof.SHORT if options.short else proof.LONG
                     result = proof.run(stage, kinds, plan, ordered=True, say=_say)
+                    results.append(result)
                     on.update(result.verdicts)
                     holds &= result.holds
                 if options.only != "on":
                     off.update(proof.run(stage, kinds, proof.OFF, ordered=False, say=_say).verdicts)
-            if not options.short and options.only != "off":
+            if plan is proof.LONG and options.only != "off":
                 kinds = kinds_named(options.kinds)[-options.at_once :]
                 print(
                     "any growth, keys placed by jump hash; then 2 to 3 by murmur2, where order is not kept", flush=True
@@ -60,10 +66,13 @@ def main() -> int:
                 print("\n".join(["", "murmur2, 2→3 (for information):", *proof.table(between.verdicts, {})]))
             print(f"\nround {number}, {time.monotonic() - started:.0f} s")
             print("\n".join(proof.table(on, off)), flush=True)
+            if options.kills and results:
+                print("\n".join(["", *proof.writers_table(results)]), flush=True)
             holds &= all(each.early for each in off.values())
             for kind, verdict in on.items():
-                for record in (*verdict.early, *verdict.late)[:5]:
-                    print(f"{kind.name}: {record}")
+                for what, records in (("before its predecessor", verdict.early), ("again", verdict.late)):
+                    for record in records[:5]:
+                        print(f"{kind.name}, of {len(records)} seen {what}: {record}")
     if holds and not options.keep:
         shutil.rmtree(directory, ignore_errors=True)
     else:

@@ -10,14 +10,14 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fencepost_proxy.dev.process import guarded
 from fencepost_proxy.dev.tools import compile_java, java_command
-from tests.order_proof.seen import NANOS, Seen, parse
+from tests.order_proof.seen import NANOS, Assigned, Seen, parse
 from tests.support.kafka import kafka_version
 
 _JAVA_SOURCE = Path(__file__).parents[1] / "java" / "OrderMember.java"
@@ -70,12 +70,13 @@ BROKER_PROPERTIES = {
 }
 
 
-def _command(group: Group, commit_seconds: float) -> list[str]:
+def _command(group: Group, bootstrap: str, commit_seconds: float) -> list[str]:
     dotted = {
-        "bootstrap.servers": group.bootstrap,
+        "bootstrap.servers": bootstrap,
         "group.id": group.id,
         "enable.auto.commit": "false",
         "auto.offset.reset": group.reset,
+        "isolation.level": "read_committed",
     }
     kind = group.kind
     if kind.client == "java":
@@ -99,11 +100,11 @@ def _command(group: Group, commit_seconds: float) -> list[str]:
 class Member:
     """Start it in a thread that lives as long as it does."""
 
-    def __init__(self, group: Group, name: str, commit_seconds: float) -> None:
+    def __init__(self, group: Group, name: str, bootstrap: str, commit_seconds: float) -> None:
         self.name = name
         self.assigned: frozenset[int] | None = None
         self._group = group
-        command = _command(group, commit_seconds)
+        command = _command(group, bootstrap, commit_seconds)
         with (group.directory / f"{group.id}-{name}.log").open("ab") as errors:
             self._process = subprocess.Popen(
                 guarded(command),
@@ -125,6 +126,8 @@ class Member:
         """How long it takes for a record of a partition below `below`."""
         stdin = self._process.stdin
         assert stdin is not None
+        if stdin.closed:
+            return  # it is about to leave
         try:
             stdin.write(f"pace {seconds} {below}\n")
             stdin.flush()
@@ -161,24 +164,28 @@ class Member:
             for line in stdout:
                 if not line.endswith("\n"):
                     return  # killed while it wrote
-                record = parse(line)
+                record = parse(line, self.name)
                 if record is not None:
                     self._group.saw(record)
                 elif line.startswith("A "):
-                    partitions = line.split(" ")[2].strip()
+                    _, nanos, partitions = line.strip("\n").split(" ")
                     with (self._group.directory / f"{self._group.id}.assignments").open("a") as file:
                         file.write(f"{self.name} {line}")
                     self.assigned = frozenset(map(int, partitions.split(","))) if partitions else frozenset()
+                    self._group.assigned.append(Assigned(int(nanos), self.name, self.assigned))
 
 
 class Group:
-    """The members of one group, those that are gone included, and what they have seen."""
+    """The members of one group, those that are gone included, and what they have seen. `bootstraps` – the ways that its
+    members take in turn."""
 
-    def __init__(self, kind: Kind, bootstrap: str, topic: str, directory: Path, reset: str) -> None:
-        self.kind, self.bootstrap, self.topic, self.directory, self.reset = kind, bootstrap, topic, directory, reset
+    def __init__(self, kind: Kind, bootstraps: Sequence[str], topic: str, directory: Path, reset: str) -> None:
+        self.kind, self.topic, self.directory, self.reset = kind, topic, directory, reset
+        self._bootstraps = bootstraps
         self.id = f"{topic}-{kind.client}-{kind.protocol}"
         self.members: list[Member] = []
         self.seen: list[Seen] = []
+        self.assigned: list[Assigned] = []
         self._lock = threading.Lock()
         self._found: dict[str, set[int]] = defaultdict(set)
         self._partitions: set[int] = set()
@@ -186,7 +193,8 @@ class Group:
 
     def join(self, commit_seconds: float) -> Member:
         self._started += 1
-        member = Member(self, f"{self._started}", commit_seconds)
+        bootstrap = self._bootstraps[self._started % len(self._bootstraps)]
+        member = Member(self, f"{self._started}", bootstrap, commit_seconds)
         self.members.append(member)
         return member
 
@@ -236,6 +244,8 @@ class Group:
             member.stop_reading_orders()
         for member in self.members:
             member.end()
+        with (self.directory / f"{self.id}.seen").open("w") as file:
+            file.writelines(f"{r.nanos} {r.member} {r.partition} {r.offset} {r.key} {r.counter}\n" for r in self.seen)
 
 
 def kinds_named(pattern: str) -> tuple[Kind, ...]:

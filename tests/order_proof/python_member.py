@@ -69,6 +69,8 @@ def assigned(partitions: Iterable[int]) -> None:
 def kafka_python(topic: str, orders: Orders, commits: Commits, settings: dict[str, Any]) -> None:
     import kafka  # noqa: PLC0415 - a member has one library
 
+    from tests.support.rejoining import keep_on_joining  # noqa: PLC0415
+
     if settings.pop("assignor", None) == "cooperative":
         from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor  # noqa: PLC0415
 
@@ -92,11 +94,18 @@ def kafka_python(topic: str, orders: Orders, commits: Commits, settings: dict[st
 
     consumer.subscribe([topic], listener=Listener())
     while not orders.ended:
-        for records in consumer.poll(int(POLL_SECONDS * 1000)).values():
+        try:
+            polled = consumer.poll(int(POLL_SECONDS * 1000))
+        except kafka.errors.KafkaError as error:  # it raises also what passes, such as a connection that is refused
+            print(f"poll: {error!r}", file=sys.stderr)
+            time.sleep(POLL_SECONDS)
+            continue
+        for records in polled.values():
             for record in records:
                 time.sleep(orders.pause(record.partition))
                 handled(record.partition, record.offset, record.key, record.value)
                 commits.dirty = True
+        keep_on_joining(consumer)
         if commits.due():
             commit()
     commit()
@@ -107,13 +116,18 @@ def confluent(topic: str, orders: Orders, commits: Commits, settings: dict[str, 
     import confluent_kafka  # noqa: PLC0415
 
     consumer = confluent_kafka.Consumer(settings)
+    # What is committed is what was handled, and not what the library believes: else nothing missing could be laid at
+    # anybody's door.
+    done: dict[int, int] = {}
 
-    def commit(*_: object) -> None:
+    def commit() -> None:
+        offsets = [confluent_kafka.TopicPartition(topic, partition, offset) for partition, offset in done.items()]
+        if not offsets:
+            return
         try:
-            consumer.commit(asynchronous=False)
+            consumer.commit(offsets=offsets, asynchronous=False)
         except confluent_kafka.KafkaException as error:
-            if error.args[0].code() != confluent_kafka.KafkaError._NO_OFFSET:
-                print(f"commit: {error!r}", file=sys.stderr)
+            print(f"commit: {error!r}", file=sys.stderr)
 
     holds: set[int] = set()
 
@@ -121,11 +135,16 @@ def confluent(topic: str, orders: Orders, commits: Commits, settings: dict[str, 
         holds.update(tp.partition for tp in partitions)
         assigned(holds)
 
-    def revoked(_: object, partitions: Any) -> None:
-        holds.difference_update(tp.partition for tp in partitions)
-        commit()
+    def taken(_: object, partitions: Any) -> None:
+        for tp in partitions:
+            holds.discard(tp.partition)
+            done.pop(tp.partition, None)
 
-    consumer.subscribe([topic], on_assign=added, on_revoke=revoked)
+    def revoked(_: object, partitions: Any) -> None:
+        commit()
+        taken(_, partitions)
+
+    consumer.subscribe([topic], on_assign=added, on_revoke=revoked, on_lost=taken)
     while not orders.ended:
         message = consumer.poll(POLL_SECONDS)
         if message is not None:
@@ -135,6 +154,7 @@ def confluent(topic: str, orders: Orders, commits: Commits, settings: dict[str, 
             partition, offset, key = message.partition(), message.offset(), message.key()
             time.sleep(orders.pause(partition))
             handled(partition, offset, key, message.value())
+            done[partition] = offset + 1
             commits.dirty = True
         if commits.due():
             commit()
@@ -178,7 +198,12 @@ def aiokafka(topic: str, orders: Orders, commits: Commits, settings: dict[str, A
         consumer.subscribe([topic], listener=Listener())
         await consumer.start()
         while not orders.ended:
-            batches = await consumer.getmany(timeout_ms=int(POLL_SECONDS * 1000), max_records=POLL_RECORDS)
+            try:
+                batches = await consumer.getmany(timeout_ms=int(POLL_SECONDS * 1000), max_records=POLL_RECORDS)
+            except KafkaError as error:
+                print(f"poll: {error!r}", file=sys.stderr)
+                await asyncio.sleep(POLL_SECONDS)
+                continue
             before = rebalances
             for tp, records in batches.items():
                 for record in records:

@@ -1,8 +1,9 @@
 """One run: a topic grows while producers write per-key counters and groups of several kinds read them.
 
-    writer      one record per key and round, placed over the count that it declares; a refused one is placed again
-    groups      two members each, slow: behind the writer when the topic grows
-    growth      kafka-python's admin client; meanwhile members join, leave, are killed, and commit slowly
+    writers     `tests/order_proof/writers.py`: of one kind or of several at once
+    groups      two members each, slow: behind the writers when the topic grows
+    growth      kafka-python's admin client; meanwhile members join, leave, are killed, and commit slowly; a proxy or a
+                broker may be killed at one of its steps
 
 In a run *without* the feature the topic is one that nobody orders, and the groups stand still on its prior partitions
 while they read the new one: what a lagging consumer does, made certain.
@@ -10,46 +11,58 @@ while they read the new one: what a lagging consumer does, made certain.
 
 from __future__ import annotations
 
+import contextlib
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import confluent_kafka
 from kafka import KafkaAdminClient
 from kafka.admin import NewPartitions, NewTopic
+from kafka.errors import KafkaError
 
 from fencepost import jump_hash
 from fencepost_policies.partitioners import Partitioner, partition_for
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.order_proof.members import BROKER_PROPERTIES, Group, Kind
-from tests.order_proof.seen import NANOS, WARM_UP, Grown, Verdict, judge
+from tests.order_proof.seen import NANOS, WARM_UP, Grown, Seen, Verdict, judge
+from tests.order_proof.writers import PATIENCE_SECONDS, WRITERS, Asking, Place, Work, Writer
+from tests.support.growing import expansions, partition_count
+from tests.support.growing import grow as ask_to_grow
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.proxy import ProxyProcess
+from tests.support.raw import Closed, Connection
 
-#: Topics whose names begin so grow in order, and know their producers' counts: by multiples, or by any number.
+#: Topics whose names begin so grow in order, and know their producers' counts: by multiples (there, who says nothing is
+#: known to place keys by murmur2), or by any number.
 ORDERED = "ordered"
 ANY = "any"
+PLAIN = "plain"
 PROXY_CONFIG = f"""
 config_lease_seconds = 3.0
+
+[limits]
+takeover_seconds = 5.0
 
 [topics."{ORDERED}-*"]
 "ordered.partition.expansion" = "true"
 "check.partition.count" = "true"
+"partitioner" = "murmur2"
 
 [topics."{ANY}-*"]
 "ordered.partition.expansion" = "any"
 "check.partition.count" = "true"
 """
-_INVALID_PARTITIONS = 37
 _POLL_SECONDS = 0.05
-_ROUND_SECONDS = 60.0
-_GROW_SECONDS = 90.0
+_GROW_SECONDS = 120.0
+#: For how long somebody who was killed is not there.
+_AWAY_SECONDS = 4.0
 #: A record of a prior partition takes so long while a group lags.
 _LAG_SECONDS = 0.1
 
@@ -68,17 +81,18 @@ def place_by_jump_hash(key: str, count: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Step:
     """The topic grows to `to_count`; while what came with it is withheld: `kill` or `leave` (the first member of each
-    group), `join` (one more)."""
+    group), `join` (one more). `kill` – what is killed while it grows: see `Stage.grow`."""
 
     to_count: int
     events: tuple[str, ...] = ()
+    kill: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """`lag_seconds` – how long groups are slow before and after each growth. `patience_seconds` – for all that must
-    happen in the end. `commit_seconds` – of the groups' members in turn. `place` – where keys go; `by_multiples` –
-    whether all steps are such that a hash modulo the count moves keys to new partitions only."""
+    happen in the end. `keys` – of each writer. `commit_seconds` – of the groups' members in turn. `place` – where keys
+    go; `by_multiples` – whether all steps are such that a hash modulo the count moves keys to new partitions only."""
 
     initial: int
     steps: tuple[Step, ...]
@@ -87,7 +101,8 @@ class Plan:
     lag_seconds: float = 2.0
     patience_seconds: float = 120.0
     commit_seconds: tuple[float, ...] = (0.5, 2.0)
-    place: Callable[[str, int], int] = place_by_murmur2
+    place: Place = place_by_murmur2
+    writers: tuple[str, ...] = ("declared",)
 
     @property
     def by_multiples(self) -> bool:
@@ -97,7 +112,13 @@ class Plan:
 
 #: Only by multiples: placed by a hash modulo the count, keys then move to new partitions only, which is what KIP-253
 #: keeps in order. From 2 to 3 they also move between the old ones.
-SHORT = Plan(2, (Step(4, ("kill", "join")),), keys=12)
+SHORT = Plan(
+    2,
+    (Step(4, ("kill", "join")),),
+    keys=8,
+    rounds_per_second=8.0,
+    writers=("declared", "silent", "transactional", "library confluent-kafka"),
+)
 LONG = Plan(
     1,
     (Step(2), Step(4, ("join",)), Step(8, ("kill",)), Step(16, ("leave", "join"))),
@@ -106,6 +127,22 @@ LONG = Plan(
     commit_seconds=(0.5, 4.0),
 )
 OFF = Plan(1, (Step(2),), keys=12)
+#: What else may happen, and everybody who writes: for two proxies, best before several brokers.
+KILLS = Plan(
+    1,
+    (
+        Step(2, kill="driver at create"),
+        Step(4, ("join",), kill="broker at doors"),
+        Step(8, ("kill",), kill="proxy at doors"),
+        Step(16, ("leave", "join"), kill="driver at ends"),
+    ),
+    keys=10,
+    rounds_per_second=6.0,
+    lag_seconds=4.0,
+    patience_seconds=240.0,
+    commit_seconds=(0.5, 4.0),
+    writers=tuple(WRITERS),
+)
 #: Any growth, where keys are placed so that they move to new partitions only.
 JUMPING = Plan(1, (Step(2), Step(3, ("join",)), Step(8, ("kill",))), keys=40, place=place_by_jump_hash)
 #: What is *not* kept in order, for information: keys that move between partitions that were there before.
@@ -115,9 +152,9 @@ BETWEEN_OLD = Plan(2, (Step(3),), keys=24)
 @dataclass(slots=True)
 class Result:
     verdicts: dict[Kind, Verdict]
-    written: int
-    #: Records of the writer that were refused and placed again.
-    refused: int
+    #: By kind of writer: its records in all groups together, and how many of them were refused and sent again.
+    writers: dict[str, Verdict]
+    refused: dict[str, int]
     growths: list[Grown] = field(default_factory=list)
     #: What did not happen in time, though it may have later: partitions that were withheld for too long.
     late: list[str] = field(default_factory=list)
@@ -131,168 +168,171 @@ class NeverHappened(AssertionError):
     """Something that a run waits for."""
 
 
-class Writer:
-    """One record per key and round; a round ends when all of it is acknowledged, so a key's records are in the order of
-    their counters whatever was sent again."""
+class Stage:
+    """`proxies` – each is the way of every second member and writer, where there are two."""
 
-    def __init__(self, bootstrap: str, topic: str, plan: Plan, count: int, *, learns: bool) -> None:
-        """`learns` – of a growth by refusals alone; else it asks how many partitions there are before every round."""
-        self.written = {f"k{i}": 0 for i in range(plan.keys)}
-        self.refused = 0
-        self.error: BaseException | None = None
-        self._topic = topic
-        self._place = plan.place
-        self._pause = 1 / plan.rounds_per_second
-        self._count = count
-        self._learns = learns
-        self._producer = confluent_kafka.Producer(
-            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 1}
-        )
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+    def __init__(self, kafka: KafkaCluster, proxies: Sequence[ProxyProcess], directory: Path) -> None:
+        self.kafka, self.proxies, self.directory = kafka, list(proxies), directory
+        self.replicas = min(3, len(kafka.node_ids))
+        self._growths = 0
+        self._coming_back: list[threading.Thread] = []
 
     @property
-    def rounds(self) -> int:
-        return min(self.written.values())
-
-    def stop(self) -> None:
-        self._ended.set()
-        self._thread.join(2 * _ROUND_SECONDS)
-
-    def end(self) -> None:
-        self.stop()
-        if self.error is not None:
-            raise self.error
-
-    def _run(self) -> None:
-        try:
-            while not self._ended.wait(self._pause):
-                if not self._learns:
-                    self._ask()
-                self._round()
-        except BaseException as error:
-            self.error = error
-
-    def _round(self) -> None:
-        deadline = time.monotonic() + _ROUND_SECONDS
-        left = list(self.written)
-        while left:
-            failed: dict[str, confluent_kafka.KafkaError] = {}
-            for key in left:
-                self._send(key, failed)
-            assert self._producer.flush(_ROUND_SECONDS) == 0, "the writer's records were not acknowledged"
-            for key in left:
-                if key not in failed:
-                    self.written[key] += 1
-            left = list(failed)
-            if not left:
-                return
-            errors = {error.code() for error in failed.values()}
-            assert time.monotonic() < deadline, f"the writer's records are refused for ever: {errors}"
-            self.refused += len(left)
-            if errors - {_INVALID_PARTITIONS}:
-                time.sleep(_POLL_SECONDS)
-            self._ask()
-
-    def _send(self, key: str, failed: dict[str, Any]) -> None:
-        def delivered(error: confluent_kafka.KafkaError | None, _: confluent_kafka.Message) -> None:
-            if error is not None:
-                failed[key] = error
-
-        self._producer.produce(
-            self._topic,
-            b"%d" % (self.written[key] + 1),
-            key,
-            self._place(key, self._count),
-            on_delivery=delivered,
-            headers=[("partition-count", b"%d" % self._count)],
-        )
-
-    def _ask(self) -> None:
-        deadline = time.monotonic() + _ROUND_SECONDS
-        while True:
-            try:
-                self._count = len(self._producer.list_topics(self._topic, 10).topics[self._topic].partitions)
-                return
-            except confluent_kafka.KafkaException:
-                # A refusal for its count closes a client's connection.
-                if time.monotonic() >= deadline:
-                    raise
-                time.sleep(_POLL_SECONDS)
-
-
-@dataclass(slots=True)
-class Stage:
-    kafka: KafkaCluster
-    proxy: ProxyProcess
-    directory: Path
+    def bootstraps(self) -> list[str]:
+        return [proxy.bootstrap for proxy in self.proxies]
 
     def create(self, topic: str, partitions: int) -> None:
-        admin = KafkaAdminClient(bootstrap_servers=self.proxy.bootstrap)
-        try:
-            admin.create_topics([NewTopic(topic, partitions, 1)])
-        finally:
-            admin.close()
-        _until(lambda: self.count(topic) == partitions, 30, f"{topic} did not appear")
+        with closing(KafkaAdminClient(bootstrap_servers=self.bootstraps[0])) as admin:
+            admin.create_topics([NewTopic(topic, partitions, self.replicas)])
+        for bootstrap in self.bootstraps:
+            _until(lambda b=bootstrap: self.count(topic, b) == partitions, _GROW_SECONDS, f"{topic} did not appear")  # type: ignore[misc]
 
-    def count(self, topic: str) -> int:
-        admin = KafkaAdminClient(bootstrap_servers=self.proxy.bootstrap)
-        try:
+    def count(self, topic: str, bootstrap: str) -> int:
+        with closing(KafkaAdminClient(bootstrap_servers=bootstrap)) as admin:
             (described,) = admin.describe_topics([topic])
             return len(described["partitions"])
-        finally:
-            admin.close()
 
-    def grow(self, topic: str, to_count: int) -> Grown:
-        admin = KafkaAdminClient(bootstrap_servers=self.proxy.bootstrap, request_timeout_ms=int(_GROW_SECONDS * 1000))
-        try:
-            from_count, began = self.count(topic), time.monotonic_ns()
+    def grow(self, topic: str, to_count: int, kill: str, say: Callable[[str], None]) -> Grown:
+        """Comes back when it has grown. The proxies take turns. `kill` – `WHAT at STEP`, or nothing: what dies by
+        SIGKILL as soon as the log tells of that step. `driver` (the proxy that was asked), `proxy` (the other one),
+        `broker` (that of partition 0)."""
+        driver = self.proxies[self._growths % len(self.proxies)]
+        self._growths += 1
+        from_count, began = self.count(topic, driver.bootstrap), time.monotonic_ns()
+        asked = threading.Thread(target=self._ask, args=(driver.bootstrap, topic, to_count), daemon=True)
+        log_bytes = len(driver.log)
+        asked.start()
+        if kill:
+            what, _, step = kill.partition(" at ")
+            at = self._kill(what, step, driver, topic, log_bytes)
+            say(f"  {topic}: {what} killed at step {at}")
+        asked.join(_GROW_SECONDS)
+        self._await_grown(topic, to_count)
+        return Grown(from_count, to_count, began, time.monotonic_ns())
+
+    def _ask(self, bootstrap: str, topic: str, to_count: int) -> None:
+        """By an admin client, who may get no answer."""
+        with (
+            contextlib.suppress(KafkaError),
+            closing(
+                KafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=int(_GROW_SECONDS * 1000))
+            ) as admin,
+        ):
             admin.create_partitions({topic: NewPartitions(to_count)}, timeout_ms=int(_GROW_SECONDS * 1000) - 5000)
-            return Grown(from_count, to_count, began, time.monotonic_ns())
-        finally:
-            admin.close()
+
+    def _kill(self, what: str, step: str, driver: ProxyProcess, topic: str, log_bytes: int) -> str:
+        """Gives back at which step that was, since the machine is busy and steps are short."""
+
+        def steps() -> list[str]:
+            return re.findall(rf"expansion step topic={topic} step=(\w+)", driver.log[log_bytes:])
+
+        _until(lambda: step in steps(), _GROW_SECONDS, f"{topic} does not come to {step}", look_seconds=0.001)
+        if what == "broker":
+            node_id = self._leader(topic)
+            self.kafka.kill(node_id)
+            self._come_back(lambda: self.kafka.restart(node_id, wait=False))
+        else:
+            proxy = driver if what == "driver" else next(each for each in self.proxies if each is not driver)
+            proxy.kill()
+            self._come_back(proxy.restart)
+        return steps()[-1]
+
+    def _come_back(self, restart: Callable[[], None]) -> None:
+        def later() -> None:
+            time.sleep(_AWAY_SECONDS)
+            restart()
+
+        thread = threading.Thread(target=later, daemon=True)
+        thread.start()
+        self._coming_back.append(thread)
+
+    def _leader(self, topic: str) -> int:
+        with Connection(str(self.kafka.addresses[0])) as connection:
+            return int(connection.metadata(topic).topics[0].partitions[0].leader_id)
+
+    def _await_grown(self, topic: str, to_count: int) -> None:
+        """By a living proxy, asked again where the first one died before it had written down what was wanted."""
+        deadline = time.monotonic() + _GROW_SECONDS
+        said: object = None
+        while True:
+            proxy = next(each for each in self.proxies if each.running) if any(self._running) else self.proxies[0]
+            try:
+                if topic.startswith(PLAIN):
+                    if partition_count(proxy.bootstrap, topic) == to_count:
+                        return
+                elif any(each.to_count == to_count for each in expansions(proxy.bootstrap, topic)):
+                    return
+                said = ask_to_grow(proxy.bootstrap, topic, to_count, timeout_ms=10_000)
+            except (OSError, Closed) as error:
+                said = error
+            assert time.monotonic() < deadline, f"{topic} has not grown to {to_count}: {said}"
+            time.sleep(_POLL_SECONDS)
+
+    @property
+    def _running(self) -> list[bool]:
+        return [each.running for each in self.proxies]
+
+    def settle(self) -> None:
+        """Whoever was killed is there again."""
+        while self._coming_back:
+            self._coming_back.pop().join(_GROW_SECONDS)
+        self.kafka.await_ready()
+
+    def held_seconds(self, topic: str) -> list[float]:
+        """Of each growth, as the logs have it."""
+        found = re.compile(rf"expansion ended topic={topic} result=done .*?held_seconds=([\d.]+)")
+        return [float(each) for proxy in self.proxies for each in found.findall(proxy.log)]
 
 
 @contextmanager
-def stage(directory: Path, brokers: int = 1) -> Iterator[Stage]:
-    with (
-        running_kafka(brokers, properties=BROKER_PROPERTIES) as kafka,
-        ProxyProcess(kafka.bootstrap, directory, config=PROXY_CONFIG) as proxy,
-    ):
-        yield Stage(kafka, proxy, directory)
+def stage(directory: Path, brokers: int = 1, proxies: int = 1) -> Iterator[Stage]:
+    with ExitStack() as stack:
+        kafka = stack.enter_context(running_kafka(brokers, properties=BROKER_PROPERTIES))
+        started = []
+        for number in range(proxies):
+            own = directory / f"proxy-{number}"
+            own.mkdir()
+            started.append(stack.enter_context(ProxyProcess(kafka.bootstrap, own, config=PROXY_CONFIG)))
+        ready = Stage(kafka, started, directory)
+        yield ready
+        ready.settle()  # or one would come back behind the end
 
 
 def run(
     stage: Stage, kinds: Sequence[Kind], plan: Plan, *, ordered: bool, say: Callable[[str], None] = lambda _: None
 ) -> Result:
     """Raises AssertionError where something did not happen at all; what was seen out of order is in the result."""
-    topic = unique_topic((ORDERED if plan.by_multiples else ANY) if ordered else "plain")
+    topic = unique_topic((ORDERED if plan.by_multiples else ANY) if ordered else PLAIN)
     stage.create(topic, plan.initial)
     # Half of the groups would skip what a new partition already holds, were they not told where it begins.
     groups = [
-        Group(kind, stage.proxy.bootstrap, topic, stage.directory, "latest" if ordered and i % 2 else "earliest")
+        Group(kind, stage.bootstraps, topic, stage.directory, "latest" if ordered and i % 2 else "earliest")
         for i, kind in enumerate(kinds)
     ]
-    writer = None
+    writers: list[Writer] = []
     try:
         for group in groups:
             for commit_seconds in plan.commit_seconds:
                 group.join(commit_seconds)
         _until_each(groups, partial(Group.holds_partitions, count=plan.initial), plan, "was assigned its partitions")
-        _warm_up(stage.proxy.bootstrap, topic, groups, plan)
-        writer = Writer(stage.proxy.bootstrap, topic, plan, plan.initial, learns=ordered)
+        _warm_up(stage.bootstraps[0], topic, groups, plan)
+        for number, make in enumerate([WRITERS[name] for name in plan.writers] if ordered else [Asking]):
+            bootstrap = stage.bootstraps[number % len(stage.bootstraps)]
+            work = Work(bootstrap, topic, plan.place, plan.initial, plan.keys, plan.rounds_per_second)
+            writers.append(make(work))
+            writers[-1].start()
+        keys = [key for writer in writers for key in writer.written]
         growths: list[Grown] = []
         late: list[str] = []
         for step in plan.steps:
             new = range(growths[-1].to_count if growths else plan.initial, step.to_count)
-            used = {p for p in (plan.place(key, step.to_count) for key in writer.written) if p in new}
+            used = {p for p in (plan.place(key, step.to_count) for key in keys) if p in new}
             assert used, f"no key moves to {new}"
-            _lag(groups, writer, plan, new.start)
-            growths.append(stage.grow(topic, step.to_count))
+            _lag(groups, writers, plan, new.start)
+            growths.append(stage.grow(topic, step.to_count, step.kill, say))
             seconds = (growths[-1].ended_nanos - growths[-1].began_nanos) / NANOS
-            records = sum(writer.written.values())
-            say(f"  {topic}: {new.start} -> {new.stop} partitions in {seconds:.2f} s, {records} records written")
+            written = sum(sum(writer.written.values()) for writer in writers)
+            say(f"  {topic}: {new.start} -> {new.stop} partitions in {seconds:.2f} s, {written} records written")
             for event in step.events:
                 _disturb(groups, event, plan)
             if ordered:
@@ -301,7 +341,7 @@ def run(
                 _until_each(groups, partial(Group.has_seen_any, partitions=new), plan, f"saw any of {new}")
             _pace(groups, 0, 0)
             try:
-                _until_each(groups, partial(Group.has_seen, partitions=used), plan, f"saw all of {new}", writer)
+                _until_each(groups, partial(Group.has_seen, partitions=used), plan, f"saw all of {new}", writers)
             except NeverHappened as error:
                 if not ordered:
                     raise
@@ -309,21 +349,46 @@ def run(
                 say(f"  {error}")
                 late.append(str(error))
             say(f"  all of {new} seen {(time.monotonic_ns() - growths[-1].ended_nanos) / NANOS:.1f} s later")
-        writer.end()
-        everything = dict(writer.written)
+            stage.settle()
+        for writer in writers:
+            writer.end()
+        everything = {key: count for writer in writers for key, count in writer.written.items()}
         _until(lambda: all(group.has_all(everything) for group in groups), plan.patience_seconds, None)
+        held = ", ".join(f"{each:.2f}" for each in stage.held_seconds(topic))
+        say(f"  {topic}: appends were held for {held} s" if ordered else f"  {topic}: done")
         return Result(
-            {group.kind: judge(group.seen, writer.written, growths) for group in groups},
-            sum(writer.written.values()),
-            writer.refused,
+            {group.kind: judge(group.seen, everything, growths, group.assigned) for group in groups},
+            {
+                writer.name: _of_all(
+                    [judge(_of(group, writer), writer.written, growths, group.assigned) for group in groups]
+                )
+                for writer in writers
+            },
+            {writer.name: writer.refused for writer in writers},
             growths,
             late,
         )
     finally:
         for group in groups:
             group.end()
-        if writer is not None:
+        for writer in writers:
             writer.stop()
+
+
+def _of(group: Group, writer: Writer) -> list[Seen]:
+    return [each for each in group.seen if each.key in writer.written]
+
+
+def _of_all(verdicts: Sequence[Verdict]) -> Verdict:
+    return Verdict(
+        keys=verdicts[0].keys,
+        records=sum(each.records for each in verdicts),
+        early=[record for each in verdicts for record in each.early],
+        late=[record for each in verdicts for record in each.late],
+        expelled=[record for each in verdicts for record in each.expelled],
+        again=sum(each.again for each in verdicts),
+        missing=sum(each.missing for each in verdicts),
+    )
 
 
 def _warm_up(bootstrap: str, topic: str, groups: Sequence[Group], plan: Plan) -> None:
@@ -336,15 +401,19 @@ def _warm_up(bootstrap: str, topic: str, groups: Sequence[Group], plan: Plan) ->
         for partition in range(plan.initial):
             headers: list[tuple[str, str | bytes | None]] = [("partition-count", b"%d" % plan.initial)]
             producer.produce(topic, b"0", WARM_UP, partition, headers=headers)
-        producer.flush(_ROUND_SECONDS)
+        producer.flush(PATIENCE_SECONDS)
         time.sleep(4 * _POLL_SECONDS)
 
 
-def _lag(groups: Sequence[Group], writer: Writer, plan: Plan, partitions: int) -> None:
-    """Makes groups slow, and waits until the writer is well ahead of them."""
+def _lag(groups: Sequence[Group], writers: Sequence[Writer], plan: Plan, partitions: int) -> None:
+    """Makes groups slow, and waits until the writers are well ahead of them."""
     _pace(groups, _LAG_SECONDS, partitions)
-    target = writer.rounds + int(plan.lag_seconds * plan.rounds_per_second)
-    _until(lambda: writer.rounds >= target or writer.error is not None, _ROUND_SECONDS, "the writer stands still")
+    for writer in writers:
+        rounds = int(plan.lag_seconds * plan.rounds_per_second)
+        # They begin at once, but need not be equally fast.
+        target = writer.rounds + (rounds if writer is writers[0] else 1)
+        what = f"{writer.name} stands still"
+        _until(lambda w=writer, t=target: w.rounds >= t or w.error is not None, PATIENCE_SECONDS, what)  # type: ignore[misc]
 
 
 def _pace(groups: Sequence[Group], seconds: float, below: int) -> None:
@@ -364,21 +433,28 @@ def _disturb(groups: Sequence[Group], event: str, plan: Plan) -> None:
 
 
 def _until_each(
-    groups: Sequence[Group], condition: Callable[[Group], bool], plan: Plan, what: str, writer: Writer | None = None
+    groups: Sequence[Group],
+    condition: Callable[[Group], bool],
+    plan: Plan,
+    what: str,
+    writers: Sequence[Writer] = (),
 ) -> None:
     deadline = time.monotonic() + plan.patience_seconds
     left = list(groups)
     while left:
         left = [group for group in left if not condition(group)]
-        if writer is not None and writer.error is not None:
-            raise writer.error
+        for writer in writers:
+            if writer.error is not None:
+                raise writer.error
         if left and time.monotonic() >= deadline:
             stuck = "; ".join(f"{group.id} has seen {group.standing()}" for group in left)
             raise NeverHappened(f"never {what} within {plan.patience_seconds:g} s: {stuck} (logs: {left[0].directory})")
         time.sleep(_POLL_SECONDS)
 
 
-def _until(condition: Callable[[], bool], seconds: float, otherwise: str | None) -> bool:
+def _until(
+    condition: Callable[[], bool], seconds: float, otherwise: str | None, *, look_seconds: float = _POLL_SECONDS
+) -> bool:
     """`otherwise` – what to fail with; None where the caller goes on."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -386,7 +462,7 @@ def _until(condition: Callable[[], bool], seconds: float, otherwise: str | None)
             if otherwise is not None:
                 raise NeverHappened(f"{otherwise} within {seconds:g} s")
             return False
-        time.sleep(_POLL_SECONDS)
+        time.sleep(look_seconds)
     return True
 
 
@@ -407,14 +483,31 @@ def table(on: dict[Kind, Verdict], off: dict[Kind, Verdict]) -> list[str]:
                 kind.protocol,
                 str(shown.keys),
                 str(shown.records),
-                str(shown.again),
+                f"{shown.again} ({len(shown.expelled)} by the expelled)" if shown.expelled else str(shown.again),
                 str(shown.missing),
                 "–" if one is None else str(one.out_of_order),
                 "–" if other is None else str(other.out_of_order),
                 "–" if one is None else f"{one.longest_hold_seconds:.1f} s",
             )
         )
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
+    return _aligned(rows)
+
+
+def writers_table(results: Sequence[Result]) -> list[str]:
+    """By kind of writer: how many records, how often one was refused for its count, and what all groups saw of them."""
+    rows = [("writer", "keys", "records", "refused", "missing", "out of order")]
+    names = dict.fromkeys(name for result in results for name in result.writers)
+    for name in names:
+        verdict = _of_all([result.writers[name] for result in results if name in result.writers])
+        refused = sum(result.refused.get(name, 0) for result in results)
+        told = "by itself" if name.startswith("library") else str(refused)
+        numbers = (verdict.keys, verdict.records, told, verdict.missing, verdict.out_of_order)
+        rows.append((name, *map(str, numbers)))  # type: ignore[arg-type]
+    return _aligned(rows)
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
     ]

@@ -17,13 +17,23 @@ WARM_UP = "warm-up"
 
 @dataclass(frozen=True, slots=True, order=True)
 class Seen:
-    """A record, handled. `counter` counts the records of its key from 1 on."""
+    """A record, handled. `counter` counts the records of its key from 1 on. `member` – who of the group did it."""
 
     nanos: int
     partition: int
     offset: int
     key: str
     counter: int
+    member: str = ""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Assigned:
+    """All that a member of the group had from then on, as it was told."""
+
+    nanos: int
+    member: str
+    partitions: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +49,17 @@ class Grown:
 @dataclass(slots=True)
 class Verdict:
     """`early` – seen before the one that was written before it. `late` – seen again on a partition of the topic's
-    earlier days, after its key had been seen on a later one. `again` – seen again, as at-least-once has it. `missing` –
-    never seen. `longest_hold_seconds` – from the growth to the first record of a new partition.
+    earlier days, after its key had been seen on a later one. `expelled` – the same, by a member that had lost the
+    partition to another one and did not know it yet: no coordinator can keep it from what it has fetched. `again` –
+    seen again, as at-least-once has it. `missing` – never seen. `longest_hold_seconds` – from the growth to the first
+    record of a new partition.
     """
 
     keys: int = 0
     records: int = 0
     early: list[Seen] = field(default_factory=list)
     late: list[Seen] = field(default_factory=list)
+    expelled: list[Seen] = field(default_factory=list)
     again: int = 0
     missing: int = 0
     longest_hold_seconds: float = 0.0
@@ -60,17 +73,23 @@ class Verdict:
         return not (self.early or self.late or self.missing)
 
 
-def parse(line: str) -> Seen | None:
+def parse(line: str, member: str = "") -> Seen | None:
     """A line of a member; None for one that tells of something else."""
     match line.split():
         case ["S", nanos, partition, offset, key, counter]:
-            return Seen(int(nanos), int(partition), int(offset), key, int(counter))
+            return Seen(int(nanos), int(partition), int(offset), key, int(counter), member)
     return None
 
 
-def judge(seen: Iterable[Seen], written: Mapping[str, int], growths: Iterable[Grown] = ()) -> Verdict:
-    """`written` – per key how many were acknowledged; `seen` by one group, in any order."""
+def judge(
+    seen: Iterable[Seen],
+    written: Mapping[str, int],
+    growths: Iterable[Grown] = (),
+    assigned: Iterable[Assigned] = (),
+) -> Verdict:
+    """`written` – per key how many were acknowledged; `seen` by one group, and what its members had, in any order."""
     growths = list(growths)
+    assignments = sorted(assigned)
     verdict = Verdict(keys=len(written))
     reached: dict[str, int] = defaultdict(int)
     found: dict[str, set[int]] = defaultdict(set)
@@ -85,7 +104,7 @@ def judge(seen: Iterable[Seen], written: Mapping[str, int], growths: Iterable[Gr
         if record.counter > reached[record.key] + 1:
             verdict.early.append(record)
         elif born < age[record.key] and record.counter < reached[record.key]:
-            verdict.late.append(record)
+            (verdict.expelled if _expelled(record, assignments) else verdict.late).append(record)
         age[record.key] = max(age[record.key], born)
         found[record.key].add(record.counter)
         reached[record.key] = max(reached[record.key], record.counter)
@@ -96,3 +115,12 @@ def judge(seen: Iterable[Seen], written: Mapping[str, int], growths: Iterable[Gr
                 held = (first[partition] - grown.ended_nanos) / NANOS
                 verdict.longest_hold_seconds = max(verdict.longest_hold_seconds, held)
     return verdict
+
+
+def _expelled(record: Seen, assignments: list[Assigned]) -> bool:
+    """Whether another member was given the partition after this one heard of its own assignment for the last time."""
+    before = [each for each in assignments if each.nanos < record.nanos]
+    own = max((each.nanos for each in before if each.member == record.member), default=0)
+    return any(
+        each.nanos > own and each.member != record.member and record.partition in each.partitions for each in before
+    )

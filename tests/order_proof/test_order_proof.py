@@ -6,13 +6,14 @@ Short here; `make order-proof` has every client and group protocol, more growths
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.order_proof import run as proof
 from tests.order_proof.members import KINDS, Kind, kinds_named
 
-pytestmark = [pytest.mark.kafka, pytest.mark.no_cover]
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
 
 #: One of each client and of each protocol, without a JVM for each member.
 _FEW = "kafka-python eager,aiokafka,librdkafka cooperative,librdkafka consumer"
@@ -20,7 +21,7 @@ _FEW = "kafka-python eager,aiokafka,librdkafka cooperative,librdkafka consumer"
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[proof.Stage]:
-    with proof.stage(tmp_path_factory.mktemp("order")) as ready:
+    with proof.stage(tmp_path_factory.mktemp("order"), proxies=2) as ready:
         yield ready
 
 
@@ -38,11 +39,11 @@ def test_with_ordered_expansion_groups_see_every_key_in_order(stage: proof.Stage
     for kind, verdict in result.verdicts.items():
         assert verdict.holds, f"{kind.name}: {verdict.missing} missing, {verdict.early[:5]}, {verdict.late[:5]}"
     assert result.holds, result.late
-    assert result.refused, "no record was refused for its partition count: the writer never was behind"
+    for writer in ("declared", "silent", "transactional"):
+        assert result.refused[writer], f"no record was refused for its partition count: {writer} never was behind"
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("client", sorted({kind.client for kind in KINDS}))
 def test_every_client_and_protocol(stage: proof.Stage, client: str, say: Callable[[str], None]) -> None:
     kinds = kinds_named(client)
@@ -53,6 +54,16 @@ def test_every_client_and_protocol(stage: proof.Stage, client: str, say: Callabl
     assert all(verdict.early for verdict in off.values()), off
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("client", sorted({kind.client for kind in KINDS}))
+def test_while_proxies_and_brokers_are_killed(tmp_path: Path, client: str, say: Callable[[str], None]) -> None:
+    with proof.stage(tmp_path, brokers=3, proxies=2) as stage:
+        result = proof.run(stage, kinds_named(client), proof.KILLS, ordered=True)
+    say("\n    ".join([*proof.table(result.verdicts, {}), *proof.writers_table([result])]))
+    assert result.holds, (result.late, result.verdicts)
+
+
 def test_kinds_are_chosen_by_the_beginning_of_their_names() -> None:
     assert kinds_named("") == KINDS
     chosen: tuple[Kind, ...] = kinds_named("java consumer,aiokafka")
@@ -60,7 +71,6 @@ def test_kinds_are_chosen_by_the_beginning_of_their_names() -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
 def test_any_growth_where_keys_move_to_new_partitions_only(stage: proof.Stage, say: Callable[[str], None]) -> None:
     result = proof.run(stage, kinds_named(_FEW), proof.JUMPING, ordered=True)
     say("\n    ".join(proof.table(result.verdicts, {})))

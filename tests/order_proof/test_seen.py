@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.order_proof.seen import NANOS, WARM_UP, Grown, Seen, judge, parse
+from tests.order_proof.seen import NANOS, WARM_UP, Assigned, Grown, Seen, judge, parse
 
 ONE_TO_TWO = Grown(1, 2, 10 * NANOS, 11 * NANOS)
 
@@ -32,6 +32,18 @@ def test_records_seen_again_are_not_out_of_order_unless_their_key_has_moved_on()
     assert same.again == 2
     back = judge(sights((0, 1), (0, 2), (1, 3), (0, 2)), {"k": 3}, [ONE_TO_TWO])
     assert [each.counter for each in back.late] == [2]
+
+
+def test_who_lost_its_partition_and_does_not_know_may_handle_again_what_it_had_fetched() -> None:
+    told = [(0, 1, "a"), (0, 1, "b"), (0, 2, "b"), (1, 3, "b"), (0, 2, "a")]
+    seen = [Seen(i * NANOS, partition, i, "k", counter, who) for i, (partition, counter, who) in enumerate(told, 10)]
+    first, taken = Assigned(9 * NANOS, "a", frozenset({0})), Assigned(10 * NANOS + 1, "b", frozenset({0, 1}))
+    verdict = judge(seen, {"k": 3}, [ONE_TO_TWO], [first, taken])
+    assert verdict.holds
+    assert [each.member for each in verdict.expelled] == ["a"]
+    # Who has it, or has it back, may not.
+    for assigned in ([first], [first, taken, Assigned(13 * NANOS + 1, "a", frozenset({0}))]):
+        assert [each.member for each in judge(seen, {"k": 3}, [ONE_TO_TWO], assigned).late] == ["a"]
 
 
 def test_time_decides_not_the_order_of_reports() -> None:

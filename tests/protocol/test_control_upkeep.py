@@ -29,7 +29,7 @@ def with_client(story: Story, *, brokers: int = 1) -> None:
         await kafka.start()
         client = ControlClient([Address.parse(kafka.bootstrap.split(",")[0])], Limits())
         try:
-            await client.start(timeout_seconds=10)
+            await client.start(timeout_seconds=60)
             await story(kafka, client)
         finally:
             await client.close()

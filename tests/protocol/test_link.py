@@ -24,12 +24,12 @@ from tests.unit.test_session import Around, Unchanged
 
 #: More than the kernel takes off a sender's hands on loopback.
 SIZE = 48 * 1024 * 1024
-LIST_OFFSETS = 2
+OFFSET_COMMIT = 8
 
 
 def request(correlation_id: int, payload: bytes = b"") -> bytes:
     """Of an API that passes."""
-    frame = struct.pack(">hhi", LIST_OFFSETS, 5, correlation_id) + payload
+    frame = struct.pack(">hhi", OFFSET_COMMIT, 5, correlation_id) + payload
     return struct.pack(">i", len(frame)) + frame
 
 
@@ -123,7 +123,7 @@ async def send(sock: socket.socket, data: bytes) -> None:
 
 async def receive(sock: socket.socket, count: int) -> bytes:
     data = bytearray()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(data) < count:
             piece = await asyncio.get_running_loop().sock_recv(sock, 1 << 20)
             assert piece, f"the connection ended after {len(data)} bytes"

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from fencepost_proxy import logs
 from fencepost_proxy.net import http
-from fencepost_proxy.net.http import BrokerStatus, GuardedTopicStatus, StatusServer, StatusSnapshot
+from fencepost_proxy.net.http import StatusServer
 from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.net.status import BrokerStatus, ExpansionStatus, GuardedTopicStatus, StatusSnapshot
 from fencepost_proxy.types import Address, Monotonic, NodeId
+from fencepost_proxy.wire.apis import API_VERSIONS, PRODUCE, UNKNOWN_VERSION
+from tests.support.status import lists as canned
 
 READY = StatusSnapshot(
     version="1.2.3",
@@ -25,15 +29,15 @@ READY = StatusSnapshot(
     connections=3,
     refusals={"offset_mismatch": 4},
     brokers=(BrokerStatus(NodeId(1), Address("kafka-1", 9092), Address("127.0.0.1", 19094), 2),),
-    guarded_topics=(GuardedTopicStatus("<script>alert(1)</script>", "required", 6),),
 )
+TOPICS = (GuardedTopicStatus("<script>alert(1)</script>", "required", 6),)
 
 
 def with_server(
     story: Callable[[Address], Awaitable[None]], snapshot: StatusSnapshot = READY, metrics: Metrics | None = None
 ) -> None:
     async def run() -> None:
-        server = StatusServer(lambda: snapshot, metrics or Metrics())
+        server = StatusServer(lambda: snapshot, metrics or Metrics(), lists=canned({"topics": TOPICS}))
         address = await server.start(Address("127.0.0.1", 0))
         try:
             await story(address)
@@ -56,7 +60,7 @@ async def send(address: Address, request: bytes) -> tuple[int, dict[str, str], b
 
 
 async def get(address: Address, path: str, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
-    return await send(address, f"{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    return await send(address, f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
 
 
 def test_the_page_shows_the_state_and_escapes_names() -> None:
@@ -65,11 +69,19 @@ def test_the_page_shows_the_state_and_escapes_names() -> None:
         page = body.decode()
         assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert "default-src 'none'" in headers["content-security-policy"]
-        for text in ("ready", "127.0.0.1:19092", "kafka-1:9092", "127.0.0.1:19094", "required", "1 h 1 min", "1.2.3"):
+        for text in (
+            "All is well",
+            "127.0.0.1:19092",
+            "kafka-1:9092",
+            "127.0.0.1:19094",
+            "required",
+            "1 h 1 min",
+            "1.2.3",
+        ):
             assert text in page
-        assert "<script" not in page
-        assert "&lt;script&gt;" in page
-        assert "not ready" not in page
+        assert "<script>alert" not in page
+        assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+        assert "Not ready" not in page
 
     with_server(story)
 
@@ -82,8 +94,11 @@ def test_the_same_in_json() -> None:
         assert status["ready"] is True
         assert status["bootstrap"] == "127.0.0.1:19092"
         assert status["brokers"] == [
-            {"node_id": 1, "kafka": "kafka-1:9092", "listener": "127.0.0.1:19094", "connections": 2}
+            {"node_id": 1, "kafka": "kafka-1:9092", "listener": "127.0.0.1:19094", "connections": 2, "problem": None}
         ]
+        assert status["state"] == "well"
+        assert status["totals"]["guarded_topics"] == 1
+        assert status["guarded_topics"][0]["topic"] == "<script>alert(1)</script>"
         assert status["refusals"] == {"offset_mismatch": 4}
 
     with_server(story)
@@ -105,10 +120,10 @@ def test_readiness_is_503_with_the_reasons_while_liveness_is_not() -> None:
 
 
 def test_metrics_are_what_was_counted() -> None:
-    metrics = Metrics(state_fresh_until=lambda: Monotonic(time.monotonic() + 2.5))
+    metrics = Metrics(state_fresh_until=lambda: Monotonic(time.monotonic() + 1000))
     metrics.traffic.bytes_to_kafka += 1_000
-    metrics.traffic.requests[0] += 2
-    metrics.traffic.requests[metrics.traffic.UNKNOWN_API] += 1
+    metrics.traffic.requests[PRODUCE][9] += 2
+    metrics.traffic.requests[API_VERSIONS][UNKNOWN_VERSION] += 1
     metrics.refused("offset_mismatch")
     metrics.violations.inc()
     metrics.gate_wait_seconds.observe(0.003)
@@ -118,14 +133,14 @@ def test_metrics_are_what_was_counted() -> None:
         assert headers["content-type"].startswith("text/plain; version=0.0.4")
         lines = body.decode().splitlines()
         assert 'fencepost_relayed_bytes_total{direction="to_kafka"} 1000.0' in lines
-        assert 'fencepost_requests_total{api="Produce"} 2.0' in lines
-        assert 'fencepost_requests_total{api="unknown"} 1.0' in lines
+        assert 'fencepost_requests_total{api="Produce",version="9"} 2.0' in lines
+        assert 'fencepost_requests_total{api="ApiVersions",version="unknown"} 1.0' in lines
         assert 'fencepost_refusals_total{reason="offset_mismatch"} 1.0' in lines
         assert "fencepost_offset_violations_total 1.0" in lines
         assert 'fencepost_gate_wait_seconds_bucket{le="0.0025"} 0.0' in lines
         assert 'fencepost_gate_wait_seconds_bucket{le="0.005"} 1.0' in lines
         lease = next(line for line in lines if line.startswith("fencepost_state_lease_seconds "))
-        assert 1.5 < float(lease.split()[1]) <= 2.5
+        assert 900 < float(lease.split()[1]) <= 1000
 
     with_server(story, metrics=metrics)
 
@@ -139,7 +154,11 @@ def test_reasons_cannot_grow_without_bound() -> None:
 
     assert len(metrics.refusals) == 65
     assert metrics.refusals["other"] == 936
-    assert metrics.exposition().count(b"fencepost_client_connections_closed_by_us_total{") == 65
+    # And those that are shown from the start.
+    shown = metrics.exposition()
+    for reason in (b"connections_max", b"address_connections_max"):
+        assert b'fencepost_client_connections_dropped_total{reason="%s"} 0' % reason in shown
+    assert shown.count(b"fencepost_client_connections_dropped_total{") == 67
 
 
 @pytest.mark.parametrize(
@@ -172,12 +191,29 @@ def test_a_client_that_does_not_finish_its_request_is_cut_off(monkeypatch: pytes
     async def story(address: Address) -> None:
         reader, writer = await asyncio.open_connection(*address)
         writer.write(b"GET / HT")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
         writer.close()
 
     with_server(story)
+
+
+def test_a_page_that_takes_longer_to_make_than_a_request_may_take_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_REQUEST_SECONDS", 2.0)
+
+    async def run() -> None:
+        async def refresh() -> None:
+            await asyncio.sleep(2.2)
+
+        server = StatusServer(lambda: READY, Metrics(), refresh=refresh)
+        address = await server.start(Address("127.0.0.1", 0))
+        try:
+            assert (await get(address, "/readyz"))[0] == 200
+        finally:
+            await server.close()
+
+    asyncio.run(run())
 
 
 def test_no_more_than_a_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +223,7 @@ def test_no_more_than_a_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         held = [await asyncio.open_connection(*address) for _ in range(2)]
         await asyncio.sleep(0.05)
         reader, writer = await asyncio.open_connection(*address)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             with suppress(ConnectionResetError):
                 assert await reader.read() == b""
         writer.close()
@@ -213,6 +249,143 @@ def test_a_crash_of_the_snapshot_is_a_500_and_not_the_end() -> None:
     asyncio.run(run())
 
 
+# ---- lists, a page at a time
+
+
+def with_rows(story: Callable[[Address], Awaitable[None]], what: str, rows: Sequence[Any]) -> None:
+    async def run() -> None:
+        server = StatusServer(lambda: READY, Metrics(), lists=canned({what: rows}))
+        address = await server.start(Address("127.0.0.1", 0))
+        try:
+            await story(address)
+        finally:
+            await server.close()
+
+    asyncio.run(run())
+
+
+def test_a_list_comes_in_parts_each_of_which_says_where_the_next_is() -> None:
+    rows = [GuardedTopicStatus(f"orders-{number:05}", "required", 1) for number in range(1_234)]
+
+    async def story(address: Address) -> None:
+        found: list[str] = []
+        target: str | None = "/topics.json?limit=500"
+        while target is not None:
+            answer = json.loads((await get(address, target))[2])
+            assert (answer["matching"], answer["offset"]) == (1_234, len(found))
+            found += [each["topic"] for each in answer["rows"]]
+            target = answer["next"]
+        assert found == [each.topic for each in rows]
+        one = json.loads((await get(address, "/topics.json?search=-00007"))[2])
+        assert [each["topic"] for each in one["rows"]] == ["orders-00007"]
+        page = (await get(address, "/topics?offset=50"))[2].decode()
+        assert "51 to 100 of 1,234" in page
+        assert 'href="/topics?offset=100&amp;limit=50">next</a>' in page
+        assert 'href="/topics?limit=50">previous</a>' in page
+
+    with_rows(story, "topics", rows)
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/", "/status.json", "/?live=1", "/topics", "/topics.json?limit=500", "/topics?limit=500&live=1"],
+)
+def test_however_many_there_are_and_whatever_their_names_an_answer_is_bounded(target: str) -> None:
+    rows = [GuardedTopicStatus("\N{SNOWMAN}" * 5_000 + str(number), "required", 1) for number in range(600)]
+
+    async def story(address: Address) -> None:
+        status, _, body = await get(address, target)
+        assert status == 200
+        assert len(body) < 2_000_000
+
+    with_rows(story, "topics", rows)
+
+
+def test_thresholds_of_a_topic_with_many_partitions_come_whole_and_few_at_a_time() -> None:
+    rows = [
+        ExpansionStatus(f"t{number}", 15_000, 30_000, "done", 0, thresholds=tuple(range(15_000))) for number in range(4)
+    ]
+
+    async def story(address: Address) -> None:
+        found: list[Any] = []
+        target: str | None = "/expansions.json"
+        while target is not None:
+            answer = json.loads((await get(address, target))[2])
+            assert len(answer["rows"]) == 1
+            found += answer["rows"]
+            target = answer["next"]
+        assert [(each["topic"], len(each["thresholds"])) for each in found] == [(f"t{n}", 15_000) for n in range(4)]
+        assert len(json.loads((await get(address, "/status.json"))[2])["expansions"]) == 1
+
+    with_rows(story, "expansions", rows)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["limit=0", "limit=501", "offset=-1", "offset=100001", "limit=1e3", "limit=\u0663", "&".join(["a=1"] * 17)],
+)
+def test_numbers_are_numbers_within_their_bounds(query: str) -> None:
+    async def story(address: Address) -> None:
+        request = f"GET /topics.json?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+        assert (await send(address, request))[0] == 400
+
+    with_rows(story, "topics", [])
+
+
+def test_a_script_gets_what_it_exchanges() -> None:
+    async def story(address: Address) -> None:
+        _, headers, body = await get(address, "/?live=1")
+        answer = json.loads(body)
+        assert headers["content-type"] == "application/json"
+        page = (await get(address, "/"))[2].decode()
+        assert all(f'<section id="{name}"' in page for name in answer["sections"])
+        assert answer["title"].startswith("✓ All is well")
+
+    with_server(story)
+
+
+# ---- whom it answers
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [
+        ("Host: 127.0.0.1:8080\r\n", 200),
+        ("Host: localhost:8080\r\n", 200),
+        ("host:LOCALHOST\r\n", 200),
+        ("Host: [::1]:8080\r\n", 200),
+        ("Host: 192.168.0.7\r\n", 200),
+        ("", 200),
+        ("Host: rebound.example.org\r\n", 421),
+        ("Host: localhost.example.org:8080\r\n", 421),
+        ("Host: 127.0.0.1.example.org\r\n", 421),
+    ],
+)
+def test_a_web_site_whose_name_leads_here_reads_nothing(host: str, expected: int) -> None:
+    async def story(address: Address) -> None:
+        for target in ("/", "/status.json", "/topics.json", "/metrics", "/readyz"):
+            status, _, body = await send(address, f"GET {target} HTTP/1.1\r\n{host}\r\n".encode())
+            assert status == expected, target
+            assert (b"kafka-1" in body) <= (expected == 200)
+
+    with_server(story)
+
+
+def test_who_listens_for_others_is_warned_once(capsys: pytest.CaptureFixture[str]) -> None:
+    async def run() -> None:
+        server = StatusServer(lambda: READY, Metrics())
+        address = await server.start(Address("0.0.0.0", 0))
+        try:
+            request = b"GET /status.json HTTP/1.1\r\nHost: fencepost.monitoring:8080\r\n\r\n"
+            assert (await send(Address("127.0.0.1", address.port), request))[0] == 200
+        finally:
+            await server.close()
+
+    logs.setup("info", "console")
+    asyncio.run(run())
+    assert capsys.readouterr().err.count("the status page can be reached from other machines") == 1
+
+
 # ---- the one thing that an operator can do here
 
 
@@ -235,7 +408,7 @@ def _post(target: str, *, method: str = "POST", head: str = "") -> tuple[int, li
         server = StatusServer(lambda: snapshot, Metrics(), release=operator.release)
         address = await server.start(Address("127.0.0.1", 0))
         try:
-            request = f"{method} {target} HTTP/1.1\r\nHost: x\r\n{head}\r\n"
+            request = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n{head}\r\n"
             return (await send(address, request.encode()))[0]
         finally:
             await server.close()

@@ -36,7 +36,8 @@ from tests.simulation.clock import Connection, End, Sim
 NONE, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT = 0, 3, 6, 7
 NOT_ENOUGH_REPLICAS, AFTER_APPEND, CORRUPT, TOO_LARGE = 19, 20, 2, 10
 DENIED, INVALID_TIMESTAMP = 29, 32
-OUT_OF_ORDER, WRONG_EPOCH, INVALID_TXN_STATE = 45, 47, 48
+OUT_OF_ORDER, WRONG_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING = 45, 47, 48, 49
+CONCURRENT_TRANSACTIONS, DENIED_TRANSACTIONAL_ID, PRODUCER_FENCED = 51, 53, 90
 INVALID_RECORD, UNKNOWN_TOPIC_ID = 87, 100
 _SEQUENCES = 1 << 31
 _REMEMBERED_BATCHES = 5
@@ -309,10 +310,21 @@ class Transaction:
     partitions: list[TopicPartition] = field(default_factory=list)
     began_at: float = 0.0
     due: list[TopicPartition] = field(default_factory=list)
+    committed: bool | None = None  # how the last one ended
+    ends: int = 0  # how many have ended
 
     @property
     def markers_due(self) -> int:
         return len(self.due)
+
+    @property
+    def state(self) -> str:
+        """As DescribeTransactions names it."""
+        if self.ongoing:
+            return "Ongoing"
+        if self.committed is None and not self.due:
+            return "Empty"
+        return f"{'Prepare' if self.due else 'Complete'}{'Commit' if self.committed else 'Abort'}"
 
 
 class BrokerSide(End):
@@ -402,6 +414,7 @@ class Cluster:
         self.partitions: dict[TopicPartition, Partition] = {}
         self.retired: list[Partition] = []
         self.transactions: dict[int, Transaction] = {}
+        self.transactional_ids: dict[str, int] = {}  # and their producer ids
         self._next_producer_id = 100
 
     # ---- topics
@@ -574,7 +587,8 @@ class Cluster:
             return INVALID_RECORD
         header = parse_batch_header(memoryview(records))
         if header.is_transactional and not self._in_transaction(header, partition.name):
-            return INVALID_TXN_STATE
+            v2 = self._v2(header.producer_id)
+            return CONCURRENT_TRANSACTIONS if v2 and self.busy(header.producer_id) else INVALID_TXN_STATE
         if acks == -1 and len(view.isr) < settings.min_isr:
             return NOT_ENOUGH_REPLICAS
         if header.base_offset != 0:
@@ -844,10 +858,15 @@ class Cluster:
             if transaction.ongoing:
                 self._end_transaction(transaction, commit=False)
             transaction.epoch += 1
+            transaction.committed = None
             return known, transaction.epoch
         producer_id = self._next_producer_id
         self._next_producer_id += 1
         return producer_id, 0
+
+    def may_use(self, client_id: str | None, transactional_id: str) -> bool:
+        """Kafka knows principals; here it is the client id that tells them apart."""
+        return transactional_id == client_id or not (client_id or "").startswith("stranger")
 
     def begin_transactional(self, producer_id: int, *, v2: bool | None = None) -> None:
         """By the old protocol or by the new one; by the cluster's where it is not said."""
@@ -891,8 +910,32 @@ class Cluster:
         self._end_transaction(transaction, commit=commit)
         return True
 
+    def end_txn(self, producer_id: int, epoch: int, *, commit: bool) -> tuple[int, int, int]:
+        """EndTxn as the coordinator answers it: error, and the producer's id and epoch from then on (v2).
+
+        TransactionCoordinator.endTransaction: what has ended so is told so again; with v2 by the epoch before, too.
+        """
+        transaction = self.transactions.get(producer_id)
+        if transaction is None:
+            return INVALID_PRODUCER_ID_MAPPING, -1, -1
+        again = transaction.v2 and epoch == transaction.epoch - 1 and not transaction.ongoing
+        if epoch != transaction.epoch and not again:
+            return PRODUCER_FENCED, -1, -1
+        if transaction.ongoing:
+            self._end_transaction(transaction, commit=commit)
+            transaction.committed = commit
+        elif transaction.v2 and not again and not commit and not transaction.markers_due:
+            transaction.epoch += 1  # nothing was begun: an abort ends it all the same
+            transaction.committed = False
+        elif transaction.committed is not commit or (transaction.v2 and not again):
+            return INVALID_TXN_STATE, -1, -1
+        elif transaction.markers_due:
+            return CONCURRENT_TRANSACTIONS, -1, -1
+        return NONE, producer_id, transaction.epoch
+
     def _end_transaction(self, transaction: Transaction, *, commit: bool) -> None:
         transaction.ongoing = False
+        transaction.ends += 1
         if transaction.v2:
             transaction.epoch += 1
         transaction.due += transaction.partitions
@@ -903,27 +946,51 @@ class Cluster:
         transaction.partitions = []
 
     def _marker(self, name: TopicPartition, producer_id: int, epoch: int, commit: bool) -> None:
-        """Written by the partition's leader, without passing anybody's gate, however long that takes."""
+        """Written by the partition's leader, without passing anybody's gate, however long that takes; and once more
+        where it is not known to be replicated (acks=all)."""
         partition = self.partitions[name]
         node = partition.leader
         if node is None or not self.leads(node, partition, partition.epoch):
             self.sim.after(0.2, self._marker, name, producer_id, epoch, commit)
             return
-        self.transactions[producer_id].due.remove(name)
         replica = partition.replicas[node]
         known = replica.producers.get(producer_id)
         if known is not None and known.epoch > epoch:
+            self.transactions[producer_id].due.remove(name)
             return
         replica.append(_marker(replica.log_end, producer_id, epoch, commit, self.sim.wall_ms), partition.epoch)
         self.sim.log(f"{name}: {'commit' if commit else 'abort'} marker of {producer_id}, log end {replica.log_end}")
         self._note_end(partition, node)
         self._advance(partition, node)
         self._replicate_soon(partition, node)
+        again = functools.partial(self._marker, name, producer_id, epoch, commit)
+        done = functools.partial(self.transactions[producer_id].due.remove, name)
+        self._marker_written(partition, node, partition.epoch, replica.log_end, done, again)
+
+    def _marker_written(  # noqa: PLR0917
+        self,
+        partition: Partition,
+        node: int,
+        leader_epoch: int,
+        end: int,
+        done: Callable[[], None],
+        again: Callable[[], None],
+    ) -> None:
+        view = partition.views[node]
+        if partition.deleted:
+            done()
+        elif not self.brokers[node].alive or view.leader != node or view.epoch != leader_epoch:
+            again()  # first: what a follower has up to there may be another leader's, and this one truncated
+        elif partition.replicas[node].high_watermark >= end:
+            done()
+        else:
+            self.sim.after(0.02, self._marker_written, partition, node, leader_epoch, end, done, again)
 
     def abort_old_transactions(self, older_than_seconds: float) -> None:
         for transaction in self.transactions.values():
             if transaction.ongoing and self.sim.now - transaction.began_at > older_than_seconds:
                 transaction.epoch += 1
+                transaction.committed = False
                 self._end_transaction(transaction, commit=False)
 
     # ---- what the checkers ask
@@ -936,6 +1003,11 @@ class Cluster:
         if partition.leader is not None:
             return partition.replicas[partition.leader].batches
         return max(partition.replicas.values(), key=lambda r: r.log_end).batches
+
+
+def is_commit(control_batch: bytes) -> bool:
+    """Of two markers the one that commits: the type in the record's key."""
+    return control_batch[_RECORDS_AT + 8] == 1
 
 
 def _marker(base: int, producer_id: int, epoch: int, commit: bool, now_ms: int) -> bytes:

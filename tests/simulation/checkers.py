@@ -7,14 +7,18 @@ from dataclasses import dataclass
 
 from fencepost_policies.append import Check
 from fencepost_proxy.types import TopicPartition
-from tests.simulation.broker import LogBatch, Partition
+from tests.simulation.atomic import REFUSED
+from tests.simulation.broker import LogBatch, Partition, is_commit
+from tests.simulation.clients import RETRIABLE
 from tests.simulation.clock import Connection
 from tests.simulation.history import Try, Write
-from tests.simulation.world import TOPIC, World
+from tests.simulation.world import TOPIC, Proxy, World
+from tests.support.under_way import left_under_way
 
 _ACTUAL = re.compile(r"^OFFSET_MISMATCH .* actual=(-?\d+)( POSSIBLY_YOURS)?$")
 _APPENDED_AT = re.compile(r"OFFSET_VIOLATION .* appended_at=(\d+)")
 _HEADER_BYTES = 61
+REFUSED_COMMIT = frozenset(REFUSED.values())
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,8 @@ def check(world: World) -> list[str]:
         found += _check_group(world, writes, landings.get(payload, []))
     for attempt in world.history.tries:
         found += _check_try(world, attempt)
-    found += _check_chains(world)
+    found += _check_chains(world, landings)
+    found += _check_transactions(world)
     if world.scenario.airtight or world.scenario.unviolated:
         found += [f"a violation is reported where there can be none: {v}" for v in world.history.violations]
     found += [
@@ -44,6 +49,70 @@ def check(world: World) -> list[str]:
         if fault is not None and "acks=0" not in reason
     ]
     return found
+
+
+def _check_transactions(world: World) -> list[str]:
+    """Committed: every append that expected something lies there, and none was refused. Not committed: nothing is."""
+    committed = _committed(world)
+    found = []
+    for transaction in world.history.transactions:
+        there = [write for write in transaction.writes if write.payload in committed]
+        told = [end for end in transaction.ends if end.commits]
+        codes = [code for end in told for code in end.codes]
+        for write in there:
+            at = committed[write.payload]
+            if write.expected is not None and at != write.expected:
+                found.append(f"COMMITTED ELSEWHERE: {write} lies at {at}, in a {transaction}")
+        if there or 0 in codes:
+            for write in transaction.writes:
+                given_up = any(other.name == write.name and other.payload in committed for other in there)
+                if write.expected is None or write.payload in committed or given_up:
+                    continue
+                if _was_failed(world, write):
+                    last = write.tries[-1]
+                    found.append(f"COMMITTED WITHOUT: {write} was told {last.message}, in a {transaction}")
+        if 0 in codes:
+            missing = [w for w in transaction.writes if _told_success(w) and w.payload not in committed]
+            found += [f"NOT COMMITTED: {write} was, as the client of a {transaction} was told" for write in missing]
+        refused_it = any(code in REFUSED_COMMIT for code in codes)
+        calm = not world.scenario.faults_max and not world.scenario.lossy_reads
+        if refused_it and calm and all(map(_told_success, transaction.writes)):
+            found.append(f"REFUSED WITHOUT CAUSE: a {transaction}, of which all has landed")
+        if there and (not told or any(code in REFUSED_COMMIT for code in codes)):
+            found.append(f"COMMITTED ALL THE SAME: a {transaction} was answered {codes}")
+    return found
+
+
+def _committed(world: World) -> dict[bytes, int]:
+    """By payload: what lies before a marker that commits it, and where."""
+    found: dict[bytes, int] = {}
+    for partition in world.cluster.partitions.values():
+        still_open: dict[int, list[LogBatch]] = {}
+        for each in world.cluster.final_log(partition):
+            if not each.header.is_transactional:
+                continue
+            if not each.header.is_control:
+                still_open.setdefault(each.header.producer_id, []).append(each)
+                continue
+            for batch in still_open.pop(each.header.producer_id, []):
+                if is_commit(each.data):
+                    found[batch.data[_HEADER_BYTES:]] = batch.base
+    return found
+
+
+def _told_success(write: Write) -> bool:
+    return any(attempt.result is not None and attempt.result.error_code == 0 for attempt in write.tries)
+
+
+def _was_failed(world: World, write: Write) -> bool:
+    """Its producer was told last that it is not there, or that this is not known. The latter of one that died since
+    nobody need know: who commits then, commits what he does not know himself."""
+    last = write.tries[-1] if write.tries else None
+    if last is None or last.result is None:
+        return False
+    if last.result.error_code in RETRIABLE:
+        return not {"crash", "roll", "state", "blind"} & set(world.scenario.faults)
+    return True
 
 
 def _landings(world: World) -> dict[bytes, list[Landing]]:
@@ -93,7 +162,7 @@ def refused(attempt: Try) -> bool:
         return bool(attempt.message) and "OFFSET_VIOLATION" not in attempt.message
     if result.error_code == 6:
         return result.base_offset == -1
-    return result.error_code in (32, 87, 45, 47, 2, 3, 10, 19)
+    return result.error_code in (32, 87, 45, 47, 48, 51, 2, 3, 10, 19)
 
 
 def _check_group(world: World, writes: list[Write], landed: list[Landing]) -> list[str]:
@@ -133,6 +202,8 @@ def _check_group(world: World, writes: list[Write], landed: list[Landing]) -> li
         found += [f"ELSEWHERE: {first} lies at {base}" for base in elsewhere]
     if first.forbidden and (told or landed):
         found.append(f"LET THROUGH: {first} breaks the rules, and lies {where}")
+    if not lossy:
+        found += [each for write in writes for each in _check_refusals(world, write, landed)]
     for attempt in tries:
         if attempt.result is None:
             continue
@@ -144,6 +215,17 @@ def _check_group(world: World, writes: list[Write], landed: list[Landing]) -> li
             if at not in [each.batch.base for each in landed]:
                 found.append(f"FALSE REPORT: {first} was reported at {at}, but lies {where}")
     return found
+
+
+def _check_refusals(world: World, write: Write, landed: list[Landing]) -> list[str]:
+    """By its producer's sequence a batch of a transaction names itself: it is never told that it is not there."""
+    forgetful = world.scenario.proxies > 1 or {"crash", "roll"} & set(world.scenario.faults)
+    if write.kind != "transactional" or forgetful or not landed:
+        return []
+    last = write.tries[-1]
+    if not refused(last) or last.result is None or last.result.error_code == 6 or "POSSIBLY_YOURS" in last.message:
+        return []
+    return [f"RETRY DENIED: {write} lies at {landed[0].batch.base} and was told {last.message}"]
 
 
 def _check_mismatch(attempt: Try, landed: list[Landing]) -> list[str]:
@@ -198,6 +280,7 @@ def _check_try(world: World, attempt: Try) -> list[str]:
             found.append(f"RETRY DENIED: {write} was told {attempt.message}, and the process had its acknowledgement")
     checks = _checks_of(world, attempt)
     stamped = Check.OFF not in checks and (write.expected is not None or write.kind == "plain")
+    stamped = stamped and write.kind != "transactional"
     if result.error_code == 45 and stamped and not _behind_an_own_45(world, attempt):
         found.append(f"BARE 45: {write} was told 45")
     loose = write.expected is None or write.kind == "transactional"
@@ -223,7 +306,7 @@ def _behind_an_own_45(world: World, attempt: Try) -> bool:
     )
 
 
-def _check_chains(world: World) -> list[str]:
+def _check_chains(world: World, landings: dict[bytes, list[Landing]]) -> list[str]:
     """What a producer sent behind a batch that was refused, before it could know of that, must not be there: it would
     follow a hole. As far as anybody but the producer can know: what had arrived when the refusal left."""
     found = []
@@ -245,12 +328,21 @@ def _check_chains(world: World) -> list[str]:
                 write = other.write
                 told = other.result is not None and other.result.error_code == 0
                 # One whose outcome is unknown may lie in a broker's queue: nobody can call it back.
-                if told and not (_unguarded(world, write) or _copies(world, write)):
+                fills = _lies_before(attempt.write, write, landings)  # an earlier try of it, which was told 7
+                if told and not (fills or _unguarded(world, write) or _copies(world, write)):
                     found.append(
                         f"BEHIND A HOLE: {write} is there, and {attempt.write} before it was told "
                         f"{attempt.result.error_code if attempt.result else None} {attempt.message}"
                     )
     return found
+
+
+def _lies_before(one: Write, other: Write, landings: dict[bytes, list[Landing]]) -> bool:
+    return any(
+        each.partition is later.partition and each.batch.base < later.batch.base
+        for each in landings.get(one.payload, [])
+        for later in landings.get(other.payload, [])
+    )
 
 
 def _copies(world: World, write: Write) -> bool:
@@ -287,6 +379,7 @@ def check_bounds(world: World) -> list[str]:
             found += proxy.switch.overdue()
         if proxy.free_bytes < 0:
             found.append(f"MEMORY: proxy {proxy.number} has given away more than it has")
+        found += _check_under_way(proxy)
         for gate in proxy.switch.gates.values():
             if gate.waiting > limits.queue_max + limits.in_flight_max:
                 found.append(f"UNBOUNDED: {gate.waiting} wait at {gate.partition}")
@@ -298,10 +391,16 @@ def check_bounds(world: World) -> list[str]:
     return found
 
 
+def _check_under_way(proxy: Proxy) -> list[str]:
+    left = left_under_way(proxy.switch, proxy.transactions) if proxy.alive else []
+    return [f"STUCK: at proxy {proxy.number} what is under way of {each} for ever: no request has it" for each in left]
+
+
 def check_rest(world: World) -> list[str]:
     """After everybody is gone nothing may be left."""
     found = []
     for proxy in world.proxies:
+        found += _check_under_way(proxy)
         for gate in proxy.switch.gates.values():
             if not gate.idle:
                 found.append(

@@ -6,6 +6,7 @@ import struct
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import crc32c
 
@@ -26,7 +27,7 @@ from tests.simulation.listener import ADDED, Listener, adds, answer_body, questi
 from tests.simulation.world import CHANGED, SHARED, TOPIC, World
 from tests.support.batches import Header, batch
 
-_RETRIABLE = frozenset({3, 6, 7, 19, 20, 100})
+RETRIABLE = frozenset({3, 6, 7, 19, 20, 100})
 _TRIES_MAX = 6
 
 
@@ -113,10 +114,19 @@ KINDS = {
 }
 
 
+class Owner(Protocol):
+    """Who has one connection at a time."""
+
+    socket: Socket | None
+
+    def data(self, data: bytes) -> None: ...
+    def lost(self) -> None: ...
+
+
 class Socket(End):
     """One connection as its client sees it; what comes after the client let go of it is nobody's."""
 
-    def __init__(self, owner: Client | Probe | Admin) -> None:
+    def __init__(self, owner: Owner) -> None:
         self._owner = owner
         self.connection: Connection | None = None
         self.sent_bytes = 0
@@ -557,7 +567,7 @@ class Client:
                 self.ends.pop(name, None)
             elif result is not None and result.error_code == 0:
                 self.ends[name] = result.base_offset + write.count
-            elif result is None or result.error_code in _RETRIABLE:
+            elif result is None or result.error_code in RETRIABLE:
                 if not failed or self.kind.several:
                     again.append(write)
             else:

@@ -72,7 +72,7 @@ class Keeper:
             return
         now = self._world.sim.now
         proxy.perform(proxy.switch.close_door(self._topic, now))
-        if proxy.switch.door(self._topic).empty(now):
+        if proxy.switch.door_empty(self._topic, now):
             self._empty[proxy.number, incarnation] = True
 
     def _is_empty(self, proxy: Proxy) -> bool:

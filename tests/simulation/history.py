@@ -40,6 +40,11 @@ class Write:
         """What identifies it in the log."""
         return bytes(self.records[_HEADER_BYTES:])
 
+    @property
+    def name(self) -> tuple[TopicPartition, bytes]:
+        """By which its producer names it: id, epoch and sequence."""
+        return self.partition, bytes(self.records[43:57])
+
     def __str__(self) -> str:
         expected = "" if self.expected is None else f" expecting {self.expected}"
         return f"write {self.number} of {self.client} ({self.kind}, {self.count} records{expected})"
@@ -75,6 +80,31 @@ class Switch:
     reported_at: float = float("inf")
 
 
+@dataclass(eq=False)
+class Ended:
+    """One EndTxn, and what was answered to its tries; None: the connection was lost."""
+
+    commits: bool
+    asked_at: float
+    codes: list[int | None] = field(default_factory=list)
+    answered_at: float | None = None
+
+
+@dataclass(eq=False)
+class Transaction:
+    """One of a client that wants all of it or nothing."""
+
+    client: str
+    producer_id: int
+    producer_epoch: int
+    began_at: float
+    writes: list[Write] = field(default_factory=list)
+    ends: list[Ended] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return f"transaction of {self.client} ({self.producer_id}/{self.producer_epoch}, from {self.began_at:.3f} on)"
+
+
 class History:
     """`compacted` – what the log had and Kafka's cleaner took. `broken` – what is wrong whatever the log says."""
 
@@ -85,6 +115,7 @@ class History:
         self.closings: list[tuple[str, type[Exception] | None]] = []
         self.broken: list[str] = []
         self.switches: list[Switch] = []
+        self.transactions: list[Transaction] = []
         #: By connection: what each answer on it could be sent in knowledge of (`Link.answered`).
         self.links: dict[Connection, dict[int, int]] = {}
         self.compacted: list[tuple[Partition, LogBatch]] = []

@@ -10,9 +10,21 @@ import struct
 from collections.abc import Iterable
 
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, INCREMENTAL_ALTER_CONFIGS, PRODUCE
-from fencepost_proxy.wire.produce import ProduceRequest, ProduceResponse, parse_produce_request
-from tests.simulation.broker import BrokerSide
+from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, END_TXN, INCREMENTAL_ALTER_CONFIGS, PRODUCE
+from fencepost_proxy.wire.control import decode_request, encode_response_frame, parse_request_header
+from fencepost_proxy.wire.produce import (
+    PartitionResult,
+    ProduceRequest,
+    ProduceResponse,
+    TopicResult,
+    parse_produce_request,
+)
+from fencepost_proxy.wire.schema import Message
+from tests.simulation.broker import (
+    DENIED_TRANSACTIONAL_ID,
+    INVALID_PRODUCER_ID_MAPPING,
+    BrokerSide,
+)
 
 _HEAD = struct.Struct(">hhi")
 _LONGEST_ANSWER_BYTES = 3000
@@ -32,7 +44,8 @@ def answer_body(api_key: int, correlation_id: int, text: bytes) -> bytes:
     return (token * (1 + correlation_id * 7919 % _LONGEST_ANSWER_BYTES // len(token)))[:-1]
 
 
-ADDED, NOT_ADDED = b"yes", b"no"
+_END_TXN_V2, _NOT_HANDLED = 5, 16
+ADDED, NOT_ADDED, ADD_LATER = b"yes", b"no", b"later"
 
 
 def adds(transactional_id: str, producer_id: int, epoch: int, partitions: Iterable[TopicPartition]) -> bytes:
@@ -49,8 +62,24 @@ def read_adds(text: bytes) -> tuple[str, int, int, list[TopicPartition]]:
     return transactional_id, int(producer_id), int(epoch), partitions
 
 
+def denied(request: ProduceRequest) -> ProduceResponse:
+    """The whole request, whatever else is in it (KafkaApis.handleProduceRequest)."""
+    topics = tuple(
+        TopicResult(
+            topic.name,
+            topic.topic_id,
+            tuple(PartitionResult(each.partition, DENIED_TRANSACTIONAL_ID) for each in topic.partitions),
+            b"",
+        )
+        for topic in request.topics
+    )
+    return ProduceResponse(request.correlation_id, topics, 0)
+
+
 class Listener(BrokerSide):
     """Answers everything; acks=0 has no answer, and its errors cost the connection (KafkaApis.handleProduceRequest)."""
+
+    _ended_before = 0  # transactions of the producer whose EndTxn is being handled, when that came
 
     def _handle(self, frame: bytes) -> None:
         api_key, _, correlation_id = _HEAD.unpack_from(frame)
@@ -60,15 +89,58 @@ class Listener(BrokerSide):
             self._write(struct.pack(">i", correlation_id) + (ADDED if all(added) else NOT_ADDED))
             self._go_on()
             return
+        if api_key == END_TXN:
+            self._write(self._end_txn(frame))
+            self._go_on()
+            return
         if api_key != PRODUCE:
             self._write(struct.pack(">i", correlation_id) + answer_body(api_key, correlation_id, frame[_HEAD.size :]))
             self._go_on()
             return
         request = parse_produce_request(memoryview(frame))
-        if request.acks == 0:
+        if request.transactional_id is not None and not self.cluster.may_use(
+            request.client_id, request.transactional_id
+        ):
+            self._answer(request, denied(request))
+        elif request.acks == 0:
             self.cluster.produce(self.node, request, self._unheard)
         else:
             self.cluster.produce(self.node, request, lambda response: self._answer(request, response))
+
+    def _next(self) -> None:
+        if not self._busy and self._frames:
+            self._ended_before = self._ends_of(self._frames[0])
+        super()._next()
+
+    def _ends_of(self, frame: bytes) -> int:
+        """How many transactions of its producer have ended, where it is EndTxn."""
+        if int.from_bytes(frame[:2]) != END_TXN:
+            return 0
+        header = parse_request_header(memoryview(frame))
+        asked = decode_request(END_TXN, header.api_version, memoryview(frame)[header.body_offset :])
+        transaction = self.cluster.transactions.get(asked.producer_id)
+        return 0 if transaction is None else transaction.ends
+
+    def _end_txn(self, frame: bytes) -> bytes:
+        header = parse_request_header(memoryview(frame))
+        asked = decode_request(END_TXN, header.api_version, memoryview(frame)[header.body_offset :])
+        v2 = header.api_version >= _END_TXN_V2
+        named = self.cluster.transactional_ids.get(asked.transactional_id)
+        if not self.cluster.may_use(header.client_id, asked.transactional_id):
+            error, producer_id, epoch = DENIED_TRANSACTIONAL_ID, -1, -1
+        elif named is not None and named != asked.producer_id:
+            error, producer_id, epoch = INVALID_PRODUCER_ID_MAPPING, -1, -1
+        elif not v2 and (self._gone or self._ends_of(frame) > self._ended_before):
+            # Its client has asked again elsewhere, and this would end whatever transaction its producer has by then,
+            # since all of them have one epoch: why there are transactions v2 (KIP-890). Nobody but the coordinator
+            # could prevent it.
+            error, producer_id, epoch = _NOT_HANDLED, -1, -1
+        else:
+            error, producer_id, epoch = self.cluster.end_txn(
+                asked.producer_id, asked.producer_epoch, commit=asked.committed
+            )
+        answer = Message(throttle_time_ms=0, error_code=error, producer_id=producer_id, producer_epoch=epoch)
+        return encode_response_frame(END_TXN, header.api_version, header.correlation_id, answer)[4:]
 
     def _answer(self, request: ProduceRequest, response: ProduceResponse) -> None:
         self._respond(request, response)

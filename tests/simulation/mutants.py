@@ -35,6 +35,8 @@ from fencepost_proxy.session.switch import Switch
 from fencepost_proxy.session.turn import Turn
 from fencepost_proxy.topics.door import Door
 from fencepost_proxy.topics.state import StateView
+from fencepost_proxy.transactions import judge as judge_module
+from fencepost_proxy.transactions.judge import Judge
 from tests.simulation import world as world_module
 from tests.simulation.scenarios import SCENARIOS, run
 
@@ -280,6 +282,15 @@ def timeout_is_final(patch: Patch) -> None:
     patch.set(Gate, "_answered", answered)
 
 
+@mutant(
+    "a retry goes where the log ends, though its first try landed since it was looked for",
+    "only the log decides: rule 1",
+    "wide-logged-in",
+)
+def first_try_forgotten(patch: Patch) -> None:
+    patch.set(Gate, "_first_try_decides", lambda self, ticket, end, now: None)
+
+
 @mutant("an error on a resend is final", "only the log decides: rule 1", "resends")
 def resend_error_is_final(patch: Patch) -> None:
     def resent(self: Gate, ticket: g.Ticket, result: Any, now: float) -> None:
@@ -368,11 +379,11 @@ def likeness_is_success(patch: Patch) -> None:
 def write_id_alone(patch: Patch) -> None:
     orig = Gate._end_mismatch
 
-    def end(self: Gate, ticket: g.Ticket, there: Any, **more: Any) -> None:
+    def end(self: Gate, ticket: g.Ticket, there: Any, now: float, **more: Any) -> None:
         if there is not None and self._names_itself(ticket, there):
             self._accept(ticket, there)
         else:
-            orig(self, ticket, there, **more)
+            orig(self, ticket, there, now, **more)
 
     patch.set(Gate, "_end_mismatch", end)
 
@@ -386,9 +397,9 @@ def write_id_ignored(patch: Patch) -> None:
 def not_marked(patch: Patch) -> None:
     orig = Gate._end_mismatch
 
-    def end(self: Gate, ticket: g.Ticket, there: Any, **more: Any) -> None:
+    def end(self: Gate, ticket: g.Ticket, there: Any, now: float, **more: Any) -> None:
         own = there is not None and there.digest == ticket.digest and self._names_itself(ticket, there)
-        orig(self, ticket, there if own else None, **(more if own else {}))
+        orig(self, ticket, there if own else None, now, **(more if own else {}))
 
     patch.set(Gate, "_end_mismatch", end)
 
@@ -420,6 +431,243 @@ def marker_ignored(patch: Patch) -> None:
 @mutant("that a transaction joins is not heard", "markers come where nothing was written: rule 7", "calm-stranded")
 def joins_not_heard(patch: Patch) -> None:
     patch.set(Gate, "_joined", lambda self, transactional_id, believe_from: None)
+
+
+@mutant("a transaction joins while stamped appends are on their way", "its marker puts them one further", "stranded")
+def joins_at_once(patch: Patch) -> None:
+    def let_join(self: Gate) -> None:
+        self._effects += [g.MayJoin(connection) for _, connection in self._joining]
+        self._joining = {}
+
+    patch.set(Gate, "_let_join", let_join)
+
+
+@mutant("a transaction is put off for ever", "it joins once what is stamped has been answered", "atomic")
+def joins_never(patch: Patch) -> None:
+    patch.set(Gate, "_let_join", lambda self: None)
+
+
+@mutant("a transaction that owns something waits for another one", "two would wait for each other", "atomic-crossing")
+def owners_wait(patch: Patch) -> None:
+    patch.set(Gate, "_may_not_wait", lambda self, ticket, tail, now: False)
+
+
+@mutant(
+    "what a transaction owns by another process is not suspected",
+    "where others serve the cluster it waits for so long only",
+    "atomic-crossing-v2",
+)
+def owners_elsewhere_wait(patch: Patch) -> None:
+    orig = Gate._may_not_wait
+
+    def may_not_wait(self: Gate, ticket: g.Ticket, tail: Any, now: float) -> bool:
+        ticket.alone = True
+        return orig(self, ticket, tail, now)
+
+    patch.set(Gate, "_may_not_wait", may_not_wait)
+
+
+@mutant(
+    "one that has only joined keeps other transactions waiting",
+    "two that joined each other's partitions would wait for ever",
+    "atomic-crossing",
+)
+def joined_is_written(patch: Patch) -> None:
+    orig = Gate._another_transaction_is_open
+
+    def is_open(self: Gate, ticket: g.Ticket, tail: Any) -> bool:
+        return orig(self, ticket, tail) or bool(self._transactions.keys() - {ticket.transactional_id})
+
+    patch.set(Gate, "_another_transaction_is_open", is_open)
+
+
+@mutant(
+    "another transaction's records keep no transaction waiting",
+    "it owns the partition until its marker is read back",
+    "atomic-calm",
+)
+def records_are_no_obstacle(patch: Patch) -> None:
+    orig = Gate._another_transaction_is_open
+
+    def is_open(self: Gate, ticket: g.Ticket, tail: Any) -> bool:
+        return not ticket.append.transactional and orig(self, ticket, tail)
+
+    patch.set(Gate, "_another_transaction_is_open", is_open)
+
+
+@mutant(
+    "what was read before an append came is relied on within a transaction",
+    "the marker of its producer's last transaction has come since",
+    "atomic-calm",
+)
+def own_marker_ignored(patch: Patch) -> None:
+    patch.set(Gate, "_knows_transaction", staticmethod(lambda ticket, tail: True))
+
+
+@mutant("an ending transaction is not waited for", "its markers are on their way", "atomic-calm")
+def ending_ignored(patch: Patch) -> None:
+    orig = Gate._tail_read
+    patch.set(
+        Gate, "_tail_read", lambda self, tail, now: orig(self, replace(tail, ending_transactions=frozenset()), now)
+    )
+
+
+@mutant(
+    "a transactional batch is not known again where it was expected",
+    "by its sequence it names itself",
+    "atomic",
+    "atomic-v2",
+)
+def itself_not_known(patch: Patch) -> None:
+    patch.set(Gate, "_is_itself", staticmethod(lambda found, there, ticket: False))
+
+
+@mutant(
+    "that a transactional batch landed elsewhere is not looked for",
+    "44 alone means nothing appended",
+    "atomic-bypassing",
+)
+def landed_elsewhere_not_suspected(patch: Patch) -> None:
+    patch.set(Gate, "_sequence_is_taken", lambda self, ticket: False)
+
+
+@mutant(
+    "a batch is refused while an earlier try of it may be queued",
+    "it would land behind its refusal",
+    "atomic",
+    "atomic-bypassing",
+)
+def refused_while_queued(patch: Patch) -> None:
+    patch.set(Gate, "_is_queued", lambda self, ticket, now: False)
+
+
+@mutant(
+    "within a transaction a duplicate is taken for a success",
+    "an earlier transaction's batch may have its sequence",
+    "atomic-bypassed",
+    "atomic-cluster",
+)
+def own_duplicate_is_success(patch: Patch) -> None:
+    orig = Gate._own_success
+    patch.set(
+        Gate,
+        "_own_success",
+        lambda self, ticket, result, now: orig(self, ticket, replace(result, log_append_time_ms=-1), now),
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ commits
+
+
+@mutant("a commit goes to Kafka unseen", "the commit is the guard", "atomic", "atomic-v2")
+def commits_not_judged(patch: Patch) -> None:
+    patch.set(Judge, "begin", lambda self: judge_module.PASS)
+
+
+@mutant("anybody speaks for a transaction", "Kafka says who may use a transactional id", "atomic-strangers")
+def use_not_proved(patch: Patch) -> None:
+    def prove_use(self: Session, transactional_id: str, correlation_id: int, client_id: Any, done: Any) -> None:
+        self._may_use = transactional_id
+        done(True)
+
+    patch.set(Session, "_prove_use", prove_use)
+
+
+@mutant(
+    "beside a transactional id of one's own any producer id goes",
+    "Kafka adds it to whatever that producer has open",
+    "atomic-strangers",
+    "atomic-strangers-v2",
+)
+def anothers_producer_id(patch: Patch) -> None:
+    patch.set(Gate, "_is_anothers_producer", staticmethod(lambda ticket, tail: False))
+
+
+@mutant(
+    "what other processes refused is not asked for",
+    "poison is in the state topic",
+    "atomic-cluster",
+    "atomic-cluster-v2",
+)
+def poison_not_read(patch: Patch) -> None:
+    orig = Judge.handle
+
+    def handle(self: Judge, answer: Any) -> Any:
+        return orig(self, judge_module.StateRead(()) if isinstance(answer, judge_module.StateRead) else answer)
+
+    patch.set(Judge, "handle", handle)
+
+
+@mutant(
+    "a refusal is told before it is noted",
+    "whichever process the commit comes to refuses it",
+    "atomic-cluster",
+    "atomic-cluster-v2",
+)
+def told_before_noted(patch: Patch) -> None:
+    patch.set(Session, "_waits_for_notes", lambda self, slot, turn: False)
+
+
+@mutant(
+    "what this process did not see is not read back",
+    "each batch in the log says where it should lie",
+    "atomic-roaming",
+)
+def log_not_read_back(patch: Patch) -> None:
+    patch.set(Judge, "_batches", lambda self, partition, batches: None)
+
+
+@mutant("what cannot be found out in time passes", "never a pass", "atomic-cluster", "atomic-cluster-v2", "atomic-v2")
+def later_is_pass(patch: Patch) -> None:
+    patch.set(judge_module, "_later", lambda message: judge_module.PASS)
+
+
+@mutant("what is said of a transaction is not taken back", "the next one may have its epoch", "atomic-crossing")
+def poison_not_lifted(patch: Patch) -> None:
+    patch.set(world_module.Notes, "lift", lambda self, connection, wanted: self._told(connection, wanted.token, True))
+
+
+@mutant(
+    "an append whose request is no more stays under way",
+    "what nobody is told of keeps no commit waiting",
+    "atomic-roaming",
+    "atomic-cluster",
+)
+def under_way_for_ever(patch: Patch) -> None:
+    patch.set(Session, "_let_go", lambda self, turn: None)
+
+
+@mutant(
+    "a commit whose connection broke is waited for for ever",
+    "the next transaction may have its epoch",
+    "atomic-roaming-v1",
+    "atomic-roaming",
+)
+def commits_waited_for(patch: Patch) -> None:
+    patch.set(Session, "_leave_commits", lambda self: None)
+
+
+@mutant(
+    "only what has no result is let go",
+    "what nobody is told of keeps no commit waiting",
+    "atomic-roaming",
+    "atomic-cluster",
+)
+def results_are_not_let_go(patch: Patch) -> None:
+    of_all = "for ticket in turn.tickets.values():"
+    of_some = "for ticket in [t for key, t in turn.tickets.items() if key not in turn.results]:"
+    patch.edit(Session, "_let_go", (of_all, of_some))
+
+
+@mutant(
+    "a refusal beside an append without an answer is told before it is noted",
+    "whichever process the commit comes to refuses it",
+    "atomic-roaming",
+    "atomic-cluster",
+    "atomic-cluster-v2",
+)
+def told_beside_the_unknown(patch: Patch) -> None:
+    patch.edit(Session, "_tell_what_is_unknown", ("self._tell_later_instead(turn)", "pass"))
 
 
 @mutant("transactions pass on `required` topics", "nothing unstamped there: rule 7", "refused-transactions-v2")
@@ -617,6 +865,11 @@ def cold_grant_never_old(patch: Patch) -> None:
 @mutant("the configs are relied on however old they are", "a view of the configs has a lease: rule 10", "switches")
 def lease_ignored(patch: Patch) -> None:
     patch.set(world_module.Proxy, "fresh", lambda self, now: self._fresh_until > 0)
+
+
+@mutant("a leader of the state topic is believed that was cut off", "other replicas confirm it: rule 10", "switches")
+def leader_unconfirmed(patch: Patch) -> None:
+    patch.set(world_module.Proxy, "wants_confirmation", False)
 
 
 @mutant("a switch is reported as soon as it is stored", "reported after the lease: rule 10", "switches")
@@ -919,7 +1172,10 @@ RULES = {
     ),
     10: Rule(
         "Nothing passes by configs that are older than their lease; a switch-on is reported after it",
-        ("tests/integration/test_races.py::test_no_append_passes_while_the_configs_are_older_than_the_lease",),
+        (
+            "tests/integration/test_races.py::test_no_append_passes_while_the_configs_are_older_than_the_lease",
+            "tests/integration/test_cut_off_leader.py::test_nothing_passes_by_configs_that_the_old_leader_still_tells",
+        ),
     ),
     11: Rule("A topic that was created again is another topic: appends go by its id"),
     12: Rule("Cold: read log end and state, send soon after, one alone"),

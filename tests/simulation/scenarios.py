@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 from fencepost_policies.append import Check
 from fencepost_proxy.partitions.events import GateLimits
+from tests.simulation.atomic import HABITS, Atomic
 from tests.simulation.checkers import check, check_bounds, check_rest
 from tests.simulation.clients import Admin, Client, Probe
 from tests.simulation.history import History
+from tests.simulation.strangers import KIND, Stranger
 from tests.simulation.world import Scenario, World
 
 _SETTLE_SECONDS = 25.0
@@ -182,6 +184,181 @@ SCENARIOS = {
             slow_requests=0.0,
             transactions_v2=True,
         ),
+        # ---- transactions that expect something of several partitions: all of it is committed, or nothing
+        Scenario(
+            "atomic",
+            check=Check.ON,
+            partitions=3,
+            clients=("atomic", "atomic", "atomic-liar", "honest", "several"),
+            faults=("cut", "snip", "pause"),
+            transaction_timeout=12.0,
+            seconds=14.0,
+            airtight=False,
+        ),
+        Scenario(
+            "atomic-v2",
+            check=Check.ON,
+            partitions=3,
+            clients=("atomic", "atomic", "atomic-liar", "honest", "mixed"),
+            faults=("cut", "snip", "pause", "crash"),
+            transactions_v2=True,
+            transaction_timeout=12.0,
+            seconds=14.0,
+            airtight=False,
+        ),
+        Scenario(
+            "atomic-bypassed",
+            check=Check.ON,
+            partitions=2,
+            clients=("atomic", "atomic-liar", "bypass", "bypass", "honest"),
+            faults=("cut", "state", "crash"),
+            transaction_timeout=12.0,
+            seconds=14.0,
+            airtight=False,
+        ),
+        Scenario(
+            "atomic-cluster",
+            check=Check.ON,
+            brokers=3,
+            min_isr=2,
+            proxies=2,
+            partitions=3,
+            clients=("atomic", "atomic-liar", "atomic-liar", "honest"),
+            faults=("cut", "kill", "pause", "move", "crash", "freeze", "roll", "state", "blind"),
+            faults_max=10,
+            transaction_timeout=12.0,
+            seconds=16.0,
+            airtight=False,
+        ),
+        Scenario(
+            "atomic-cluster-v2",
+            check=Check.ON,
+            brokers=3,
+            min_isr=2,
+            proxies=2,
+            partitions=3,
+            clients=("atomic", "atomic-liar", "atomic-liar", "honest"),
+            faults=("cut", "kill", "pause", "move", "crash", "freeze", "roll", "state", "blind"),
+            faults_max=10,
+            transactions_v2=True,
+            transaction_timeout=12.0,
+            seconds=16.0,
+            airtight=False,
+        ),
+        # Whoever bypasses the proxy moves what has been granted; no process forgets anything.
+        Scenario(
+            "atomic-bypassing",
+            check=Check.ON,
+            partitions=2,
+            clients=("atomic", "atomic-patient", "bypass", "bypass", "bypass"),
+            faults=("cut", "cut", "pause"),
+            slow_requests=0.08,
+            transaction_timeout=12.0,
+            seconds=14.0,
+            think_max=0.2,
+            writes=16,
+            airtight=False,
+        ),
+        # Commits come to processes that did not see the appends, and some of these landed elsewhere.
+        Scenario(
+            "atomic-roaming",
+            check=Check.ON,
+            proxies=2,
+            partitions=2,
+            clients=("atomic-liar", "atomic-liar", "atomic", "bypass", "bypass"),
+            faults=("cut", "cut", "snip", "pause", "freeze"),
+            faults_max=14,
+            slow_requests=0.06,
+            transactions_v2=True,
+            transaction_timeout=12.0,
+            seconds=14.0,
+            think_max=0.2,
+            writes=14,
+            airtight=False,
+        ),
+        # The same where one transaction's epoch is the next one's.
+        Scenario(
+            "atomic-roaming-v1",
+            check=Check.ON,
+            proxies=2,
+            partitions=2,
+            clients=("atomic-liar", "atomic-liar", "atomic", "bypass", "bypass"),
+            faults=("cut", "cut", "snip", "pause", "freeze"),
+            faults_max=20,
+            slow_requests=0.06,
+            transaction_timeout=12.0,
+            seconds=14.0,
+            think_max=0.2,
+            writes=14,
+            airtight=False,
+        ),
+        # They want the same partitions in every order: none may wait for another for ever.
+        Scenario(
+            "atomic-crossing",
+            check=Check.ON,
+            partitions=3,
+            clients=("atomic-crossing",) * 4,
+            faults_max=0,
+            lossy_reads=0.0,
+            slow_requests=0.0,
+            transaction_timeout=60.0,
+            seconds=10.0,
+            think_max=0.05,
+            airtight=False,
+        ),
+        # Nothing breaks, and nobody bypasses: no append of a transaction lands elsewhere than it expected.
+        Scenario(
+            "atomic-calm",
+            check=Check.ON,
+            partitions=2,
+            clients=("atomic", "atomic", "atomic", "bare"),
+            faults_max=0,
+            slow_requests=0.0,
+            transactions_v2=True,
+            transaction_timeout=60.0,
+            think_max=0.1,
+        ),
+        Scenario(
+            "atomic-crossing-v2",
+            check=Check.ON,
+            proxies=2,
+            partitions=3,
+            clients=("atomic-routed",) * 4,
+            faults_max=0,
+            slow_requests=0.0,
+            transactions_v2=True,
+            transaction_timeout=60.0,
+            seconds=10.0,
+            think_max=0.05,
+            airtight=False,
+        ),
+        # Nothing breaks; but others claim their transactions, and no commit may be refused for it.
+        Scenario(
+            "atomic-strangers",
+            check=Check.ON,
+            partitions=2,
+            clients=("atomic", "atomic", "stranger", "stranger"),
+            faults_max=0,
+            lossy_reads=0.0,
+            slow_requests=0.0,
+            transaction_timeout=60.0,
+            think_max=0.1,
+            airtight=False,
+        ),
+        Scenario(
+            "atomic-strangers-v2",
+            check=Check.ON,
+            proxies=2,
+            partitions=2,
+            clients=("atomic", "atomic", "stranger", "stranger"),
+            faults_max=0,
+            lossy_reads=0.0,
+            slow_requests=0.0,
+            transactions_v2=True,
+            transaction_timeout=60.0,
+            think_max=0.1,
+            airtight=False,
+        ),
         Scenario("refused-transactions", clients=("transactional", "honest"), faults=("cut",)),
         Scenario(
             "refused-transactions-v2",
@@ -245,6 +422,25 @@ SCENARIOS = {
             clients=("wide", "wide", "several", "mixed"),
             faults=("cut", "snip", "pause", "expire", "recreate"),
             airtight=False,
+        ),
+        # ---- Kafka is asked first whether a client may write
+        Scenario(
+            "logged-in",
+            check=Check.ON,
+            others=(("notes", Check.OFF), ("audit", Check.REQUIRED)),
+            clients=("silent-idempotent", "asking", "honest", "mixed", "chain"),
+            faults=("cut", "snip", "pause", "state"),
+            clients_log_in=True,
+        ),
+        Scenario(
+            "wide-logged-in",
+            check=Check.ON,
+            partitions=3,
+            others=(("notes", Check.OFF), ("audit", Check.REQUIRED)),
+            clients=("wide", "several", "chain", "mixed", "silent"),
+            faults=("cut", "snip", "pause", "state"),
+            airtight=False,
+            clients_log_in=True,
         ),
         Scenario(
             "wide-required",
@@ -390,7 +586,11 @@ SCENARIOS = {
             partitions=2,
             clients=("stranding", "stranding", "honest", "bare", "chain"),
             faults=("cut", "pause"),
+            slow_requests=0.1,
+            think_max=0.2,
+            writes=14,
             airtight=False,
+            unviolated=True,
         ),
         Scenario(
             "calm-stranded",
@@ -399,8 +599,6 @@ SCENARIOS = {
             clients=("stranding", "stranding", "honest", "bare"),
             faults_max=0,
             slow_requests=0.0,
-            # A marker may overtake what is on its way: detected.
-            slow_links=0.0,
         ),
         # ---- limits
         Scenario(
@@ -442,7 +640,7 @@ def run(scenario: Scenario, seed: int, *, tracing: bool = False) -> Outcome:
     history = History()
     world = World(scenario, seed, history, tracing=tracing)
     sim = world.sim
-    clients = [Client(world, f"{kind}-{number}", kind, scenario.writes) for number, kind in enumerate(scenario.clients)]
+    clients = [_make(world, f"{kind}-{number}", kind) for number, kind in enumerate(scenario.clients)]
     if scenario.managed:
         Admin(world)
     world.schedule_faults()
@@ -461,6 +659,7 @@ def run(scenario: Scenario, seed: int, *, tracing: bool = False) -> Outcome:
     sim.run(sim.now + 4.0)
     if not found:
         found += _probe(world)
+        found += _commit_once_more(world, [client for client in clients if isinstance(client, Atomic)])
     sim.run(sim.now + _REST_SECONDS)
     if not found:
         found += check_rest(world)
@@ -481,6 +680,29 @@ def run(scenario: Scenario, seed: int, *, tracing: bool = False) -> Outcome:
         digest,
         tuple(sim.trace),
     )
+
+
+def _make(world: World, name: str, kind: str) -> Atomic | Client | Stranger:
+    makes: type[Atomic | Client | Stranger] = Client
+    if kind in HABITS:
+        makes = Atomic
+    elif kind == KIND:
+        makes = Stranger
+    return makes(world, name, kind, world.scenario.writes)
+
+
+def _commit_once_more(world: World, clients: list[Atomic]) -> list[str]:
+    """By each process somebody commits a transaction over all partitions, now that nobody is in his way."""
+    found: list[str] = []
+    for client in clients[:1]:
+        for proxy in world.proxies:
+            client.once_more(proxy.number)
+            deadline = world.sim.now + _PROBE_SECONDS
+            while not client.done and world.sim.now < deadline:
+                world.sim.run(world.sim.now + 0.1)
+            if not client.committed:
+                found.append(f"STUCK: no transaction of {client.name} gets through proxy {proxy.number}")
+    return found
 
 
 def _probe(world: World) -> list[str]:

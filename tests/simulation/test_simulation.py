@@ -13,6 +13,9 @@ import pytest
 
 from .scenarios import SCENARIOS, run
 
+#: All of it is work: four minutes were nearly used up on a machine with forty processes that wanted its two cores.
+pytestmark = pytest.mark.timeout(900)
+
 #: Runs of each scenario, in batches of which a failure names the seed.
 _SEEDS = int(os.environ.get("FENCEPOST_SEEDS", "45"))
 _BATCHES = 3
@@ -28,6 +31,23 @@ def test_every_seed_keeps_the_promises(name: str, batch: int) -> None:
         assert not outcome.found, f"seed {seed} of {name}: {'; '.join(outcome.found)}\nreplay: {replay}"
 
 
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [
+        # Of a bundle of three two were refused, the third waited at its gate, and the connection broke: the two were
+        # taken for under way ever after, and kept the next transactions of the same epoch from committing.
+        ("atomic-cluster", 20019),
+        ("atomic-roaming", 126),
+        # A late request of a transaction that was committed began the next one, and "refused" was told of the first.
+        ("atomic-cluster", 40303),
+    ],
+)
+def test_what_once_failed_holds(name: str, seed: int) -> None:
+    outcome = run(SCENARIOS[name], seed)
+    assert not outcome.found
+
+
+@pytest.mark.no_cover
 def test_a_seed_gives_the_same_run_whatever_the_process() -> None:
     """Byte for byte, in every scenario, and whatever Python's hashes are."""
     command = [sys.executable, "-m", "tests.simulation", "--seed", "5", "--trace"]
@@ -44,6 +64,6 @@ def test_a_seed_gives_the_same_run_whatever_the_process() -> None:
 def test_runs_are_not_idle() -> None:
     """What is simulated happens: appends are accepted, refused, and lost, in every scenario."""
     for name, scenario in SCENARIOS.items():
-        outcomes = [run(scenario, seed) for seed in range(4)]
+        outcomes = [run(scenario, seed) for seed in range(3)]
         assert sum(o.accepted for o in outcomes) > 20, name
         assert sum(o.refused + o.unknown for o in outcomes) > 0, name

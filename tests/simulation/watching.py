@@ -77,8 +77,11 @@ class WatchedSwitch(Switch):
             self._note(f"UNFAIR: a turn at {gate.partition} goes past {len(before)} that came before")
         return True
 
-    def _carry_out(self, gate: Gate, effect: g.Effect) -> None:
+    def note_held(self, gate: Gate) -> None:
         self._held.update(t for t in gate._queue if gate._waits_for_what_may_be_queued(t, self._sim.now))
+
+    def _carry_out(self, gate: Gate, effect: g.Effect, now: float) -> None:
+        self.note_held(gate)
         match effect:
             case g.Grant(ticket):
                 self._check_place(gate, ticket)
@@ -93,7 +96,7 @@ class WatchedSwitch(Switch):
                     self._failed[_chain(ticket)] = place, self._sim.now
             case _:
                 pass
-        super()._carry_out(gate, effect)
+        super()._carry_out(gate, effect, now)
 
     def _check_place(self, gate: Gate, ticket: g.Ticket) -> None:
         """First come, first served; a batch in doubt, sent or looked up, holds the turn until it is settled."""
@@ -156,6 +159,11 @@ class _WatchedGate(Gate):
     def __init__(self, partition: TopicPartition, limits: g.GateLimits, names: HeaderNames, by: WatchedSwitch) -> None:
         super().__init__(partition, limits, names)
         self._by = by
+
+    def handle(self, event: g.Event, now: float) -> list[g.Effect]:
+        effects = super().handle(event, now)
+        self._by.note_held(self)  # who may pass them was decided by this event
+        return effects
 
     def take(self, ticket: g.Ticket, now: float) -> bool:
         return self._by.take(self, super().take, ticket, now)

@@ -21,11 +21,12 @@ from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.exchange import Exchange, Finished
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.session.surroundings import PASSES
+from fencepost_proxy.session.surroundings import passes_but_for
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report
 from fencepost_proxy.session.turn import batch_to_send
 from fencepost_proxy.topics.door import Door
 from fencepost_proxy.topics.planning import Joins
+from fencepost_proxy.topics.poisoned import Poison, lifted
 from fencepost_proxy.topics.state import (
     StateRecord,
     StateView,
@@ -34,14 +35,22 @@ from fencepost_proxy.topics.state import (
     encode_stamp_base,
 )
 from fencepost_proxy.topics.virtual_configs import CHECK_EXPECTED_OFFSETS, ORDERED_PARTITION_EXPANSION, TopicPolicy
+from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import SEQUENCE_MODULUS, LogEndOffset, Offset, ProducerEpoch, ProducerId, TopicPartition
-from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, API_VERSIONS, INCREMENTAL_ALTER_CONFIGS, METADATA
+from fencepost_proxy.wire.apis import (
+    ADD_PARTITIONS_TO_TXN,
+    API_VERSIONS,
+    END_TXN,
+    INCREMENTAL_ALTER_CONFIGS,
+    METADATA,
+)
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult
 from tests.simulation.broker import NOT_LEADER, Cluster, LogBatch, Partition, Replica
 from tests.simulation.clock import WALL_MINUS_MONOTONIC, Connection, End, Sim
 from tests.simulation.doors import Keeper
-from tests.simulation.listener import NOT_ADDED, Listener, read_adds
+from tests.simulation.judging import JudgeCall, Notes
+from tests.simulation.listener import ADD_LATER, NOT_ADDED, Listener, read_adds
 from tests.simulation.watching import WatchedSwitch
 from tests.support.counting import Counting
 
@@ -92,6 +101,7 @@ class Scenario:
     lossy_reads: float = 0.02
     too_large: float = 0.0
     transactions_v2: bool = False
+    transaction_timeout: float = 3.0
     pause_max: float = 5.0
     think_max: float = 0.6
     start_offsets: tuple[int, ...] = (0, 0, 0, (1 << 31) - 9)
@@ -101,6 +111,7 @@ class Scenario:
         )
     )
     refuse_whole_requests: bool = False
+    clients_log_in: bool = False
     others: tuple[tuple[str, Check], ...] = ()
     managed: bool = False
     memory_bytes: int = 1 << 24
@@ -140,7 +151,9 @@ class ModelExchanges:
         if refused or not self._proxy.fresh(self._proxy.sim.now):
             return Exchange(None, answer=_framed(bytes(frame[4:8]) + NOT_ADDED))
         joins = Joins(transactional_id, tuple(name for name, policy in policies.items() if policy is not None))
-        return Exchange(framed, finish=lambda response: Finished(_framed(bytes(response))), joins=joins)
+        later = _framed(bytes(frame[4:8]) + ADD_LATER)
+        finish = lambda response: Finished(_framed(bytes(response)))  # noqa: E731
+        return Exchange(framed, finish=finish, joins=joins, answer_later=lambda: later)
 
     @staticmethod
     def _altered(response: memoryview) -> Finished:
@@ -177,9 +190,10 @@ class Proxy(Counting):
     request_timeout_seconds = 3.0
     decompressed_bytes_max = 1 << 20
     state_topic = "__state"
-    passes = PASSES
+    passes = passes_but_for(frozenset({END_TXN}))
     state_topic_marks = (b"__state",)
     lease_seconds = _LEASE_SECONDS
+    wants_confirmation = True
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -187,6 +201,7 @@ class Proxy(Counting):
         self.number = number
         self.header_names = HeaderNames()
         self.refuse_whole_requests = world.scenario.refuse_whole_requests
+        self.clients_log_in = world.scenario.clients_log_in
         self.incarnation = 0
         self.paused_until = 0.0
         self.alive = False
@@ -210,6 +225,7 @@ class Proxy(Counting):
             history=self.world.history,
         )
         self.links = {}
+        self.transactions = Table(queued_seconds=self.world.scenario.limits.queued_seconds)
         Counting.__init__(self)
         self._view = StateView(_CLUSTER_ID)
         self._tag = self.world.next_tag()
@@ -218,10 +234,12 @@ class Proxy(Counting):
         self._takes_over = self.incarnation > 1 or self.number > 0
         self._read_to = 0
         self._fresh_until = float("-inf")
-        self.blind_until = float("-inf")  # it alone cannot reach the state topic
+        #: It alone cannot reach the state topic, or reaches a leader of it only that no other replica confirms.
+        self.blind_until = float("-inf")
         self._ticking = False
         self._metadata: dict[TopicPartition, tuple[int | None, int, UUID]] = {}
         self._policies: dict[str, TopicPolicy | None] = {}
+        self._notes = Notes(self)
         self.log_append_time = self.world.log_append_time
         self._refreshing = False
         self._refresh_all()
@@ -306,7 +324,7 @@ class Proxy(Counting):
         except KeyError:
             pass
         policy = self._view.topic_policy(topic, self.topic_id(topic), self.world.file_configs)
-        found = self._policies[topic] = policy if policy.guarded or policy.counted else None
+        found = self._policies[topic] = policy if policy.read else None
         return found
 
     @property
@@ -341,7 +359,9 @@ class Proxy(Counting):
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         return endpoint
 
-    def count_request(self, api_key: int) -> None: ...
+    def count_request(self, api_key: int, version: int) -> None: ...
+    def kafka_refused(self, error_code: int) -> None: ...
+    def upstream_lost(self) -> None: ...
     def gate_waited(self, seconds: float) -> None: ...
     def forwarded(self, waited_seconds: float) -> None: ...
     def answered(self, waited_seconds: float) -> None: ...
@@ -406,10 +426,16 @@ class Proxy(Counting):
                 if not self._refreshing:
                     self._refreshing = True
                     self.later(self.sim.between(0.005, 0.1), self._refresh_all)
-            case sessions.Count():
+            case sessions.Count() | sessions.Downgraded():
                 pass
             case sessions.Store():
                 self._store(connection, command)
+            case sessions.JudgeCommit():
+                JudgeCall(self, connection, command).start()
+            case sessions.NotePoison():
+                self._notes.note(connection, command)
+            case sessions.LiftPoison():
+                self._notes.lift(connection, command)
             case _ if link is not None:
                 link.perform(command)
 
@@ -447,15 +473,38 @@ class Proxy(Counting):
                 self.perform(self.switch.forget_topic(topic, self.sim.now))
         self.later(2.0, self._housekeeping)
 
+    # ---- transactions
+
+    def poisons_of(self, producer_id: int, producer_epoch: int) -> tuple[Poison, ...]:
+        return self._view.poisons.of(producer_id, producer_epoch)
+
+    def read_state(self, done: Callable[[bool], None]) -> None:
+        """The state topic to its end as of when the question is handled."""
+        state = self.world.state
+        if not state.reachable or self.blind_until > self.sim.now or self.sim.chance(self.world.lossy_reads):
+            self.later(_READ_SECONDS, done, False)
+            return
+
+        def answered() -> None:
+            read_to = len(state.records)
+            self.later(self.sim.between(0.001, 0.02), applied, read_to)
+
+        def applied(read_to: int) -> None:
+            self._polled(float("-inf"), max(read_to, self._read_to))
+            done(True)
+
+        self.sim.after(self.sim.between(0.001, 0.03), answered)
+
     # ---- the state topic
 
     def _poll(self) -> None:
         asked_at = self.sim.now
         state = self.world.state
-        if state.reachable and self.blind_until <= asked_at:
+        blind = self.blind_until > asked_at
+        if state.reachable and (not blind or not self.wants_confirmation):
             delay = self.sim.between(0.001, 0.05)
-            # What is there when the question is handled is in its answer.
-            self.later(delay, self._polled, asked_at, len(state.records))
+            # What is there when the question is handled is in its answer. A leader that was cut off has an old end.
+            self.later(delay, self._polled, asked_at, self._read_to if blind else len(state.records))
         self.later(_POLL_SECONDS, self._poll)
 
     def _polled(self, asked_at: float, read_to: int) -> None:
@@ -465,6 +514,8 @@ class Proxy(Counting):
             record = records[self._read_to]
             if record is not None:
                 self._view.apply(Offset(self._read_to), record.key, record.value)
+                if (name := lifted(record)) is not None:
+                    self.transactions.lifted(name)
                 kind, _, topic = record.key.decode().partition("/")
                 if kind == "topic-config":
                     changed.add(topic)
@@ -656,7 +707,9 @@ class ControlCall:
         self._brokers_incarnation = 0
         self._incarnation = proxy.incarnation
         self._ended: frozenset[str] = frozenset()
+        self._ending: frozenset[str] = frozenset()
         self._transactions_as_of = float("-inf")
+        self._producer_ids: dict[str, int] = {}
 
     @property
     def partition(self) -> Partition:
@@ -673,7 +726,7 @@ class ControlCall:
 
     def _once(self) -> None:
         """Ask whom metadata names as the leader; who is not, says so."""
-        self.asked_at = self.proxy.sim.now
+        self.asked_at = self._transactions_as_of = self.proxy.sim.now
         leader, self.epoch, self.topic_id = self.proxy.leader(self.wanted.partition)
         if leader is None or self.proxy.sim.chance(self.proxy.world.lossy_reads):
             self._again("no leader, or no connection")
@@ -734,12 +787,17 @@ class ControlCall:
     def _transactions(self, transactional_ids: tuple[str, ...]) -> None:
         """Their coordinators say whether they are still on the partition, their markers included."""
         world = self.proxy.world
-        self._ended, self._transactions_as_of = frozenset(), self.asked_at
+        self._ended = self._ending = frozenset()
         for transactional_id in transactional_ids:
-            transaction = world.cluster.transactions.get(world.transactional_ids.get(transactional_id, -1))
+            producer_id = world.transactional_ids.get(transactional_id, -1)
+            transaction = world.cluster.transactions.get(producer_id)
+            preparing = transaction is not None and transaction.state.startswith("Prepare")
+            self._producer_ids[transactional_id] = -1 if preparing else producer_id
             on = transaction is not None and self.wanted.partition in transaction.partitions
             if not on and (transaction is None or not transaction.markers_due):
                 self._ended |= {transactional_id}
+            elif preparing:
+                self._ending |= {transactional_id}
         self._step(self._end_before)
 
     def _leads(self) -> bool:
@@ -761,15 +819,19 @@ class ControlCall:
         state = None
         if known is not None:
             state = gates.ProducerState(known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS)
-        open_transactions = frozenset(p for p, k in replica.producers.items() if k.transaction_start is not None)
-        self._step(self._end_after, partition, before, state, open_transactions)
+        in_transaction = {
+            producer: gates.ProducerState(known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS)
+            for producer, known in replica.producers.items()
+            if known.transaction_start is not None
+        }
+        self._step(self._end_after, partition, before, state, in_transaction)
 
     def _end_after(
         self,
         partition: Partition,
         before: int,
         state: gates.ProducerState | None,
-        open_transactions: frozenset[int],
+        in_transaction: dict[int, gates.ProducerState],
     ) -> None:
         proxy = self.proxy
         if partition is not self.partition or not self._leads():
@@ -786,9 +848,12 @@ class ControlCall:
             producer_id=proxy.shared_producer_id,
             producer_state=state,
             stamp_base=(0, 0),
-            open_transactions=open_transactions,
+            open_transactions=frozenset(in_transaction),
+            in_transaction=in_transaction,
             ended_transactions=self._ended,
+            ending_transactions=self._ending,
             transactions_as_of=self._transactions_as_of,
+            producer_ids=dict(self._producer_ids),
             log_append_time=proxy.log_append_time,
             expiration_seconds=proxy.world.scenario.expiration_seconds,
             wall_minus_monotonic_seconds=WALL_MINUS_MONOTONIC,
@@ -937,7 +1002,7 @@ class World:
         for name in self.names:
             self.cluster.create(name, start).topic_id = topic_ids[name.topic]
         self._tags = 0
-        self.transactional_ids: dict[str, int] = {}  # and their producer ids
+        self.transactional_ids = self.cluster.transactional_ids
         self.state = StateTopic(sim)
         self.keeper: Keeper | None = None
         self.proxies = [Proxy(self, number) for number in range(scenario.proxies)]
@@ -967,7 +1032,7 @@ class World:
 
     def _control_tick(self) -> None:
         self.cluster.control_tick()
-        self.cluster.abort_old_transactions(3.0)
+        self.cluster.abort_old_transactions(self.scenario.transaction_timeout)
         self.sim.after(0.5, self._control_tick)
 
     # ---- faults

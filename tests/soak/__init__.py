@@ -11,7 +11,7 @@ was told is held against the log that Kafka has in the end.
 | `writers.py`, `java.py` | the clients, and what each makes of its answers |
 | `faults.py` | what goes wrong, and when |
 | `history.py`, `log.py` | what was told, what is there: two files of lines of JSON |
-| `checker.py` | the judge: rules, and what the README lets be |
+| `checker.py` | the judge: rules, and what the contract lets be |
 
 A schedule is the same for the same seed; what its faults meet is not, since machines differ. So a run that found
 something keeps its history and log: `python -m tests.soak --check DIRECTORY` judges them again. `--no-stamping` shows

@@ -76,10 +76,17 @@ class JavaProducers:
         return self.ask("open", name, *(f"{key.replace('_', '.')}={value}" for key, value in settings.items()))
 
     def send(
-        self, name: str, topic: str, value: str, expected: int | None = None, write_id: str | None = None
+        self,
+        name: str,
+        topic: str,
+        value: str,
+        expected: int | None = None,
+        write_id: str | None = None,
+        *,
+        partition: int = 0,
     ) -> Future[int | None]:
         said = "-" if expected is None else str(expected)
-        return self.ask("send", name, topic, "0", said, write_id or "-", value)
+        return self.ask("send", name, topic, str(partition), said, write_id or "-", value)
 
     def _read(self) -> None:
         stdout = self._process.stdout

@@ -14,7 +14,7 @@ import pytest
 
 from fencepost_proxy.dev.process import guarded
 
-pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900), pytest.mark.no_cover]
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(2400), pytest.mark.no_cover]
 
 _LONGEST_SECONDS = 600.0
 _GOODBYE_SECONDS = 120.0
@@ -23,20 +23,36 @@ _ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize("minutes", [0.25, pytest.param(0.5, marks=pytest.mark.soak)])
 def test_a_moment_of_faults_breaks_no_promise(minutes: float, tmp_path: Path) -> None:
-    """In a process of its own: client libraries that lost their brokers leave threads and sockets behind."""
+    """Where the machine is so busy that a moment shows nothing, for a longer one."""
+    shown: dict[str, int] = {}
+    for longer in (1, 4, 12):
+        shown = soaked(longer * minutes, tmp_path / f"{longer}")
+        if all(count > _ENOUGH[name] for name, count in shown.items()):
+            return
+    raise AssertionError(f"so little was done that nothing is shown: {shown}")
+
+
+#: More than so many appends that were accepted, and refused, and so many faults.
+_ENOUGH = {"accepted": 100, "refused": 100, "faults": 5}
+
+
+def soaked(minutes: float, directory: Path) -> dict[str, int]:
+    """Holds, and this was done. In a process of its own: client libraries that lost their brokers leave threads and
+    sockets behind."""
+    directory.mkdir()
     seed = random.randrange(1 << 31)
     command = [sys.executable, "-m", "tests.soak", "--minutes", str(minutes), "--seed", str(seed)]
-    output = tmp_path / "output.txt"
+    output = directory / "output.txt"
     with output.open("w") as file:
         process = subprocess.Popen(
-            guarded([*command, "--directory", str(tmp_path / "soak")]),
+            guarded([*command, "--directory", str(directory / "soak")]),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
             cwd=_ROOT,
         )
     try:
-        status = process.wait(_LONGEST_SECONDS)
+        status = process.wait(60 * minutes + _LONGEST_SECONDS)
     finally:
         if process.poll() is None:
             # It ends its brokers and proxies then.
@@ -51,7 +67,4 @@ def test_a_moment_of_faults_breaks_no_promise(minutes: float, tmp_path: Path) ->
     faults = re.search(r"^faults: (\d+)", text, re.MULTILINE)
     assert totals is not None
     assert faults is not None
-    accepted, refused = int(totals[2]), int(totals[3])
-    assert accepted > 100, "so little was appended that nothing is shown"
-    assert refused > 100, "so little was refused that nothing is shown"
-    assert int(faults[1]) > 5
+    return {"accepted": int(totals[2]), "refused": int(totals[3]), "faults": int(faults[1])}

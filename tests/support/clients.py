@@ -17,7 +17,7 @@ import fencepost.kafka_python
 from fencepost import LogRecord, Record, RetryPolicy
 
 T = TypeVar("T")
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 90.0
 
 
 def create_topic(bootstrap: str, topic: str, check: str | None = None, **configs: str) -> str:
@@ -119,9 +119,11 @@ class KafkaPythonProducer:
 
 
 class ConfluentProducer:
-    def __init__(self, bootstrap: str, **configs: Any) -> None:
+    def __init__(self, bootstrap: str, *, idempotence: Any = None, **configs: Any) -> None:
         named = {name.replace("_", "."): value for name, value in configs.items()}
-        self.producer = fencepost.confluent.ConditionalProducer({"bootstrap.servers": bootstrap, **named})
+        self.producer = fencepost.confluent.ConditionalProducer(
+            {"bootstrap.servers": bootstrap, **named}, idempotence=idempotence
+        )
 
     def send(self, topic: str, value: bytes, **options: Any) -> Outcome:
         outcome = Outcome()

@@ -5,6 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fencepost_proxy.topics.door import Door
+from fencepost_proxy.topics.idempotence import IdempotenceMemory
+from fencepost_proxy.types import TopicPartition
+
+
+class StartsKnown(IdempotenceMemory):
+    """Where every log starts is known: nobody has to be asked for it before a refusal is told."""
+
+    START = 0
+
+    def recent_log_start(self, partition: TopicPartition, now: float) -> int:
+        known = super().recent_log_start(partition, now)
+        return self.START if known < 0 else known
 
 
 class Counting:
@@ -12,6 +24,7 @@ class Counting:
     asked last, `served` what clients were told."""
 
     def __init__(self) -> None:
+        self.idempotence: IdempotenceMemory = StartsKnown()
         self.doors: dict[str, Door] = {}
         self.partition_counts: dict[str, int] = {}
         self.confirmed_at: dict[str, float] = {}

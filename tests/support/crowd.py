@@ -76,7 +76,7 @@ class Crowd:
             kinds = [kind for kind, count in KINDS.items() for _ in range(count)]
             self.chance.shuffle(kinds)
             tasks = [group.create_task(self._one(number, kind, ways[kind])) for number, kind in enumerate(kinds)]
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(300):
                 await self.all_connected.wait()
             print("ready", flush=True)
             await until

@@ -1,8 +1,9 @@
 """`fencepost proxy` that dies, or stands still, at one step of an expansion: `python -m tests.support.dying_proxy`.
 
 `$STOP_AT` is `STEP:WHEN:HOW`. STEP: one of `Step` (what it asks for is carried out), or `closed` (what says that this
-process lets nothing through). WHEN: `before` or `after` that is done. HOW: `die`, by SIGKILL; or a path: then
-`PATH.reached` appears, and it goes on once there is a file PATH.
+process lets nothing through). WHEN: `before` or `after` that is done. HOW: `die`, by SIGKILL; `die-once:PATH`, the same
+unless there is a file PATH, which appears; or a path: then `PATH.reached` appears, and it goes on once there is a file
+PATH.
 """
 
 from __future__ import annotations
@@ -26,6 +27,13 @@ async def _stop(step: str, when: str) -> None:
     if (step, when) != (STEP, WHEN):
         return
     if HOW == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    how, _, path = HOW.partition(":")
+    if how == "die-once":
+        try:
+            Path(path).touch(exist_ok=False)  # noqa: ASYNC240
+        except FileExistsError:
+            return
         os.kill(os.getpid(), signal.SIGKILL)
     Path(f"{HOW}.reached").touch()  # noqa: ASYNC240
     while not Path(HOW).exists():  # noqa: ASYNC110, ASYNC240

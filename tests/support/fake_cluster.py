@@ -43,12 +43,15 @@ from fencepost_proxy.wire.produce import (
 from fencepost_proxy.wire.schema import Message
 
 HOST: Final = "127.0.0.1"
-_READY_SECONDS: Final = 30.0
-_STOP_SECONDS: Final = 10.0
+_READY_SECONDS: Final = 90.0
+_STOP_SECONDS: Final = 30.0
 _LENGTH: Final = struct.Struct(">i")
 _BASE_OFFSET: Final = struct.Struct(">q")
 _LEADER_EPOCH_AT: Final = 12
 _REMEMBERED_BATCHES: Final = 5
+#: How topics begin that forget, and after how many records they do.
+FORGETFUL: Final = "forgetful-"
+FORGETS_EVERY: Final = 5
 _SEQUENCE_MAX: Final = 2**31 - 1
 _LEADER_EPOCH: Final = 0
 
@@ -100,11 +103,18 @@ class _Producer:
 
 
 class Partition:
-    """A log and its producers. With `kept_max`, older batches are gone as if by retention."""
+    """A log and its producers. With `kept_max`, older batches are gone as if by retention.
 
-    __slots__ = ("_producers", "_waiting", "batches", "kept_max", "leader", "log_end", "replicas")
+    `forgets_every` – after so many records all of them are gone, and its producers are forgotten, as brokers before 2.5
+    do it: whoever goes on gets OUT_OF_ORDER_SEQUENCE_NUMBER, since a producer nobody knows has to begin at 0 there.
+    """
 
-    def __init__(self, leader: int, replicas: tuple[int, ...], kept_max: int | None = None) -> None:
+    __slots__ = ("_producers", "_waiting", "batches", "forgets_every", "kept_max", "leader", "log_end", "replicas")
+
+    def __init__(
+        self, leader: int, replicas: tuple[int, ...], kept_max: int | None = None, forgets_every: int = 0
+    ) -> None:
+        self.forgets_every = forgets_every
         self.leader = leader
         self.replicas = replicas
         self.kept_max = kept_max
@@ -141,6 +151,9 @@ class Partition:
         self.batches.append((base, self.log_end, bytes(stored)))
         if self.kept_max is not None and len(self.batches) > self.kept_max:
             self.batches.popleft()
+        if self.forgets_every and self.log_end % self.forgets_every == 0:
+            self.batches.clear()
+            self._producers.clear()
         waiting, self._waiting = self._waiting, []
         for wake in waiting:
             wake()
@@ -166,6 +179,8 @@ class Partition:
                     return before[2], NONE, before[3]
             if first != (known.batches[-1][1] + 1) & _SEQUENCE_MAX:
                 return base, OUT_OF_ORDER, None
+        elif self.forgets_every and first:
+            return base, OUT_OF_ORDER, None
         else:
             known = self._producers[header.producer_id] = _Producer(header.producer_epoch)
         known.batches.append((first, last, base, header.max_timestamp_ms))
@@ -246,7 +261,9 @@ class FakeCluster:
         made = []
         for index in range(partitions):
             nodes = tuple(self._node_ids[(index + each) % count] for each in range(min(replicas, count)))
-            made.append(Partition(nodes[0], nodes, None if name.startswith("__") else self._kept_max))
+            kept_max = None if name.startswith("__") else self._kept_max
+            forgets_every = FORGETS_EVERY if name.startswith(FORGETFUL) else 0
+            made.append(Partition(nodes[0], nodes, kept_max, forgets_every))
         topic = self.topics[name] = Topic(name, uuid4(), made, dict(configs or {}))
         self._by_id[topic.topic_id] = topic
         self._told.clear()

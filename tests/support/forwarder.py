@@ -15,8 +15,8 @@ from tests.support.raw import until
 class Forwarder:
     """Listens on `address` from the start on; set `target` before anybody sends."""
 
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, port: int = 0) -> None:
+        self._listener = socket.create_server(("127.0.0.1", port))
         self.port = int(self._listener.getsockname()[1])
         self.address = f"127.0.0.1:{self.port}"
         self.target = ("127.0.0.1", 0)

@@ -123,13 +123,16 @@ class FramePipe:
             except OSError:
                 near.close()
                 continue
-            wire = _Wire(self, near, far)
+            wire = self._wire(near, far)
             with self._lock:
                 if self._is_open:
                     self._wires.append(wire)
             if not self._is_open:
                 wire.cut()
             wire.start()
+
+    def _wire(self, near: socket.socket, far: socket.socket) -> _Wire:
+        return _Wire(self, near, far)
 
     def _cut_for(self, frame: bytes) -> Cut | None:
         with self._lock:

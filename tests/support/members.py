@@ -17,10 +17,12 @@ from typing import Any, NamedTuple, Protocol, Self
 import confluent_kafka
 from aiokafka import AIOKafkaConsumer
 from kafka import KafkaConsumer
+from kafka.errors import KafkaConnectionError
 
 from fencepost_proxy.dev.tools import compile_java, java_command
+from tests.support.rejoining import keep_on_joining
 
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 90.0
 _SOURCE = Path(__file__).parent.parent / "java" / "GroupMember.java"
 _ASSIGNORS = "org.apache.kafka.clients.consumer."
 
@@ -169,22 +171,31 @@ class KafkaPythonMember(_Threaded):
             heartbeat_interval_ms=300,
             metadata_max_age_ms=500,
         )
-        while not self._end.is_set():
-            for records in consumer.poll(50).values():
-                self.read += [
-                    Read(each.partition, each.offset, (each.key or b"").decode(), (each.value or b"").decode())
-                    for each in records
-                ]
-            self.assigned = {each.partition for each in consumer.assignment()}
-            if self._commit_wanted.is_set():
-                self._commit_wanted.clear()
+        try:
+            while not self._end.is_set():
                 try:
-                    consumer.commit()
-                    self.commits += 1
-                except Exception as error:
+                    polled = consumer.poll(50)
+                except KafkaConnectionError as error:
+                    # Where a port is closed for a moment its user is told, and polls again.
                     self.errors.append(repr(error))
-                    self._commit_wanted.set()
-        consumer.close(autocommit=False)
+                    continue
+                for records in polled.values():
+                    self.read += [
+                        Read(each.partition, each.offset, (each.key or b"").decode(), (each.value or b"").decode())
+                        for each in records
+                    ]
+                keep_on_joining(consumer)
+                self.assigned = {each.partition for each in consumer.assignment()}
+                if self._commit_wanted.is_set():
+                    self._commit_wanted.clear()
+                    try:
+                        consumer.commit()
+                        self.commits += 1
+                    except Exception as error:
+                        self.errors.append(repr(error))
+                        self._commit_wanted.set()
+        finally:
+            consumer.close(autocommit=False)
 
 
 class AiokafkaMember(_Threaded):

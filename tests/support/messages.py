@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Self
 
 from fencepost_proxy.dev.jars import classpath, release
 from fencepost_proxy.types import Address
+from tests.support import raw
 from tests.support.kafka import kafka_version
 
 Fields = dict[str, Any]
@@ -84,16 +85,22 @@ def decode_response(api_key: int, version: int, frame: bytes) -> Fields:
     return body
 
 
-class Closed(Exception):
+class Closed(raw.Closed):
     """The peer closed the connection instead of answering."""
 
 
 class RawConnection:
     """One request at a time on a plain socket."""
 
-    def __init__(self, address: Address, timeout_seconds: float = 60.0) -> None:
-        self.socket = socket.create_connection(address, timeout_seconds)
+    def __init__(self, address: Address, timeout_seconds: float = 60.0, *, enter: raw.Enter = raw.as_it_is) -> None:
+        self.socket = enter(socket.create_connection(address, timeout_seconds))
         self._next = 1000
+
+    @classmethod
+    def over(cls, opened: socket.socket) -> Self:
+        connection = cls.__new__(cls)
+        connection.socket, connection._next = opened, 1000
+        return connection
 
     def __enter__(self) -> Self:
         return self

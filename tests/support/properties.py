@@ -1,4 +1,4 @@
-"""How hard the property tests try: few examples in the test suite, many by `make fuzz`."""
+"""How hard the property tests try: a few examples in the test suite, the same each time; many others by `make fuzz`."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from tests.support.ports import free_ports_in_a_row
+from tests.support.raw import Enter, as_it_is
 
 #: Of those that tests share: a proxy that gets no time for so long stops serving, and a machine may be busy.
 LEASE_SECONDS = 3.0
@@ -37,10 +38,13 @@ config_lease_seconds = {LEASE_SECONDS}
 "expected.offsets.carrier" = "base"
 """
 
+#: The same for tests that change no virtual configs: it serves on however long it, or Kafka, stood still.
+GUARDED_FOR_LONG = GUARDED_BY_NAME.replace(f"seconds = {LEASE_SECONDS}", "seconds = 30.0")
+
 #: The bootstrap listener's; and 1 + node id above it, each broker's.
 _PORTS = 7
-_READY_SECONDS = 60.0
-_STOP_SECONDS = 20.0
+READY_SECONDS = 60.0
+_STOP_SECONDS = 60.0
 
 
 def _with_short_takeover(config: str) -> str:
@@ -56,6 +60,7 @@ class ProxyProcess:
     `config` is TOML text. Where it does not say otherwise, a takeover is waited for briefly: many proxies share a Kafka
     here, and are killed. Without a `port` it takes free ones for itself and the first brokers; `restart` keeps them.
     `module` – run instead of the proxy's own, with more of an `environment`. `log` has all that it wrote to stderr.
+    `enter` – how clients' sockets get in at it.
     """
 
     def __init__(
@@ -68,8 +73,10 @@ class ProxyProcess:
         arguments: tuple[str, ...] = (),
         module: str = "fencepost_proxy",
         environment: Mapping[str, str] | None = None,
+        enter: Enter = as_it_is,
     ) -> None:
         self.upstream = upstream
+        self.enter = enter
         self.directory = directory
         self.config = config
         # Chosen here: no outgoing connection may take one while the proxy is down for a restart.
@@ -113,7 +120,7 @@ class ProxyProcess:
 
         threading.Thread(target=read, daemon=True).start()
         try:
-            line = lines.get(timeout=_READY_SECONDS)
+            line = lines.get(timeout=READY_SECONDS)
         except queue.Empty:
             line = ""
         if not line.startswith("ready bootstrap="):
@@ -151,6 +158,10 @@ class ProxyProcess:
         """Once it returns, it stands still: it is single-threaded but for a moment."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
+    def signal_reload(self) -> None:
+        """SIGHUP."""
+        os.kill(self.pid, signal.SIGHUP)
 
     def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)

@@ -58,6 +58,12 @@ from kafka.protocol.producer import (
     ProduceRequest,
     ProduceResponse,
 )
+from kafka.protocol.sasl import (
+    SaslAuthenticateRequest,
+    SaslAuthenticateResponse,
+    SaslHandshakeRequest,
+    SaslHandshakeResponse,
+)
 
 GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 CODECS = {"none": 0, "gzip": GZIP, "snappy": SNAPPY, "lz4": LZ4, "zstd": ZSTD}
@@ -79,8 +85,13 @@ _RESPONSES: Mapping[Any, Any] = {
     MetadataRequest: MetadataResponse,
     OffsetForLeaderEpochRequest: OffsetForLeaderEpochResponse,
     ProduceRequest: ProduceResponse,
+    SaslAuthenticateRequest: SaslAuthenticateResponse,
+    SaslHandshakeRequest: SaslHandshakeResponse,
 }
 _HEADER = struct.Struct(">qiibIhiqqqhii")
+#: Of a partition just created: unknown, without a leader, or its leader does not know of that, or of its epoch.
+_NOT_YET = frozenset({3, 5, 6, 74, 75})
+_LEADERS_SECONDS = 30.0
 _Headers = Sequence[tuple[str, bytes | None]]
 
 
@@ -165,18 +176,21 @@ class Logged(NamedTuple):
     is_control: bool
     is_transactional: bool
     codec: int
+    last_offset_delta: int
     values: tuple[bytes | None, ...]
 
     @property
     def next_offset(self) -> int:
-        return self.base_offset + len(self.values)
+        """Not by how many values there are: compaction takes records out of a batch, and may leave it empty."""
+        return self.base_offset + self.last_offset_delta + 1
 
 
 def read_batches(data: bytes) -> Iterator[Logged]:
     """The complete batches of a Fetch answer. A control batch counts as one record without a value."""
     at = 0
     while len(data) - at >= _HEADER.size:
-        base, length, _, _, _, attributes, _, _, _, producer_id, epoch, sequence, count = _HEADER.unpack_from(data, at)
+        header = _HEADER.unpack_from(data, at)
+        base, length, _, _, _, attributes, last_delta, _, _, producer_id, epoch, sequence, count = header
         end = at + 12 + length
         if end > len(data):
             return
@@ -184,7 +198,8 @@ def read_batches(data: bytes) -> Iterator[Logged]:
         values: tuple[bytes | None, ...] = (None,) * count
         if not is_control:
             values = tuple(record.value for record in DefaultRecordBatch(bytes(data[at:end])))
-        yield Logged(base, producer_id, epoch, sequence, is_control, bool(attributes & 0x10), attributes & 7, values)
+        transactional, codec = bool(attributes & 0x10), attributes & 7
+        yield Logged(base, producer_id, epoch, sequence, is_control, transactional, codec, last_delta, values)
         at = end
 
 
@@ -210,13 +225,22 @@ class Answer(NamedTuple):
 Batches = Mapping[str, Mapping[int, bytes]]
 
 
+#: What a new socket becomes before it is used: with TLS, logged in. Closes it if it raises.
+Enter = Callable[[socket.socket], socket.socket]
+
+
+def as_it_is(new: socket.socket) -> socket.socket:
+    return new
+
+
 class Connection:
     """To one address. `send…` and `receive…` may be mixed freely: answers come in the order of requests."""
 
-    def __init__(self, address: str, *, timeout_seconds: float = 60.0) -> None:
+    def __init__(self, address: str, *, timeout_seconds: float = 60.0, enter: Enter = as_it_is) -> None:
         host, _, port = address.rpartition(":")
-        self.socket = socket.create_connection((host, int(port)), timeout_seconds)
-        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        new = socket.create_connection((host, int(port)), timeout_seconds)
+        new.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = enter(new)
         self.client_id = "raw"
         self._correlation_ids = itertools.count(1)
         self._buffer = b""
@@ -279,7 +303,7 @@ class Connection:
         assert correlation_id == sent, f"answer {correlation_id} to request {sent}"
         return response
 
-    def is_closed(self, within_seconds: float = 5.0) -> bool:
+    def is_closed(self, within_seconds: float = 60.0) -> bool:
         """Whether the peer closes the connection in that time without sending anything."""
         self.socket.settimeout(within_seconds)
         try:
@@ -362,7 +386,11 @@ class Connection:
         on: Sequence[int] | None = None,
         configs: Mapping[str, str] | None = None,
     ) -> tuple[int, str | None]:
-        """(error code, message). `on`: the brokers of every partition, the leader first."""
+        """(error code, message). `on`: the brokers of every partition, the leader first.
+
+        Comes back once the leaders know that they lead: Kafka says before that that the topic is there, and answers
+        the first appends with 3 or 6, which every client asks again.
+        """
         assignment = CreateTopicsRequest.CreatableTopic.CreatableReplicaAssignment
         topic = CreateTopicsRequest.CreatableTopic(
             name=name,
@@ -378,7 +406,47 @@ class Connection:
             ],
         )
         answer = self.ask(CreateTopicsRequest(topics=[topic], timeout_ms=10_000, validate_only=False), 5)
+        if not answer.topics[0].error_code:
+            self._await_leaders(name)
         return answer.topics[0].error_code, answer.topics[0].error_message
+
+    def _await_leaders(self, topic: str) -> None:
+        """Whoever may not ask, or asks what cannot lead, is not kept.
+
+        On a connection of its own: an old broker closes one on which it is asked in a version that it does not know.
+        """
+        deadline = time.monotonic() + _LEADERS_SECONDS
+        host, port = self.socket.getpeername()[:2]
+        with contextlib.suppress(OSError, Closed, KeyError), Connection(f"{host}:{port}") as asking:
+            while time.monotonic() < deadline and not asking._led(topic):
+                time.sleep(0.02)
+
+    def _led(self, topic: str) -> bool:
+        metadata = self.metadata(topic)
+        if metadata.topics[0].error_code in _NOT_YET or not metadata.topics[0].partitions:
+            return metadata.topics[0].error_code not in _NOT_YET
+        addresses = {each.node_id: f"{each.host}:{each.port}" for each in metadata.brokers}
+        led: dict[int, list[Any]] = {}
+        for each in metadata.topics[0].partitions:
+            if each.error_code in _NOT_YET or each.leader_id < 0:
+                return False
+            led.setdefault(each.leader_id, []).append(each)
+        for node_id, partitions in led.items():
+            with Connection(addresses[node_id], timeout_seconds=_LEADERS_SECONDS) as leader:
+                answers = leader.epoch_ends(topic, {each.partition_index: each.leader_epoch for each in partitions})
+            if any(each.error_code in _NOT_YET for each in answers):
+                return False
+        return True
+
+    def epoch_ends(self, topic: str, epochs: Mapping[int, int]) -> list[Any]:
+        """OffsetForLeaderEpoch of these partitions, of the epoch that their leader has now."""
+        request_topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+        asked = [
+            request_topic.OffsetForLeaderPartition(partition=partition, current_leader_epoch=epoch, leader_epoch=epoch)
+            for partition, epoch in epochs.items()
+        ]
+        request = OffsetForLeaderEpochRequest(replica_id=-1, topics=[request_topic(topic=topic, partitions=asked)])
+        return list(self.ask(request, 4).topics[0].partitions)
 
     def delete_topic(self, name: str) -> int:
         return int(self.ask(DeleteTopicsRequest(topic_names=[name], timeout_ms=10_000), 4).responses[0].error_code)
@@ -479,18 +547,11 @@ class Log:
         return until(lambda: self._end(topic, partition), f"the log end of {topic}-{partition}", is_there=_not_none)
 
     def _end(self, topic: str, partition: int) -> int | None:
-        request_topic = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
         with self.connect(topic, partition) as connection:
             metadata = connection.metadata(topic).topics[0]
             epochs = {each.partition_index: each.leader_epoch for each in metadata.partitions}
             epoch = epochs.get(partition, -1)  # -1: this broker does not know of the topic yet
-            asked = request_topic.OffsetForLeaderPartition(
-                partition=partition, current_leader_epoch=epoch, leader_epoch=epoch
-            )
-            request = OffsetForLeaderEpochRequest(
-                replica_id=-1, topics=[request_topic(topic=topic, partitions=[asked])]
-            )
-            answer = connection.ask(request, 4).topics[0].partitions[0]
+            [answer] = connection.epoch_ends(topic, {partition: epoch})
         return int(answer.end_offset) if not answer.error_code and answer.leader_epoch == epoch else None
 
     def batches(self, topic: str, partition: int = 0, start: int = 0) -> list[Logged]:
@@ -524,8 +585,8 @@ class Log:
                 )
                 answer = connection.ask(request, 12).responses[0].partitions[0]
                 assert answer.error_code == 0, f"Fetch of {topic}-{partition} at {at}: {answer.error_code}"
-                news = [each for each in read_batches(bytes(answer.records or b"")) if each.base_offset >= at]
-                found += news
+                news = list(read_batches(bytes(answer.records or b"")))
+                found += [each for each in news if each.base_offset >= at]
                 if news:
                     at = news[-1].next_offset
         assert at >= end, f"{topic}-{partition} could be read up to {at} only, its end is {end}"

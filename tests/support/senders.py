@@ -29,7 +29,7 @@ from tests.support.kafka import kafka_version
 from tests.support.ports import free_ports_in_a_row
 from tests.support.raw import Connection, until
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 _JAVA_SOURCE = Path(__file__).parents[1] / "java" / "ScriptedProducers.java"
 
 

@@ -161,7 +161,8 @@ class Stage3:
 
     def create(self, topic: str, *, on: Sequence[int] = NODES, configs: Mapping[str, str] | None = None) -> str:
         """Through the first proxy; led by the first of `on`."""
-        with Connection(self.proxies[0].bootstrap) as connection:
+        first = self.proxies[0]
+        with Connection(first.bootstrap, enter=first.enter) as connection:
             assert connection.create_topic(topic, on=on, configs=configs) == (0, None)
         self.await_leader(topic, is_now=on[0])
         self.await_in_sync(topic, len(on))
@@ -254,6 +255,10 @@ def required_topic() -> str:
 _listeners: dict[int, dict[int, str]] = {}
 
 
+def _client(proxy: ProxyProcess, address: str) -> RawConnection:
+    return RawConnection(Address.parse(address), 2.0, enter=proxy.enter)
+
+
 def leaders_listener(proxy: ProxyProcess, topic: str) -> str:
     """Where a client that goes through this proxy sends its appends. Raises Closed or OSError; ask again.
 
@@ -261,7 +266,7 @@ def leaders_listener(proxy: ProxyProcess, topic: str) -> str:
     """
     known = _listeners.setdefault(proxy.pid, {})
     for address in random.sample([proxy.bootstrap, *known.values()], 1 + len(known)):
-        with contextlib.suppress(OSError, Closed), RawConnection(Address.parse(address), 2.0) as connection:
+        with contextlib.suppress(OSError, Closed), _client(proxy, address) as connection:
             topics: Fields = {"Topics": [{"Name": topic}], "AllowAutoTopicCreation": False}
             metadata = connection.ask(_METADATA, 9, topics)
             known |= {each["NodeId"]: f"{each['Host']}:{each['Port']}" for each in metadata["Brokers"]}

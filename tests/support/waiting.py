@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from fencepost_proxy.net.control import UpstreamUnavailable
 
 
 async def until(happened: Callable[[], Awaitable[bool] | bool], *, seconds: float = 60.0) -> None:
-    """Asks until the answer is yes. Raises TimeoutError."""
+    """Asks until the answer is yes; that Kafka cannot be asked is none. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while True:
-            answer = happened()
-            if answer if isinstance(answer, bool) else await answer:
-                return
+            with suppress(UpstreamUnavailable):
+                answer = happened()
+                if answer if isinstance(answer, bool) else await answer:
+                    return
             await asyncio.sleep(0.05)

@@ -14,13 +14,15 @@ from typing import Final
 from uuid import UUID
 
 from fencepost_proxy.types import Address
-from tests.support.batches import batch
+from tests.support.batches import batch, now_ms
 from tests.support.messages import Fields, RawConnection
 
 METADATA, FIND_COORDINATOR, JOIN_GROUP, SYNC_GROUP, CREATE_TOPICS, INIT_PRODUCER_ID = 3, 10, 11, 14, 19, 22
 GROUP, TRANSACTION = 0, 1
 RETRIABLE: Final = {3, 5, 6, 14, 15, 16, 41, 51}
 _NO_BROKER = 999
+#: Of all records: the same for both sides, and too young for Kafka's retention, which would start one side's log anew.
+_AT_MS: Final = now_ms()
 
 
 @dataclass
@@ -116,7 +118,7 @@ def _join(group: str, member_id: str = "") -> Fields:
 
 def _produce(side: Side, version: int) -> list[Fields]:
     def to(topic: str, index: int, acks: int) -> Fields:
-        records = bytes(batch(b"one", b"two", timestamp_ms=1_700_000_000_000))
+        records = bytes(batch(b"one", b"two", timestamp_ms=_AT_MS))
         data = {"Name": topic, "PartitionData": [{"Index": index, "Records": records}]}
         return {"Acks": acks, "TimeoutMs": 5_000, "TopicData": [data]}
 
@@ -289,7 +291,7 @@ BODIES: Final[dict[str, Callable[[Side, int], list[Fields]]]] = {
             "ReplicaId": -1,
             "Topics": [{"Name": name, "Partitions": [_at(0, Timestamp=at)]} for name in (s.topic, s.of("nowhere"))],
         }
-        for at in (-2, -1, 1_700_000_000_000)
+        for at in (-2, -1, _AT_MS)
     ],
     "Metadata": _metadata,
     "OffsetCommit": _offset_commit,

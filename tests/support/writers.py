@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from tests.support.messages import Closed as MessagesClosed
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Answer, Closed, Connection, Log, Logged, Producer, batch, produce_request
-from tests.support.three_brokers import PATIENCE_SECONDS, leaders_listener
+from tests.support.three_brokers import PATIENCE_SECONDS, Stage3, leaders_listener
 
 OK, TIMED_OUT, POLICY_VIOLATION = 0, 7, 44
 #: "Not now": what a client retries after looking who leads. 3 and 5 while a topic or a leader is not known everywhere.
@@ -213,8 +213,9 @@ class Writer:
 
     def _connect(self) -> Connection:
         """To the leader, as its proxy knows it."""
-        address = leaders_listener(self._proxies[0], self.topic)
-        connection = Connection(address, timeout_seconds=self._timeout_ms / 1000 + 2)
+        proxy = self._proxies[0]
+        address = leaders_listener(proxy, self.topic)
+        connection = Connection(address, timeout_seconds=self._timeout_ms / 1000 + 2, enter=proxy.enter)
         if self._idempotent and self._producer is None:
             try:
                 self._producer = connection.init_producer_id()
@@ -304,6 +305,18 @@ def writing(*writers: Writer) -> Iterator[Sequence[Writer]]:
         each.join()
 
 
+def await_more(stage: Stage3, topic: str, writers: Sequence[Writer], appends: int) -> None:
+    """By all of them together: who wins is chance, and a chain seldom does. A writer that has failed ends it."""
+    end = stage.log.end(topic)
+
+    def moved() -> bool:
+        for each in writers:
+            each.raise_failure()
+        return stage.log.end(topic) >= end + appends
+
+    stage.until(moved, f"{appends} more appends to {topic}")
+
+
 def append_at_the_end(
     log: Log, proxy: ProxyProcess, topic: str, who: str, ledger: Ledger, *, within_seconds: float = PATIENCE_SECONDS
 ) -> int:
@@ -320,7 +333,7 @@ def append_at_the_end(
         ledger.sent(value)
         try:
             address = leaders_listener(proxy, topic)
-            with Connection(address, timeout_seconds=10.0) as connection:
+            with Connection(address, timeout_seconds=10.0, enter=proxy.enter) as connection:
                 answer = connection.append(topic, batch(value, expected=end))
         except (OSError, Closed, MessagesClosed) as error:
             last = error

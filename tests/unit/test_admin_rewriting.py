@@ -21,15 +21,19 @@ from fencepost_proxy.wire.apis import (
     ADD_PARTITIONS_TO_TXN,
     ALTER_CONFIGS,
     APIS,
+    CONSUMER_GROUP_HEARTBEAT,
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_RECORDS,
     DELETE_TOPICS,
     DESCRIBE_CONFIGS,
+    DESCRIBE_PRODUCERS,
     DESCRIBE_TOPIC_PARTITIONS,
     FETCH,
     INCREMENTAL_ALTER_CONFIGS,
+    LIST_OFFSETS,
     METADATA,
+    OFFSET_FOR_LEADER_EPOCH,
     Treatment,
 )
 from fencepost_proxy.wire.control import decode_request, decode_response, encode_request, encode_response
@@ -633,6 +637,43 @@ CLOSED = [
 ]
 
 
+CLOSED += [
+    (
+        LIST_OFFSETS,
+        5,
+        Message(
+            topics=[
+                Message(name="orders", partitions=[Message(partition_index=1)]),
+                Message(name=STATE_TOPIC, partitions=[Message(partition_index=0)]),
+            ]
+        ),
+        Message(topics=[Message(name="orders", partitions=[Message(partition_index=1)])]),
+    ),
+    (
+        OFFSET_FOR_LEADER_EPOCH,
+        4,
+        Message(
+            topics=[
+                Message(topic="orders", partitions=[Message(partition=1)]),
+                Message(topic=STATE_TOPIC, partitions=[Message(partition=0)]),
+            ]
+        ),
+        Message(topics=[Message(topic="orders", partitions=[Message(partition=1)])]),
+    ),
+    (
+        DESCRIBE_PRODUCERS,
+        0,
+        Message(
+            topics=[
+                Message(name="orders", partition_indexes=[1]),
+                Message(name=STATE_TOPIC, partition_indexes=[0]),
+            ]
+        ),
+        Message(topics=[Message(name="orders", partitions=[Message(partition_index=1)])]),
+    ),
+]
+
+
 def error_codes(message: object) -> list[int]:
     """All error codes in a response's lists, depth first."""
     found: list[int] = []
@@ -670,7 +711,11 @@ def test_every_api_that_can_touch_it_is_in_that_list() -> None:
     touching = {
         key for key, api in APIS.items() if api.treatment & (Treatment.INSPECT_REQUEST | Treatment.REWRITE_REQUEST)
     }
-    assert touching == {api_key for api_key, *_ in CLOSED} | {METADATA, DESCRIBE_TOPIC_PARTITIONS}
+    assert touching == {api_key for api_key, *_ in CLOSED} | {
+        METADATA,
+        DESCRIBE_TOPIC_PARTITIONS,
+        CONSUMER_GROUP_HEARTBEAT,
+    }
 
 
 def test_a_request_that_does_not_name_it_is_told_by_its_bytes() -> None:
@@ -694,6 +739,7 @@ def test_it_is_not_listed_and_refused_to_those_who_ask_for_it(api_key: int, vers
     response = decode_response(api_key, version, encode_response(api_key, version, answer))
 
     hide(response, World().known(), asked=asked)
+    assert STATE not in [each.topic_id for each in response.topics]
 
     told = decode_response(api_key, version, encode_response(api_key, version, response))
     entries = [(each.name, each.error_code, len(each.partitions)) for each in told.topics]

@@ -123,7 +123,8 @@ def test_what_must_be_decoded_can_be_decoded_in_every_served_version(api: apis.A
         return
     versions = codec_versions(api.key)
     assert versions is not None
-    assert versions[0] <= api.min_version
+    if api.treatment is not Treatment.INSPECT_REQUEST:  # else only where it names the state topic, and is closed then
+        assert versions[0] <= api.min_version
     assert api.max_version <= versions[1]
 
 

@@ -122,11 +122,11 @@ def _by_builder(builder_class: Any, codec: int, records: Built) -> memoryview:
 
 def _by_librdkafka(codec: str, records: Built) -> memoryview:
     """librdkafka produces to the mock broker that it has inside; a Fetch of our own gets the bytes back."""
-    producer = Producer({"test.mock.num.brokers": 1, "compression.type": codec, "linger.ms": 500, "log_level": 0})
-    broker = producer.list_topics("t", timeout=10).brokers[1]
+    producer = Producer({"test.mock.num.brokers": 1, "compression.type": codec, "linger.ms": 60_000, "log_level": 0})
+    broker = producer.list_topics("t", timeout=60).brokers[1]
     for timestamp, key, value, headers in records:
         producer.produce("t", value, key, partition=0, timestamp=timestamp, headers=list(headers))
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0  # which sends at once, and all in one batch
     topic_class = FetchRequest.FetchTopic
     request = FetchRequest(
         version=4,
@@ -143,7 +143,7 @@ def _by_librdkafka(codec: str, records: Built) -> memoryview:
         ],
     )
     request.with_header(correlation_id=1, client_id="test")
-    with socket.create_connection((broker.host, broker.port), timeout=10) as connection:
+    with socket.create_connection((broker.host, broker.port), timeout=60) as connection:
         connection.sendall(request.encode(version=4, header=True, framed=True))
         stream = connection.makefile("rb")
         size = stream.read(4)

@@ -13,7 +13,7 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from kafka.protocol.producer import ProduceRequest, ProduceResponse
 
 from benchmarks import __main__ as command
-from benchmarks import chart, routes
+from benchmarks import chart, routes, spark
 from benchmarks.java import LoadError, consumed, produced_mib_per_second
 from benchmarks.raw import PRODUCE_VERSION, Appends, RefusedError, Shape, percentile
 from benchmarks.results import (
@@ -411,3 +411,31 @@ def test_percentiles_are_values_that_were_measured() -> None:
     assert percentile([1, 2, 3], 0.5) == 2
     with pytest.raises(ValueError, match="no values"):
         percentile([], 0.5)
+
+
+def test_spark_lanes_are_compared_round_by_round_and_arranged_ones_with_their_like() -> None:
+    # given two rounds of four lanes, of which the machine disturbed the second round
+    base, base_arranged, ours, ours_arranged = (
+        spark.Lane("key", "Spark's sink, direct", "direct", key=True),
+        spark.Lane("key", "Spark's sink, direct, arranged", "direct", key=True, arranged=True),
+        spark.Lane("key", "fencepost", "fencepost", ours=True, key=True),
+        spark.Lane("key", "fencepost, arranged", "fencepost", ours=True, key=True, arranged=True),
+    )
+    speeds = {base: (100e3, 50e3), base_arranged: (40e3, 20e3), ours: (90e3, 45e3), ours_arranged: (60e3, 30e3)}
+    found = {lane: spark.Measured() for lane in speeds}
+    for lane, values in speeds.items():
+        found[lane].rows_per_second.extend(values)
+        for cpu in found[lane].cpu.values():
+            cpu.extend((1.0, 2.0))
+    # when they become a table
+    rows = {(row.route, row.measure): row for row in spark.table(found)}
+    # then each ratio is of one round, and the goal is for like with like
+    assert rows[ours.name, spark.OF_SPARK].values == (0.9, 0.9)
+    assert rows[ours.name, spark.OF_SPARK].goal is not None
+    assert rows[ours_arranged.name, spark.OF_SPARK].values == (0.6, 0.6)
+    assert rows[ours_arranged.name, spark.OF_SPARK].goal is None
+    assert rows[ours_arranged.name, spark.OF_SPARK_ARRANGED].values == (1.5, 1.5)
+    assert rows[ours_arranged.name, spark.OF_SPARK_ARRANGED].goal is not None
+    assert (ours.name, spark.OF_SPARK_ARRANGED) not in rows
+    assert (base.name, spark.OF_SPARK) not in rows
+    assert (base.name, "proxy CPU s/M rows") not in rows

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fencepost_proxy.config import Limits, ProxyConfig, limit_docs, load
+from fencepost_proxy.config import Limits, ProxyConfig
+from fencepost_proxy.config.keys import KEYS
+from fencepost_proxy.config.reading import load
 from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.partitions.events import GateLimits
 from fencepost_proxy.topics.virtual_configs import check_topic_config
 from fencepost_proxy.types import Address, NodeId
 
@@ -106,25 +110,33 @@ def test_the_first_glob_that_matches_decides_alone(write: Write) -> None:
         ('listne = "a:1"', "listne: unknown key; did you mean 'listen'?"),
         ("[limits]\nconnection_max = 1", "limits.connection_max: unknown key; did you mean 'connections_max'?"),
         ("[limits]\nconnections_max = 1.5", "limits.connections_max: must be a whole number, not 1.5"),
-        ("[limits]\nconnections_max = true", "limits.connections_max: must be a whole number, not True"),
-        ("[limits]\nconnections_max = 0", "limits.connections_max must be above 0, not 0"),
-        ("[limits]\ndrain_seconds = nan", "limits.drain_seconds must be above 0"),
-        ("[limits]\nframe_bytes_max = 999999999", "limits.buffered_bytes_max (268435456) must not be below"),
-        ("[limits]\nreconnect_backoff_min_seconds = 9", "reconnect_backoff_min_seconds must not be above"),
+        ("[limits]\nconnections_max = true", "limits.connections_max: must be a whole number, not true"),
+        ("[limits]\nconnections_max = 0", "limits.connections_max: must be above 0, not 0"),
+        ("[limits]\ndrain_seconds = nan", "limits.drain_seconds: must be above 0"),
+        ("[limits]\nframe_bytes_max = 999999999", "limits.buffered_bytes_max: is 268435456 and must not be below"),
+        (
+            "[limits]\nreconnect_backoff_min_seconds = 9",
+            "limits.reconnect_backoff_min_seconds: is 9 and must not be above",
+        ),
         ("limits = 3", "limits: must be a table ([limits]), not 3"),
         ('listen = "nowhere"', "listen: 'nowhere' is not HOST:PORT"),
         ('listen = "a:70000"', "listen: 'a:70000' has no usable port"),
         ("upstream = []", "upstream: must be"),
         ('upstream = "a:0"', "upstream: a broker's port cannot be 0"),
         ('refusal_scope = "batch"', "refusal_scope: must be one of 'partition', 'request', not 'batch'"),
+        ("broker_tls = false", 'broker_tls: is for mode = "sidecar" alone'),
+        (
+            'mode = "sidecar"\nbroker = "kafka-1:9094"\nbroker_tls = false',
+            "broker_tls: broker = kafka-1:9094 is not on the loopback: logins would go there in the clear",
+        ),
         ('[log]\nlevel = "loud"', "log.level: must be one of"),
-        ('[headers]\nwrite_id = "expected-offset"', "headers.*: the header names must differ"),
+        ('[headers]\nwrite_id = "expected-offset"', "headers.write_id: the header names must differ"),
         ("[broker_ports]\none = 1", "broker_ports.one: the key must be a broker id"),
         ("[broker_ports]\n1 = 5\n2 = 5", "broker_ports: two brokers share a port"),
-        ("workers = 0", "workers must be from 1 to 64, not 0"),
-        ("workers = 65", "workers must be from 1 to 64, not 65"),
+        ("workers = 0", "workers: must be from 1 to 64, not 0"),
+        ("workers = 65", "workers: must be from 1 to 64, not 65"),
         ("workers = 1.5", "workers: must be a whole number, not 1.5"),
-        ("config_lease_seconds = 0", "config_lease_seconds must be above 0"),
+        ("config_lease_seconds = 0", "config_lease_seconds: must be above 0"),
         ('[topics."a"]\ncheck.expected.offsets = "true"', "a config name with dots needs quotes"),
         ('[topics."a"]\n"check.expected.offsets" = "maybe"', "it must be false, true or required"),
         ('[topics."a"]\n"check.expected.offset" = "true"', "there is no such topic config"),
@@ -137,7 +149,7 @@ def test_a_slip_is_told_with_file_key_and_remedy(write: Write, text: str, compla
     with pytest.raises(ConfigError) as caught:
         load(file, check_topic_config=check_topic_config)
 
-    assert str(caught.value).startswith(f"{file}: ")
+    assert str(caught.value).startswith(f"{file}:")
     assert complaint in str(caught.value)
 
 
@@ -171,11 +183,22 @@ def test_the_switch_for_tests_is_not_offered_to_anyone(write: Write) -> None:
 
 
 def test_every_limit_is_explained_and_names_its_unit() -> None:
-    docs = limit_docs()
-    units = ("_bytes_max", "connections_max", "requests_max", "queue_max", "in_flight_max", "counts_max", "_seconds")
+    limits = [key for key in KEYS.values() if key.table == "limits"]
+    units = (
+        "_bytes_max",
+        "connections_max",
+        "requests_max",
+        "queue_max",
+        "in_flight_max",
+        "counts_max",
+        "producers_max",
+        "_seconds",
+        "_per_second",
+        "shown_max",
+    )
 
-    assert all(len(doc) > 10 for doc in docs.values())
-    assert [name for name in docs if not name.endswith(units)] == []
+    assert all(len(key.doc) > 10 for key in limits)
+    assert [key.name for key in limits if not key.name.endswith(units)] == []
 
 
 def test_two_configurations_share_no_state() -> None:
@@ -183,3 +206,13 @@ def test_two_configurations_share_no_state() -> None:
 
     assert one == ProxyConfig(upstream=(Address("a", 1),))
     assert one.limits == Limits()
+
+
+def test_gates_and_doors_reckon_with_one_figure_for_what_may_be_queued() -> None:
+    """Doors wait `takeover_seconds`; had gates reckoned with more, an append could come behind an empty door."""
+    limits = Limits()
+
+    assert limits.takeover_seconds == limits.queued_seconds == GateLimits().queued_seconds
+    assert limits.queued_seconds == limits.connect_timeout_seconds + limits.request_timeout_seconds
+    assert replace(limits, takeover_seconds=90.0).queued_seconds == 90.0
+    assert replace(limits, takeover_seconds=0.5).queued_seconds == limits.queued_seconds

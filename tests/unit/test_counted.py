@@ -16,9 +16,11 @@ from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.exchange import Exchange, Finished
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.short_way import ShortWay
-from fencepost_proxy.session.switch import ForConnection, Switch
+from fencepost_proxy.session.slots import Answer, Slot
+from fencepost_proxy.session.switch import ForConnection, ForControl, Switch
 from fencepost_proxy.topics.door import Door
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.wire.apis import PRODUCE
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.primitives import join_tags
 from fencepost_proxy.wire.produce import (
@@ -68,7 +70,7 @@ class Doors(Talk):
         self.around = Process(**around)
         self.session = Session(1, "proxy.local", self.around, exchanges or Unchanged(), 0.0)  # type: ignore[arg-type]
         if may_write:
-            self.session._may_write = dict.fromkeys(_POLICIES)
+            self.session._may_write = dict.fromkeys(_POLICIES, float("inf"))
 
     def door(self, topic: str = "counted") -> Door:
         return self.around.door(topic)
@@ -845,7 +847,7 @@ class InSwitch(Process):
 def _switch() -> tuple[Switch, InSwitch]:
     around = InSwitch()
     around.switch = Switch(around, Unchanged(), g.GateLimits(), HeaderNames())  # type: ignore[arg-type]
-    around.switch.open(1, "proxy.local", 0.0)._may_write = dict.fromkeys(_POLICIES)
+    around.switch.open(1, "proxy.local", 0.0)._may_write = dict.fromkeys(_POLICIES, float("inf"))
     return around.switch, around
 
 
@@ -944,3 +946,151 @@ def test_what_a_gate_was_told_is_lost_leaves_in_doubt_though_kafka_answers_late(
 
 def produced_result() -> PartitionResult:
     return PartitionResult(0, 0, 41)
+
+
+def test_what_a_gate_sends_again_by_itself_holds_the_door_as_long_as_a_broker_may_have_it_queued() -> None:
+    """Given an append that was cut off, and a gate that sends it again until it gives up, each time without an answer,
+    then its door is empty only once the last of those may not come any more: not when the first may not."""
+    switch, _ = _switch()
+    own = batch(b"v", producer=(77, 0, 0), headers=[[("partition-count", b"6")]])
+    switch.session_event(1, m.ClientBytes(memoryview(ask(("both", 0, own), timeout_ms=30_000))), 100.0)
+    switch.close_door("both", 100.0)
+    actions, now, sent_at = switch.session_event(1, m.UpstreamLost("it broke"), 101.0), 101.0, []
+    gate = next(iter(switch.gates.values()))
+    while not gate.idle:
+        resends = [
+            each.effect for each in actions if isinstance(each, ForControl) and isinstance(each.effect, g.Resend)
+        ]
+        sent_at += [now] * len(resends)
+        now += 5.0
+        assert not switch.door_empty("both", now)
+        actions = []
+        for resend in resends:
+            actions += switch.gate_event(gate.partition, g.Resent(resend.ticket, None), now)
+        now += 1.0
+        actions += switch.tick(now)
+
+    assert sent_at[0] == 101.0
+    assert 10.0 < sent_at[-1] - sent_at[0] <= g.GateLimits().settle_seconds
+    assert not switch.door_empty("both", sent_at[0] + 30)  # that is how long this door doubts, see Around
+    assert not switch.door_empty("both", sent_at[-1] + 29.9)
+    assert switch.door_empty("both", sent_at[-1] + 30)
+
+
+def test_a_door_is_not_empty_while_its_gate_may_send_something_again() -> None:
+    """However long that takes: a gate that waits for Kafka has no time limit for that of its own."""
+    switch, _ = _switch()
+    own = batch(b"v", producer=(77, 0, 0), headers=[[("partition-count", b"6")]])
+    switch.session_event(1, m.ClientBytes(memoryview(ask(("both", 0, own), timeout_ms=30_000))), 100.0)
+    switch.close_door("both", 100.0)
+    switch.session_event(1, m.UpstreamLost("it broke"), 101.0)
+
+    assert switch.door("both").empty(200.0)
+    assert not switch.door_empty("both", 200.0)
+    assert switch.door_empty("counted", 200.0)
+
+
+# ------------------------------------------------------------------- what went past the door before there was one
+
+
+@pytest.mark.parametrize("acks", [1, 0])
+def test_a_frame_that_trickles_in_holds_the_door_of_a_topic_that_was_not_counted_when_it_began(acks: int) -> None:
+    switch, _ = _switch()
+    switch.door("counted")
+    frame = ask(("plain", 0, batch(bytes(100))), acks=acks)
+    switch.session_event(1, m.ClientBytes(memoryview(frame[:-5])), 100.0)
+
+    switch.now_counted("counted", 101.0)  # for all that a connection knows, its frame may be to that one
+
+    assert not switch.door_empty("counted", 1000.0)
+    assert switch.streams_past_doors(switch.sessions[1], 1000.0) == "counted"
+    assert switch.streams_past_doors(switch.sessions[1], 100.9) is None  # not for long enough yet
+    switch.session_event(1, m.ClientBytes(memoryview(frame[-5:])), 1001.0)
+    assert switch.streams_past_doors(switch.sessions[1], 1000.0) is None
+    assert not switch.door_empty("counted", 1002.0)
+    if acks:  # Kafka's answer ends it
+        switch.session_event(1, m.UpstreamBytes(memoryview(produced(("plain", 0, 0, 1)))), 1003.0)
+        assert switch.door_empty("counted", 1003.0)
+    else:  # nobody will hear of it
+        assert not switch.door_empty("counted", 1031.9)
+        assert switch.door_empty("counted", 1032.0)
+
+
+def test_what_begins_later_on_that_connection_holds_nobody() -> None:
+    """A producer that never pauses, to other topics."""
+    switch, _ = _switch()
+    frames = [ask(("plain", 0, batch(b"v")), correlation=number) for number in range(1, 40)]
+    switch.session_event(1, m.ClientBytes(memoryview(frames[0])), 100.0)
+    switch.now_counted("counted", 100.5)
+
+    for before, frame in enumerate(frames[1:], 1):
+        assert switch.door_empty("counted", 101.0) is (before > 1)
+        switch.session_event(1, m.ClientBytes(memoryview(frame)), 101.0)
+        answer = memoryview(produced(("plain", 0, 0, 1), correlation=before))
+        switch.session_event(1, m.UpstreamBytes(answer), 101.0)
+        assert not switch.quiet
+
+
+def test_what_was_under_way_is_kept_in_mind_no_longer_than_it_is() -> None:
+    """Given topics that begin to be counted by the hundred on a busy process, though none of them ever grows."""
+    switch, _ = _switch()
+    switch.session_event(1, m.ClientBytes(memoryview(ask(("plain", 0, batch(b"v"))))), 100.0)
+    for number in range(100):
+        switch.now_counted(f"counted-{number}", 100.0)
+    assert switch.look_past_doors(101.0)
+
+    switch.session_event(1, m.UpstreamBytes(memoryview(produced(("plain", 0, 0, 1)))), 101.0)
+
+    assert not switch.look_past_doors(102.0)
+    assert not switch._begun
+
+
+@pytest.mark.parametrize("how", ["its client leaves", "its broker does"])
+def test_a_connection_that_ends_with_appends_under_way_leaves_the_door_in_doubt(how: str) -> None:
+    switch, around = _switch()
+    switch.session_event(1, m.ClientBytes(memoryview(ask(("plain", 0, batch(b"v"))))), 100.0)
+    switch.now_counted("counted", 100.5)
+
+    switch.session_event(1, m.ClientLost() if how == "its client leaves" else m.UpstreamLost("it broke"), 110.0)
+    switch.session_event(1, m.ClientLost(), 110.0)
+
+    assert 1 not in switch.sessions
+    assert around.unanswered_at == [110.0]
+    assert not switch.door_empty("counted", 139.9)
+    assert switch.door_empty("counted", 140.0)
+
+
+def test_what_waits_at_a_gate_while_its_topic_becomes_counted_holds_the_door_until_kafka_has_answered() -> None:
+    talk = Doors()
+    switch = Switch(talk.around, Unchanged(), g.GateLimits(), HeaderNames())  # type: ignore[arg-type]
+    switch.sessions[1] = talk.session
+    talk.client(ask(("guarded", 0, batch(b"v"))))
+    ticket = talk.offered()
+    switch.now_counted("counted", talk.now)
+    assert not switch.door_empty("counted", 1000.0)
+
+    talk.grant(ticket)
+    assert not switch.door_empty("counted", 1000.0)
+    talk.commands.clear()
+    talk.tell(m.TurnEnded(ticket, produced_result(), None))  # its gate has found out by itself
+    assert not switch.door_empty("counted", 1000.0), "Kafka still has the request"
+    talk.kafka(produced(("guarded", 0, 0, 41), version=9))
+
+    assert switch.door_empty("counted", 1000.0)
+
+
+def test_a_guarded_append_that_took_the_short_way_holds_the_door_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its slot is exchanged for another one as soon as something is not as usual: it is the same request."""
+    switch, _ = _switch()
+    session = switch.sessions[1]
+    single = Slot(PRODUCE, 9, 1, Answer.RELAYED)
+    session._from_upstream.append(single)
+    exchanged = Slot(PRODUCE, 9, 1, Answer.MADE_FROM_RESPONSE)
+    monkeypatch.setattr(Session, "_no_short_ways", lambda self: self._from_upstream.__setitem__(0, exchanged))
+    switch.now_counted("counted", 100.0)
+
+    assert not switch.door_empty("counted", 1000.0)
+    session._no_short_ways()
+    assert not switch.door_empty("counted", 1000.0)
+    session._from_upstream.clear()
+    assert switch.door_empty("counted", 1000.0)

@@ -171,12 +171,26 @@ def test_else_keys_move_between_old_partitions(before: int, after: int) -> None:
 def test_while_one_is_pending_another_is_refused_whatever_it_wants() -> None:
     plan = asked(topic("grows", 8), topic("plain"), around=known(encode_expansion(FIRST)))
 
-    assert names(plan.forward) == ["plain"]
-    response = answered("plain")
-    plan.finish(response)
-    refused = response.results[-1]
-    assert (refused.name, refused.error_code) == ("grows", Error.INVALID_PARTITIONS)
-    assert refused.error_message == "EXPANSION_IN_PROGRESS topic=grows from=2 to=3: it goes on by itself"
+    assert plan.expansions is not None
+    assert names(plan.expansions.first) == ["plain"]
+    assert (names(plan.forward), plan.forward.validate_only) == (["grows"], True), "Kafka says who may hear of it"
+    for said in (Error.NONE, Error.INVALID_PARTITIONS):
+        response = answered("grows", code=said)
+        plan.finish(response)
+        assert plan.expansions.wanted(response) == ()
+        (refused,) = response.results
+        assert (refused.name, refused.error_code) == ("grows", Error.INVALID_PARTITIONS)
+        assert refused.error_message == "EXPANSION_IN_PROGRESS topic=grows from=2 to=3: it goes on by itself"
+
+
+def test_who_may_not_let_a_topic_grow_is_not_told_that_it_does() -> None:
+    plan = asked(topic("grows", 8), around=known(encode_expansion(FIRST)))
+
+    for said in (Error.TOPIC_AUTHORIZATION_FAILED, Error.UNKNOWN_TOPIC_OR_PARTITION):
+        response = answered("grows", code=said)
+        plan.finish(response)
+        assert [(each.name, each.error_code) for each in response.results] == [("grows", said)]
+        assert not hasattr(response.results[0], "error_message"), "Kafka's own words stay"
 
 
 def test_where_it_is_not_known_whether_a_topic_is_counted_nothing_is_done() -> None:

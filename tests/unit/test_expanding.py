@@ -109,7 +109,9 @@ class World:
         return self.view.growth("orders", TOPIC_ID)
 
     def may_append(self) -> list[Process]:
-        return [each for each in self.processes if each.died_at is None or self.now < each.died_at + each.gone_seconds]
+        """As the others know it."""
+        known = [each for each in self.processes if each.known]
+        return [each for each in known if each.died_at is None or self.now < each.died_at + each.gone_seconds]
 
     def living(self) -> list[Process]:
         return [each for each in self.processes if each.died_at is None]
@@ -124,6 +126,8 @@ class World:
                 self.kafka.logs[flight.partition].append(flight.count)
                 flight.process.landed(flight)
             for process in self.living():
+                if process.deaf_until <= self.now < process.deaf_until + STEP_SECONDS:
+                    process.view_changed()
                 process.write()
                 process.close_door()
                 process.drive()
@@ -155,6 +159,11 @@ class Process:
         self.gone_seconds = GONE_SECONDS
         self.crash_at: tuple[int, str] | None = None
         self.unanswered_at: tuple[int, str] | None = None
+        #: False: its first record is lost, or on its way.
+        self.known = True
+        self.serves_unknown = False
+        #: Within its lease, its view of the state topic may be that old.
+        self.deaf_until = float("-inf")
         self.written = 0
         self.view_changed()
 
@@ -163,12 +172,12 @@ class Process:
         return f"{self.procedure.step if self.procedure else None} {self.closing} dead since {self.died_at}"
 
     def view_changed(self) -> None:
-        if self.died_at is not None:
+        if self.died_at is not None or self.world.now < self.deaf_until:
             return
         growth = self.world.growth
         if growth.pending is None:
             self.closing = None
-            if self.door.closed or self.door.count is None:
+            if self.door.closed or self.door.count != (growth.count or 2):
                 self.door.open(growth.count or 2)
         elif self.closing is None or self.closing.expansion.proposal != growth.pending.proposal:
             self.door.close(self.world.now)
@@ -179,6 +188,8 @@ class Process:
     def write(self) -> None:
         world = self.world
         number, count = self.written, self.door.count or 2
+        if not (self.known or self.serves_unknown):
+            return
         if self.door.in_flight or not self.door.enter(number, world.now):
             return
         self.written += 1
@@ -420,6 +431,30 @@ def test_no_answer_to_any_of_its_questions(effect: int, what: str) -> None:
     writes_on(world)
     world.check()
     assert world.kafka.created == {3: 1}
+
+
+@pytest.mark.parametrize("serves_unknown", [False, True], ids=["as it is", "without the rule"])
+def test_a_process_that_the_others_do_not_know_of_serves_nobody(serves_unknown: bool) -> None:
+    """Given a process whose first record is in doubt, and whose view may be seconds old, when the topic grows, then
+    nobody waits for it: had it let anything through, that would lie behind a threshold (`StateTopic.enter`)."""
+    world = World()
+    unknown = Process(world)
+    unknown.known, unknown.serves_unknown, unknown.deaf_until = False, serves_unknown, 6.0
+    world.processes.append(unknown)
+    world.run(lambda: world.now > 1.0)
+
+    world.expand(3)
+    world.run(grown(world, 3))
+    assert world.now < unknown.deaf_until
+    world.run(lambda: world.now > unknown.deaf_until)
+    unknown.known = True  # it has read its own record back, and with it all that stands before
+    writes_on(world)
+
+    if serves_unknown:
+        with pytest.raises(AssertionError, match="behind the threshold"):
+            world.check()
+    else:
+        world.check()
 
 
 # --- given up ---------------------------------------------------------------------------------------------------------
@@ -718,6 +753,27 @@ def test_create_without_an_answer_may_still_happen_so_giving_up_waits() -> None:
     wanted = procedure.ask(begun(), asked_at + 2.0)
 
     assert wanted == ex.Wait(asked_at + DOUBT_SECONDS, "what another process has asked Kafka for may still happen")
+
+
+@pytest.mark.parametrize(
+    ("growth", "told"),
+    [
+        (ex.Growth(), (ex.Result.DELETED, Error.UNKNOWN_TOPIC_OR_PARTITION)),
+        (ex.Growth(2), (ex.Result.REFUSED, Error.INVALID_PARTITIONS)),
+    ],
+    ids=["deleted meanwhile", "another was first"],
+)
+def test_an_intent_that_the_view_does_not_have(growth: ex.Growth, told: tuple[ex.Result, Error]) -> None:
+    procedure = machine(taken_over=False)
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.Created(), 0.0)
+    assert isinstance(procedure.ask(begun(), 0.0), ex.Append)
+    procedure.handle(ex.Appended(), 0.0)
+
+    ended = procedure.ask(ex.World(growth, frozenset({ME}), ()), 0.0)
+
+    assert isinstance(ended, ex.Ended)
+    assert (ended.result, ended.code) == told
 
 
 def test_who_sees_another_driver_stops() -> None:

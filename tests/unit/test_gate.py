@@ -45,7 +45,16 @@ class Talk:
     def tell(self, event: g.Event) -> None:
         self.effects += self.gate.handle(event, self.now)
 
-    def offer(self, records: memoryview, *, connection: int = 1, wait: float = 5.0) -> g.Ticket:
+    def offer(
+        self,
+        records: memoryview,
+        *,
+        connection: int = 1,
+        wait: float = 5.0,
+        within: str | None = None,
+        owns: bool = False,
+    ) -> g.Ticket:
+        """`within` – a transaction of that id, which `owns` partitions already or does not."""
         bid = Bid(
             connection=connection,
             policy=TopicPolicy(self.check),
@@ -58,10 +67,12 @@ class Talk:
             connected_at=self.connected_at,
             alone=self.alone,
             taken_over=self.taken_over,
+            transactional_id=within,
         )
         ticket = make_ticket(bid, TP, PartitionData(TP.partition, records, b""))
         assert isinstance(ticket, g.Ticket), ticket
         ticket.may_write = self.may_write
+        ticket.owns_partitions = owns
         ticket.leader_epoch = self.leader_epoch
         self.tell(g.Offered(ticket))
         return ticket
@@ -1140,6 +1151,15 @@ def unresolved(talk: Talk) -> memoryview:
     return records
 
 
+def looked_for_in_vain(talk: Talk) -> tuple[memoryview, g.Ticket]:
+    """The retry of such a batch, which was not where its first try should be."""
+    records = unresolved(talk)
+    retry = talk.offer(records, connection=2)
+    talk.next(g.Look)
+    talk.tell(g.Looked(retry, g.NotYet(11)))
+    return records, retry
+
+
 def test_a_retry_of_an_unresolved_batch_is_looked_up_where_its_first_try_should_be() -> None:
     talk = warm(10, Check.ON)
     records = unresolved(talk)
@@ -1151,16 +1171,92 @@ def test_a_retry_of_an_unresolved_batch_is_looked_up_where_its_first_try_should_
 
 def test_a_retry_of_an_unresolved_batch_that_is_not_there_gets_the_same_sequence() -> None:
     talk = warm(10, Check.ON)
-    records = unresolved(talk)
-    retry = talk.offer(records, connection=2)
-    talk.next(g.Look)
-    talk.tell(g.Looked(retry, g.NotYet(11)))
+    records, retry = looked_for_in_vain(talk)
     talk.tail(11, next_sequence=11)
     assert talk.granted(retry) == g.Stamp(SHARED, 0, 11)
     talk.kafka(retry, base_offset=11, log_append_time_ms=now_ms())  # the first try was faster
     assert talk.next(g.Look) == g.Look(retry, 11)
     talk.tell(g.Looked(retry, in_log(records, 11)))
     talk.accepted(retry, 11)
+
+
+def test_a_first_try_that_lands_after_all_before_its_retry_is_sent_is_not_appended_again() -> None:
+    talk = warm(10, Check.ON)
+    records, retry = looked_for_in_vain(talk)
+    talk.tail(12, next_sequence=12)  # it was queued, and has landed since that look
+    assert talk.next(g.Look) == g.Look(retry, 11)
+    talk.tell(g.Looked(retry, in_log(records, 11)))
+    talk.accepted(retry, 11)
+
+
+def test_a_retry_goes_to_the_log_s_end_once_another_batch_has_its_first_try_s_sequence() -> None:
+    talk = warm(10, Check.ON)
+    _, retry = looked_for_in_vain(talk)
+    talk.tail(12, next_sequence=12)
+    assert talk.next(g.Look) == g.Look(retry, 11)
+    talk.tell(g.Looked(retry, in_log(batch(b"another's"), 11)))
+    talk.tail(12, next_sequence=12)
+    assert talk.granted(retry) == g.Stamp(SHARED, 0, 12)
+
+
+def two_unresolved(talk: Talk, *, conditional: bool) -> tuple[memoryview, memoryview]:
+    """One sent ahead of the other, both told 7 while they may still be queued in Kafka."""
+    stamped = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.granted(stamped)
+    talk.kafka(stamped, base_offset=10)
+    talk.accepted(stamped, 10)
+    made = (expecting(11, b"b", producer=(5, 0, 1)), expecting(12, b"c", producer=(5, 0, 2)))
+    if not conditional:
+        made = batch(b"b", producer=(5, 0, 1)), batch(b"c", producer=(5, 0, 2))
+    lost = [talk.offer(records) for records in made]
+    for at, ticket in enumerate(lost, 11):
+        assert talk.granted(ticket) == g.Stamp(SHARED, 0, at)
+    for ticket in lost:
+        talk.tell(g.Lost(ticket))
+    first, second = lost
+    talk.next(g.Look)
+    talk.tell(g.Looked(first, g.NotYet(11)))
+    talk.next(g.Look)
+    assert talk.answered(first).error_code == TIMED_OUT
+    talk.tell(g.Looked(second, g.NotYet(11)))
+    assert talk.answered(second).error_code == TIMED_OUT
+    return made
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_retries_of_a_chain_come_in_its_order(conditional: bool) -> None:
+    talk = warm(10, Check.ON)
+    retries = [talk.offer(records, connection=2) for records in two_unresolved(talk, conditional=conditional)]
+    for at, retry in enumerate(retries, 11):
+        assert talk.next(g.Look) == g.Look(retry, at)
+        talk.tell(g.Looked(retry, g.NotYet(11)))
+    talk.tail(11, next_sequence=11)
+    for at, retry in enumerate(retries, 11):
+        assert talk.granted(retry) == g.Stamp(SHARED, 0, at)
+        talk.kafka(retry, base_offset=at)
+        talk.accepted(retry, at)
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_a_retry_whose_first_try_may_be_queued_behind_another_is_told_that_nobody_knows(conditional: bool) -> None:
+    """Both may still land, this one at 12: neither is it refused, nor does it go where the log ends now."""
+    talk = warm(10, Check.ON)
+    _, records = two_unresolved(talk, conditional=conditional)
+    retry = talk.offer(records, connection=2)
+    assert talk.next(g.Look) == g.Look(retry, 12)
+    talk.tell(g.Looked(retry, g.NotYet(11)))
+    talk.tail(11, next_sequence=11)
+    assert talk.answered(retry).error_code == TIMED_OUT
+    # Not for ever.
+    talk.now += LIMITS.queued_seconds + 1
+    retry = talk.offer(records, connection=2)
+    talk.next(g.Look)
+    talk.tell(g.Looked(retry, g.NotYet(11)))
+    talk.tail(11, next_sequence=11)
+    if conditional:
+        talk.mismatch(retry, expected=12, actual=11)
+    else:
+        assert talk.granted(retry) == g.Stamp(SHARED, 0, 11)
 
 
 @pytest.mark.parametrize("end", ["withdrawn while it is looked up", "withdrawn in the queue", "its time is over"])
@@ -1205,9 +1301,14 @@ def test_after_a_transactional_append_the_end_is_read_anew_since_a_marker_comes(
     talk.next(g.ReadTail)
 
 
+def joins(talk: Talk, transactional_id: str = "app") -> None:
+    talk.tell(g.TransactionJoins(transactional_id, 9))
+    assert talk.next(g.MayJoin) == g.MayJoin(9)
+
+
 def test_a_transaction_that_joined_counts_until_its_coordinator_says_that_it_is_over() -> None:
     talk = warm(10, Check.ON)
-    talk.tell(g.TransactionJoins("app"))
+    joins(talk)
     talk.tell(g.TransactionJoined("app", answered=True))
     talk.now += 1
     first = talk.offer(expecting(10, b"a"))
@@ -1230,7 +1331,7 @@ def test_a_transaction_that_joined_counts_until_its_coordinator_says_that_it_is_
 @pytest.mark.parametrize("fate", ["not answered yet", "lost a moment ago"])
 def test_a_coordinator_that_may_not_know_yet_is_not_believed(fate: str) -> None:
     talk = warm(10, Check.ON)
-    talk.tell(g.TransactionJoins("app"))
+    joins(talk)
     if fate == "lost a moment ago":
         talk.tell(g.TransactionJoined("app", answered=False))
     ticket = talk.offer(expecting(10, b"a"))
@@ -1240,7 +1341,7 @@ def test_a_coordinator_that_may_not_know_yet_is_not_believed(fate: str) -> None:
 
 def test_a_coordinator_that_was_asked_before_it_added_the_partition_is_not_believed() -> None:
     talk = warm(10, Check.ON)
-    talk.tell(g.TransactionJoins("app"))
+    joins(talk)
     ticket = talk.offer(expecting(10, b"a"))
     asked_at = talk.now
     talk.now += 0.1
@@ -1254,16 +1355,17 @@ def test_a_partition_is_cold_while_a_transaction_may_be_on_it() -> None:
     talk = warm(10, Check.ON)
     ticket = talk.offer(expecting(10, b"a"))
     talk.granted(ticket)
-    talk.tell(g.TransactionJoins("app"))
+    talk.tell(g.TransactionJoins("app", 1))
     talk.kafka(ticket, base_offset=10)
     talk.accepted(ticket, 10)
+    talk.next(g.MayJoin)
     talk.offer(expecting(11, b"b"))
     talk.next(g.ReadTail)
 
 
 def test_an_unconditional_append_does_not_wait_for_transactions() -> None:
     talk = warm(10, Check.ON)
-    talk.tell(g.TransactionJoins("app"))
+    joins(talk)
     plain = talk.offer(batch(b"x"))
     talk.tail(10, next_sequence=10, open_transactions=frozenset({4}))
     assert talk.granted(plain) == g.Stamp(SHARED, 0, 10)
@@ -1274,6 +1376,471 @@ def test_transactions_are_refused_where_expectations_are_required() -> None:
     result = talk.answered(talk.offer(expecting(10, b"t", producer=(5, 0, 0), transactional=True)))
     assert result.error_code == POLICY_VIOLATION
     assert "TRANSACTIONS_NOT_GUARDED" in (result.error_message or "")
+
+
+_STARTED_MS = int(time.time() * 1000)  # a retry has the timestamps of its first try
+
+
+def within(expected: int | None, *values: bytes, producer: tuple[int, int, int] = (5, 0, 0)) -> memoryview:
+    """A batch of a transaction."""
+    if expected is None:
+        return batch(*values, producer=producer, transactional=True, timestamp_ms=_STARTED_MS)
+    return expecting(expected, *values, producer=producer, transactional=True, timestamp_ms=_STARTED_MS)
+
+
+def written_by_another(talk: Talk, at: int = 10) -> None:
+    """Transaction `other`, of producer 4, has a record at `at`."""
+    ticket = talk.offer(within(None, b"o", producer=(4, 0, 0)), within="other", connection=9)
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=at)
+    talk.accepted(ticket, at)
+
+
+def test_a_transaction_that_owns_nothing_is_told_to_come_again_while_another_has_records_here() -> None:
+    talk = warm(10, Check.ON)
+    written_by_another(talk)
+    ticket = talk.offer(within(11, b"t"), within="app")
+    talk.tail(11, open_transactions=frozenset({4}))
+    assert talk.answered(ticket).error_code == NOT_LEADER
+
+
+def test_a_transaction_that_owns_something_is_refused_or_the_two_might_wait_for_each_other() -> None:
+    talk = warm(10, Check.ON)
+    written_by_another(talk)
+    ticket = talk.offer(within(11, b"t"), within="app", owns=True)
+    talk.tail(11, open_transactions=frozenset({4}))
+    result = talk.answered(ticket)
+    assert result.error_code == POLICY_VIOLATION
+    assert (result.error_message or "").startswith("TRANSACTION_CONFLICT topic=orders partition=3: ")
+    assert result.base_offset == -1
+
+
+def test_one_that_has_only_joined_keeps_no_other_transaction_waiting() -> None:
+    """Two that have joined each other's partitions would both wait, and neither has written anything yet."""
+    talk = warm(10, Check.ON)
+    joins(talk, "other")
+    talk.tell(g.TransactionJoined("other", answered=True))
+    ticket = talk.offer(within(10, b"t"), within="app", owns=True)
+    talk.tail(10, next_sequence=10)
+    assert talk.granted(ticket) is None
+    talk.kafka(ticket, base_offset=10)
+    talk.accepted(ticket, 10)
+
+
+def test_the_marker_of_its_producers_last_transaction_is_waited_for_too() -> None:
+    """Kafka answers EndTxn before it writes the markers."""
+    talk = warm(10, Check.ON)
+    for _ in range(2):
+        ticket = talk.offer(within(10, b"t"), within="app")
+        talk.tail(10, next_sequence=10, ending_transactions=frozenset({"app"}))  # read anew for each
+        assert talk.answered(ticket).error_code == NOT_LEADER
+
+
+def test_whoever_owns_something_waits_for_one_that_is_ending() -> None:
+    """It waits for nobody. Whoever follows a transaction through its partitions meets its markers one by one."""
+    talk = warm(10, Check.ON)
+    written_by_another(talk)
+    ticket = talk.offer(within(12, b"t"), within="app", owns=True)
+    more = {"open_transactions": frozenset({4}), "ending_transactions": frozenset({"other"})}
+    talk.tail(11, **more)
+    assert talk.answered(ticket).error_code == NOT_LEADER
+    ticket = talk.offer(within(12, b"t"), within="app", owns=True)
+    talk.tail(11, **more | {"open_transactions": frozenset({4, 6})})  # beside it there is another one
+    assert talk.answered(ticket).error_code == POLICY_VIOLATION
+
+
+def test_one_that_has_joined_and_is_ending_is_waited_for() -> None:
+    """It waits for nobody, and its marker is on its way."""
+    talk = warm(10, Check.ON)
+    joins(talk, "other")
+    talk.tell(g.TransactionJoined("other", answered=True))
+    ticket = talk.offer(within(10, b"t"), within="app")
+    talk.tail(10, next_sequence=10, ending_transactions=frozenset({"other"}))
+    assert talk.answered(ticket).error_code == NOT_LEADER
+
+
+def test_one_whose_append_was_refused_by_kafka_has_no_records_here() -> None:
+    talk = warm(10, Check.ON)
+    ticket = talk.offer(within(None, b"o", producer=(4, 0, 7)), within="other", connection=9)
+    talk.granted(ticket)
+    talk.kafka(ticket, 45)
+    assert talk.answered(ticket).error_code == 45
+    mine = talk.offer(within(10, b"t"), within="app")
+    talk.tail(10, next_sequence=10)
+    assert talk.granted(mine) is None
+
+
+def test_one_whose_append_was_lost_is_waited_for_until_that_can_be_in_no_queue() -> None:
+    talk = warm(10, Check.ON)
+    ticket = talk.offer(within(None, b"o", producer=(4, 0, 0)), within="other", connection=9)
+    talk.granted(ticket)
+    talk.tell(g.Lost(ticket))
+    assert talk.answered(ticket).error_code == TIMED_OUT
+    mine = talk.offer(within(10, b"t"), within="app", wait=1.0)
+    talk.now += 1.1
+    talk.tell(g.Tick())
+    assert talk.answered(mine).error_code == NOT_LEADER
+    talk.now += 40
+    mine = talk.offer(within(10, b"t"), within="app")
+    talk.tail(10, next_sequence=10)
+    assert talk.granted(mine) is None
+
+
+def test_once_its_marker_is_read_back_a_transaction_keeps_nobody_waiting() -> None:
+    talk = warm(10, Check.ON)
+    written_by_another(talk)
+    talk.now += 1
+    ticket = talk.offer(within(12, b"t"), within="app", owns=True)
+    assert talk.effects[0] == g.ReadTail(TP, ("other", "app"))
+    talk.tail(12, next_sequence=10, ended_transactions=frozenset({"other"}))
+    assert talk.granted(ticket) is None
+    talk.kafka(ticket, base_offset=12)
+    talk.accepted(ticket, 12)
+    # And what it wrote is no news of its next transaction, which has only joined.
+    joins(talk, "other")
+    talk.tell(g.TransactionJoined("other", answered=True))
+    more = talk.offer(within(13, b"t", producer=(5, 0, 1)), within="app", owns=True)
+    talk.tail(13, next_sequence=10, open_transactions=frozenset({5}))
+    assert talk.granted(more) is None
+
+
+INVALID_PRODUCER_ID_MAPPING = 49
+
+
+@pytest.mark.parametrize("expected", [10, 11, 17, 3])
+def test_beside_a_transactional_id_only_its_own_producer_appends(expected: int) -> None:
+    """Given another's transaction on the partition, when one who may use some transactional id names its producer,
+    then it is told as Kafka's coordinator would, and not where the log ends. Kafka would have taken it for part."""
+    talk = warm(10, Check.ON)
+    mine = talk.offer(within(10, b"t"), within="app")
+    talk.tail(10, next_sequence=10, producer_ids={"app": 5})
+    assert talk.granted(mine) is None
+    talk.kafka(mine, base_offset=10)
+    talk.accepted(mine, 10)
+    talk.now += 1
+    theirs = talk.offer(within(expected, b"t", producer=(5, 0, 1)), within="strangers")
+    talk.tail(11, next_sequence=10, open_transactions=frozenset({5}), producer_ids={"app": 5, "strangers": 6})
+    result = talk.answered(theirs)
+    assert (result.error_code, result.base_offset) == (INVALID_PRODUCER_ID_MAPPING, -1)
+    assert "ANOTHERS_PRODUCER" in str(result.error_message)
+    more = talk.offer(within(11, b"t", producer=(5, 0, 1)), within="app")
+    assert talk.granted(more) is None
+
+
+def test_whose_a_transactional_id_is_may_not_be_known_now() -> None:
+    """Its coordinator does not know it, is away, or about to give it another producer id: then Kafka is to decide."""
+    talk = warm(10, Check.ON)
+    mine = talk.offer(within(10, b"t"), within="app")
+    talk.tail(10, next_sequence=10, producer_ids={"app": -1})
+    assert talk.granted(mine) is None
+
+
+def test_what_was_asked_for_one_transactional_id_says_nothing_of_another() -> None:
+    talk = warm(10, Check.ON)
+    first = talk.offer(within(17, b"t", producer=(6, 0, 0)), within="strangers")
+    second = talk.offer(within(10, b"t"), within="app")
+    talk.tail(10, next_sequence=10, producer_ids={"strangers": 6})
+    talk.mismatch(first, expected=17, actual=10)
+    assert talk.effects[0] == g.ReadTail(TP, ("app",))
+    talk.tail(10, next_sequence=10, producer_ids={"app": 6})
+    assert talk.answered(second).error_code == INVALID_PRODUCER_ID_MAPPING
+
+
+def test_where_other_processes_serve_the_cluster_a_transaction_waits_for_so_long_only() -> None:
+    """What it owns by them is not known here."""
+    talk = warm(10, Check.ON)
+    written_by_another(talk)
+    talk.alone = False
+    codes = []
+    for _ in range(5):
+        ticket = talk.offer(within(11, b"t"), within="app")
+        talk.tail(11, open_transactions=frozenset({4}))
+        codes.append(talk.answered(ticket).error_code)
+        talk.now += 3
+    assert codes == [NOT_LEADER] * 4 + [POLICY_VIOLATION]
+    # Later it may want something here again, and waits anew.
+    talk.now += 3
+    ticket = talk.offer(within(11, b"t"), within="app")
+    talk.tail(11, open_transactions=frozenset({4}))
+    assert talk.answered(ticket).error_code == NOT_LEADER
+
+
+def test_an_offset_that_is_taken_is_refused_at_once_whoever_is_here() -> None:
+    talk = warm(10, Check.ON)
+    written_by_another(talk)
+    ticket = talk.offer(within(9, b"t"), within="app")
+    talk.tail(11, open_transactions=frozenset({4}))
+    talk.mismatch(ticket, expected=9, actual=11)
+
+
+# ---- a retry within a transaction
+
+
+def lost_at_ten(talk: Talk) -> memoryview:
+    """A batch of transaction `app`, expecting 10, that ended unknown."""
+    records = within(10, b"t", b"u")
+    ticket = talk.offer(records, within="app")
+    talk.tail(10, next_sequence=10)
+    assert talk.granted(ticket) is None
+    talk.tell(g.Lost(ticket))
+    assert talk.answered(ticket).error_code == TIMED_OUT
+    return records
+
+
+def own(at: int, producer: tuple[int, int, int] = (5, 0, 0), *values: bytes) -> g.Found:
+    return in_log(within(10, *(values or (b"t", b"u")), producer=producer), at, g.Stamp(*producer))
+
+
+def in_transaction(next_sequence: int, epoch: int = 0) -> dict[str, Any]:
+    return {
+        "open_transactions": frozenset({5}),
+        "in_transaction": {5: g.ProducerState(epoch, next_sequence)},
+    }
+
+
+def test_the_retry_of_a_transactional_batch_that_landed_is_a_success() -> None:
+    """And does not wait until its first try can be in no queue any more."""
+    talk = warm(10, Check.ON)
+    records = lost_at_ten(talk)
+    again = talk.offer(records, within="app", owns=True)
+    talk.tail(12, next_sequence=10, **in_transaction(2))
+    assert talk.next(g.Look) == g.Look(again, 10)
+    talk.tell(g.Looked(again, own(10)))
+    talk.accepted(again, 10)
+
+
+@pytest.mark.parametrize(
+    "there",
+    [own(10, (5, 0, 2)), own(10, (5, 1, 0)), own(10, (6, 0, 0)), own(10, (5, 0, 0), b"t", b"v")],
+    ids=["another sequence", "another epoch", "another producer", "other records"],
+)
+def test_what_is_not_that_very_batch_is_no_success(there: g.Found) -> None:
+    talk = warm(10, Check.ON)
+    records = lost_at_ten(talk)
+    talk.now += 40  # its first try sits in no queue any more
+    again = talk.offer(records, within="app", owns=True)
+    talk.tail(12, next_sequence=10)
+    talk.next(g.Look)
+    talk.tell(g.Looked(again, there))
+    talk.mismatch(again, expected=10, actual=12)
+
+
+def test_a_retry_of_what_landed_elsewhere_is_told_where_by_kafka() -> None:
+    talk = warm(10, Check.ON)
+    records = lost_at_ten(talk)
+    again = talk.offer(records, within="app", owns=True)
+    talk.tail(14, next_sequence=10, **in_transaction(2))
+    talk.next(g.Look)
+    talk.tell(g.Looked(again, in_log(batch(b"another's"), 10)))
+    assert talk.granted(again) is None  # sent once more: for Kafka it is a duplicate
+    talk.kafka(again, base_offset=12, log_append_time_ms=7)
+    assert talk.next(g.Look) == g.Look(again, 12)
+    talk.tell(g.Looked(again, own(12)))
+    assert talk.next(g.Look) == g.Look(again, 10)
+    talk.tell(g.Looked(again, in_log(batch(b"another's"), 10)))
+    talk.next(g.Violation)
+    result = talk.answered(again)
+    assert (result.error_code, result.base_offset) == (POLICY_VIOLATION, 12)
+    assert "OFFSET_VIOLATION" in (result.error_message or "")
+
+
+def test_a_marker_that_came_between_is_no_writer_around_the_proxy() -> None:
+    """Of a transaction that had joined and written nothing, as it may: for that nobody waits."""
+    talk = warm(10, Check.ON)
+    ticket = talk.offer(within(10, b"t"), within="app")
+    talk.tail(10, next_sequence=10)
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=11)
+    talk.next(g.Look)
+    marker = bytearray(in_log(batch(b"marker"), 10, g.Stamp(4, 0, -1)).batch)
+    marker[22] |= 0x30
+    talk.tell(g.Looked(ticket, g.Found(memoryview(bytes(marker)))))
+    result = talk.answered(ticket)
+    assert result.error_code == POLICY_VIOLATION
+    assert "OFFSET_VIOLATION" in (result.error_message or "")
+    assert "marker" in (result.error_message or "")
+
+
+def test_where_kafka_has_forgotten_its_sequence_it_may_be_its_own() -> None:
+    talk = warm(10, Check.ON)
+    records = lost_at_ten(talk)
+    again = talk.offer(records, within="app", owns=True)
+    talk.tail(14, next_sequence=10, **in_transaction(4))
+    talk.next(g.Look)
+    talk.tell(g.Looked(again, in_log(batch(b"another's"), 10)))
+    talk.granted(again)
+    talk.kafka(again, 45)
+    assert "POSSIBLY_YOURS" in talk.mismatch(again, expected=10, actual=14)
+
+
+@pytest.mark.parametrize(
+    "state", [in_transaction(0), in_transaction(2, epoch=1), {}], ids=["not come to it", "of another epoch", "unknown"]
+)
+def test_a_batch_that_kafka_does_not_know_is_not_sent_to_an_offset_that_is_taken(state: dict[str, Any]) -> None:
+    talk = warm(10, Check.ON)
+    records = lost_at_ten(talk)
+    talk.now += 40  # its first try sits in no queue any more
+    again = talk.offer(records, within="app", owns=True)
+    talk.tail(14, next_sequence=10, **state)
+    talk.next(g.Look)
+    talk.tell(g.Looked(again, in_log(batch(b"another's"), 10)))
+    talk.mismatch(again, expected=10, actual=14)
+
+
+def test_no_refusal_is_told_while_an_earlier_try_may_still_be_on_its_way() -> None:
+    """It would land behind its refusal: in the next transaction of its producer, where that has the same epoch."""
+    talk = warm(10, Check.ON)
+    records = lost_at_ten(talk)
+    again = talk.offer(records, within="app", owns=True)
+    talk.tail(14, next_sequence=10)
+    talk.next(g.Look)
+    talk.tell(g.Looked(again, in_log(batch(b"another's"), 10)))
+    assert talk.answered(again).error_code == NOT_LEADER
+
+
+def duplicate_at_ten(talk: Talk) -> g.Ticket:
+    ticket = talk.offer(within(10, b"t", b"u"), within="app")
+    talk.tail(10, next_sequence=10)
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=10, log_append_time_ms=7)
+    assert talk.next(g.Look) == g.Look(ticket, 10)
+    return ticket
+
+
+def test_what_kafka_calls_a_duplicate_is_read_back() -> None:
+    talk = warm(10, Check.ON)
+    ticket = duplicate_at_ten(talk)
+    talk.tell(g.Looked(ticket, own(10)))
+    talk.accepted(ticket, 10)
+
+
+def test_an_earlier_batch_with_its_sequence_is_not_taken_for_it() -> None:
+    """One of a transaction that was aborted while it sat in a queue, under transactions v1."""
+    talk = warm(10, Check.ON)
+    ticket = duplicate_at_ten(talk)
+    talk.tell(g.Looked(ticket, own(10, (5, 0, 0), b"o", b"p")))
+    result = talk.answered(ticket)
+    assert result.error_code == POLICY_VIOLATION
+    assert (result.error_message or "").startswith("SEQUENCE_TAKEN topic=orders partition=3 offset=10: ")
+
+
+def test_a_duplicate_of_another_batch_elsewhere_is_no_report_of_this_one() -> None:
+    talk = warm(10, Check.ON)
+    ticket = talk.offer(within(10, b"t", b"u"), within="app")
+    talk.tail(10, next_sequence=10)
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=7, log_append_time_ms=7)
+    assert talk.next(g.Look) == g.Look(ticket, 7)
+    talk.tell(g.Looked(ticket, own(7, (5, 0, 0), b"o", b"p")))
+    assert "SEQUENCE_TAKEN" in (talk.answered(ticket).error_message or "")
+
+
+def test_a_duplicate_that_cannot_be_read_back_is_unknown_in_the_end() -> None:
+    talk = warm(10, Check.ON)
+    ticket = duplicate_at_ten(talk)
+    for _ in range(2):
+        talk.tell(g.Looked(ticket, g.Unreadable("the leader is moving")))
+        talk.silent()
+        talk.now += 1
+        talk.tell(g.Tick())
+        assert talk.next(g.Look) == g.Look(ticket, 10)
+    talk.now += 10
+    talk.tell(g.Tick())
+    assert talk.answered(ticket).error_code == TIMED_OUT
+
+
+def test_others_go_on_waiting_for_what_may_be_queued_until_its_retry_is_acknowledged() -> None:
+    talk = warm(10, Check.ON)
+    records = lost_at_ten(talk)
+    behind = talk.offer(within(12, b"v", producer=(5, 0, 2)), within="app", wait=1.0, owns=True)
+    talk.silent()
+    talk.now += 1.1
+    talk.tell(g.Tick())
+    assert talk.answered(behind).error_code == NOT_LEADER
+    again = talk.offer(records, within="app", owns=True)
+    talk.tail(10, next_sequence=10)
+    assert talk.granted(again) is None
+    talk.kafka(again, base_offset=10)
+    talk.accepted(again, 10)
+    behind = talk.offer(within(12, b"v", producer=(5, 0, 2)), within="app", wait=1.0, owns=True)
+    talk.tail(12, next_sequence=10, **in_transaction(2))
+    assert talk.granted(behind) is None
+
+
+# ---- a transaction joins
+
+
+@pytest.mark.parametrize("way", ["by events", "the short way"])
+def test_a_transaction_joins_once_what_is_stamped_has_been_answered(way: str) -> None:
+    talk = warm(10, Check.ON)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.tell(g.TransactionJoins("app", 7))
+    talk.silent()
+    if way == "the short way":
+        assert talk.gate.landed(ticket, PartitionResult(TP.partition, 0, 10), talk.now) is None
+    talk.kafka(ticket, base_offset=10)
+    talk.accepted(ticket, 10)
+    assert talk.next(g.MayJoin) == g.MayJoin(7)
+
+
+def test_a_transaction_joins_once_what_was_in_doubt_is_settled() -> None:
+    """Its marker would lie where that is looked for, and the batch behind it, after its writer was told 44."""
+    talk = warm(10, Check.ON)
+    records = expecting(10, b"a")
+    ticket = talk.offer(records)
+    stamp = talk.granted(ticket)
+    talk.tell(g.TransactionJoins("app", 7))
+    talk.tell(g.Lost(ticket))
+    assert talk.next(g.Look) == g.Look(ticket, 10)
+    talk.silent()
+    assert stamp is not None
+    talk.tell(g.Looked(ticket, in_log(records, 10, stamp)))
+    talk.next(g.Answer)
+    assert talk.next(g.MayJoin) == g.MayJoin(7)
+
+
+def test_what_keeps_its_producer_id_does_not_put_off_a_join() -> None:
+    talk = warm(10, Check.ON)
+    ticket = talk.offer(batch(b"x", producer=(8, 0, 0)))
+    talk.granted(ticket)
+    talk.tell(g.TransactionJoins("app", 7))
+    assert talk.next(g.MayJoin) == g.MayJoin(7)
+
+
+def test_nothing_stamped_with_an_expectation_is_granted_while_one_waits_to_join() -> None:
+    talk = warm(10, Check.ON)
+    first = talk.offer(expecting(10, b"a"))
+    talk.granted(first)
+    talk.tell(g.TransactionJoins("app", 7))
+    second = talk.offer(expecting(11, b"b"))
+    talk.silent()
+    talk.kafka(first, base_offset=10)
+    talk.accepted(first, 10)
+    talk.next(g.MayJoin)
+    talk.tail(11, next_sequence=11, ended_transactions=frozenset({"app"}))  # it has not been sent to its coordinator
+    assert talk.answered(second).error_code == NOT_LEADER
+
+
+def test_a_grant_from_before_a_join_does_not_hold() -> None:
+    talk = warm(10, Check.ON)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.next(g.Grant)  # and waits for its turn at another gate
+    assert talk.gate.may_send(ticket, talk.now)
+    talk.tell(g.TransactionJoins("app", 7))
+    assert talk.next(g.MayJoin) == g.MayJoin(7)
+    assert not talk.gate.may_send(ticket, talk.now)
+
+
+def test_who_gives_up_joining_is_not_told_later() -> None:
+    talk = warm(10, Check.ON)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.tell(g.TransactionJoins("app", 7))
+    talk.tell(g.TransactionJoined("app", answered=True))
+    talk.kafka(ticket, base_offset=10)
+    talk.accepted(ticket, 10)
+    talk.silent()
 
 
 # ----------------------------------------------------------------------------------------------------- time and bounds

@@ -311,7 +311,18 @@ def test_who_asks_where_a_partition_ends_is_noticed() -> None:
     entries = [Message(partition_index=0, timestamp=-1), Message(partition_index=1, timestamp=-2)]
     others = Message(name="others", partitions=[Message(partition_index=0, timestamp=-1)])
     request = Message(replica_id=-1, topics=[Message(name="orders", partitions=entries), others])
-    answer = _over_the_wire(apis.LIST_OFFSETS, 7, Message(topics=[]))
+    told = Message(name="orders", partitions=[Message(partition_index=0), Message(partition_index=1)])
+    answer = _over_the_wire(apis.LIST_OFFSETS, 7, Message(topics=[told]))
     outcome = Played().asks(apis.LIST_OFFSETS, 7, request).finish(answer)
     assert outcome.notice == LookedUp("app", (P0,), (TopicPartition("orders", 1),))
+    assert not outcome.changed
+
+
+def test_who_is_not_told_where_a_partition_ends_is_not_noticed() -> None:
+    """Under the name of a group's client, one without any right would end what the group is kept waiting for."""
+    topic = Message(name="orders", partitions=[Message(partition_index=0, timestamp=-1)])
+    denied = Message(name="orders", partitions=[Message(partition_index=0, error_code=29)])
+    answer = _over_the_wire(apis.LIST_OFFSETS, 7, Message(topics=[denied]))
+    outcome = Played().asks(apis.LIST_OFFSETS, 7, Message(replica_id=-1, topics=[topic])).finish(answer)
+    assert outcome.notice is None
     assert not outcome.changed

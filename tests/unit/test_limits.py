@@ -16,7 +16,7 @@ import pytest
 
 from fencepost_policies.append import Check, Refusal
 from fencepost_proxy.config import Limits, ProxyConfig
-from fencepost_proxy.errors import ClientProtocolError, LimitError
+from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
 from fencepost_proxy.net.app import Proxy
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions.gate import Gate
@@ -32,7 +32,7 @@ from fencepost_proxy.wire.control import ITEMS_MAX, decode_request
 from fencepost_proxy.wire.produce import PartitionData
 from tests.support.batches import batch, expecting
 from tests.unit.test_gate import TP, Talk
-from tests.unit.test_session import Around, Unchanged, guarded, produce
+from tests.unit.test_session import HEARTBEAT, Around, Unchanged, guarded, produce, request
 from tests.unit.test_session import Talk as SessionTalk
 
 MESSAGE_TOO_LARGE, TIMED_OUT = 10, 7
@@ -138,6 +138,23 @@ def test_a_frame_above_the_limit_costs_the_connection_before_a_byte_of_it_is_hel
     assert closed.fault is LimitError
     assert "frame_bytes_max=1000" in closed.reason
     talk.silent()
+
+
+def test_an_answer_above_the_limit_that_is_to_be_held_costs_the_connection_before_a_byte_of_it_is_held() -> None:
+    """A broker that lies about lengths, or whoever sits at its address. What only passes is not held, however long."""
+    talk = SessionTalk(frame_bytes_max=1_000)
+    guarded(talk, correlation=7)
+    talk.upstream()
+    talk.kafka(struct.pack(">ii", 2_000_000_000, 7))
+    (closed,) = [each for each in talk.commands if isinstance(each, m.CloseClient)]
+    assert closed.fault is UpstreamProtocolError
+    assert "2000000000 bytes to Produce" in closed.reason
+
+    talk = SessionTalk(frame_bytes_max=1_000)
+    talk.client(request(HEARTBEAT, 3, 7))
+    talk.upstream()
+    talk.kafka(struct.pack(">ii", 2_000_000_000, 7))
+    assert len(talk.answer()) == 8
 
 
 def test_a_broken_request_costs_no_memory_that_others_share() -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from weakref import WeakSet
 
 import pytest
 
@@ -13,12 +14,13 @@ from fencepost_proxy import logs
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
+def stream(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+    # What others of this process have left out is not told here.
+    monkeypatch.setattr(logs, "_rate_limited", WeakSet())
+    handlers = logging.getLogger().handlers
+    before = handlers[:]
     yield io.StringIO()
-    root.handlers[:], root.level = before
-    logging.captureWarnings(False)
+    handlers[:] = before
 
 
 def lines(stream: io.StringIO) -> list[str]:
@@ -116,3 +118,103 @@ def test_the_memory_of_what_was_logged_is_bounded(stream: io.StringIO) -> None:
         limited.info(key, "event", key=key)
 
     assert [line[-1] for line in lines(stream)] == ["a", "b", "c", "a"]
+
+
+def test_what_was_left_out_is_told_although_nothing_follows(stream: io.StringIO) -> None:
+    logs.setup("info", "console", stream)
+    now = 100.0
+    limited = logs.RateLimitedLog(logs.get("session"), interval_seconds=10, clock=lambda: now)
+    left_out = logs.lines()["left_out"]
+
+    for size in range(5):
+        limited.warning("bad frame", "bad frame", size=size)
+    logs.tell_left_out()
+    now = 110.0
+    logs.tell_left_out()
+    logs.tell_left_out()
+
+    # Its last line is the last of them, and stands for three others.
+    assert [line.split("session ")[1] for line in lines(stream)] == [
+        "bad frame size=0",
+        "bad frame size=4 suppressed=3",
+    ]
+    assert logs.lines()["left_out"] - left_out == 3
+
+
+def test_at_the_end_what_was_left_out_is_told_at_once(stream: io.StringIO) -> None:
+    logs.setup("info", "console", stream)
+    limited = logs.RateLimitedLog(logs.get("session"), clock=lambda: 100.0)
+
+    for size in range(2):
+        limited.warning("bad frame", "bad frame", size=size)
+    logs.tell_left_out(at_once=True)
+
+    assert [line.split("session ")[1] for line in lines(stream)] == ["bad frame size=0", "bad frame size=1"]
+
+
+@pytest.mark.parametrize("style", ["console", "json"])
+def test_no_event_floods_the_log_whoever_causes_it(stream: io.StringIO, style: str) -> None:
+    # Given an event of which there are three more than may be, with other values each time
+    logs.setup("info", style, stream, worker=1)
+    before = logs.lines()
+    log = logs.get("net.groups")
+
+    # When they come, with another one, and then the process ends
+    for number in range(logs.EVENT_LINES_MAX + 3):
+        log.info("a group gets a new partition", group=f"group-{number}")
+    log.info("another event")
+    logs.tell_left_out(at_once=True)
+
+    # Then three are left out, counted, and told with the fields that every line has
+    *_, last, another, told = lines(stream)
+    assert f"group-{logs.EVENT_LINES_MAX - 1}" in last
+    assert "another event" in another
+    if style == "json":
+        assert json.loads(told) | {"time": ""} == {
+            "time": "",
+            "level": "info",
+            "room": "net.groups",
+            "event": "a group gets a new partition",
+            "suppressed": 3,
+            "worker": 1,
+        }
+    else:
+        assert told.endswith("INFO net.groups a group gets a new partition suppressed=3 worker=1")
+    after = logs.lines()
+    assert after["info"] - before["info"] == logs.EVENT_LINES_MAX + 1
+    assert after["left_out"] - before["left_out"] == 3
+
+
+def test_lines_of_libraries_are_counted_and_kept_from_flooding_it(stream: io.StringIO) -> None:
+    logs.setup("info", "console", stream)
+
+    for number in range(logs.EVENT_LINES_MAX + 1):
+        logging.getLogger("some.library").warning("cannot do %s", number)
+
+    assert len(lines(stream)) == logs.EVENT_LINES_MAX
+
+
+def test_json_stays_json_whatever_number_a_field_has(stream: io.StringIO) -> None:
+    logs.setup("info", "json", stream)
+
+    logs.get("session").info("numbers", much=float("inf"), none=float("nan"), some=1.5)
+
+    def no_constant(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    entry = json.loads(stream.getvalue(), parse_constant=no_constant)
+    assert (entry["much"], entry["none"], entry["some"]) == ("inf", "nan", 1.5)
+
+
+def test_a_stack_trace_in_json_is_one_line_without_escapes_of_terminals(stream: io.StringIO) -> None:
+    logs.setup("info", "json", stream)
+
+    try:
+        raise ValueError("bad\n\x1b[2J\x9b2J\x7f forged")
+    except ValueError as error:
+        logs.get("session").crash("our own fault", error)
+
+    assert len(lines(stream)) == 1
+    assert "\x1b" not in stream.getvalue()
+    assert all(each.isprintable() for each in stream.getvalue().rstrip("\n"))
+    assert "forged" in json.loads(stream.getvalue())["exception"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 import pytest
@@ -22,8 +22,9 @@ from fencepost_proxy.session.surroundings import PASSES, Passes
 from fencepost_proxy.topics.planning import Joins, Known
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN
+from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, END_TXN
 from fencepost_proxy.wire.batch import HeaderNames, parse_batch_header
 from fencepost_proxy.wire.control import encode_request_frame, encode_response_frame
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult, parse_produce_request
@@ -49,6 +50,8 @@ class Around(Counting):
     decompressed_bytes_max: int = 1 << 20
     header_names: HeaderNames = field(default_factory=HeaderNames)
     refuse_whole_requests: bool = False
+    clients_log_in: bool = False
+    transactions: Table = field(default_factory=Table)
     state_topic: str = "__state"
     passes: Passes = field(default_factory=lambda: PASSES)
     state_topic_marks: tuple[bytes, ...] = (b"__state",)
@@ -96,7 +99,9 @@ class Around(Counting):
     def endpoint(self, endpoint: NodeEndpoint, local_host: str) -> NodeEndpoint:
         return NodeEndpoint(endpoint.node_id, local_host, 19000 + endpoint.node_id, endpoint.rack)
 
-    def count_request(self, api_key: int) -> None: ...
+    def count_request(self, api_key: int, version: int) -> None: ...
+    def kafka_refused(self, error_code: int) -> None: ...
+    def upstream_lost(self) -> None: ...
     def gate_waited(self, seconds: float) -> None: ...
     def forwarded(self, waited_seconds: float) -> None: ...
     def answered(self, waited_seconds: float) -> None: ...
@@ -138,6 +143,11 @@ class Talk:
 
     def kafka(self, data: bytes) -> None:
         self.tell(m.UpstreamBytes(memoryview(data)))
+
+    def may_write(self, *topics: str) -> Self:
+        """Kafka has said so a moment ago."""
+        self.session._may_write |= dict.fromkeys(topics, self.now)
+        return self
 
     def next(self, kind: type[C]) -> C:
         assert self.commands, f"nothing was asked for, expected {kind.__name__}"
@@ -461,7 +471,7 @@ def test_one_mismatch_refuses_the_whole_request_where_that_is_configured() -> No
 
 
 def test_a_known_retry_is_no_reason_to_refuse_the_whole_request() -> None:
-    talk = Talk(refuse_whole_requests=True)
+    talk = Talk(refuse_whole_requests=True).may_write("guarded-a")
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
     first = talk.offered()
     talk.tell(m.TurnEnded(first, PartitionResult(0, 0, 5), None))  # its first try had landed
@@ -501,14 +511,90 @@ def test_write_is_proved_once_a_connection() -> None:
         assert read(talk.answer())[("guarded-a", 0)][:2] == (44, 57)
 
 
-def test_a_refusal_that_tells_nothing_needs_no_proof_of_write() -> None:
-    """Kafka hangs, so the log end cannot be known: that is told without asking Kafka who may know it."""
+def told_to_try_again() -> Talk:
     talk = Talk()
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
     ticket = talk.offered()
-    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 6, error_message="TRY_AGAIN"), "try_again"))
+    message = "TRY_AGAIN a transaction is open"
+    talk.tell(m.TurnEnded(ticket, PartitionResult(0, NOT_LEADER, error_message=message), "try_again"))
     talk.counted()
-    assert read(talk.answer()) == {("guarded-a", 0): (6, -1, "TRY_AGAIN")}
+    talk.upstream()
+    return talk
+
+
+def test_to_try_again_has_a_reason_for_those_who_may_write() -> None:
+    talk = told_to_try_again()
+    talk.kafka(produced(("guarded-a", 0, INVALID_RECORD, -1)))
+    assert read(talk.answer()) == {("guarded-a", 0): (NOT_LEADER, -1, "TRY_AGAIN a transaction is open")}
+
+
+def test_who_may_not_write_is_not_told_to_try_again() -> None:
+    talk = told_to_try_again()
+    talk.kafka(produced(("guarded-a", 0, NOT_AUTHORIZED, -1)))
+    assert read(talk.answer()) == {("guarded-a", 0): (NOT_AUTHORIZED, -1, None)}
+
+
+def test_where_kafka_hangs_to_try_again_is_told_soon_and_without_a_reason() -> None:
+    talk = told_to_try_again()
+    talk.now += 0.9
+    talk.tell(m.Tick())
+    talk.silent()
+    talk.now += 0.2
+    talk.tell(m.Tick())
+    talk.counted()
+    code, _, message = read(talk.answer())[("guarded-a", 0)]
+    assert (code, "transaction" in (message or "")) == (NOT_LEADER, False)
+
+
+def test_what_is_there_already_is_told_to_those_who_may_write() -> None:
+    """Who may not write, but knows what another has written, would hear by it where that is."""
+    for said, told in ((INVALID_RECORD, (0, 5, None)), (NOT_AUTHORIZED, (NOT_AUTHORIZED, -1, None))):
+        talk = Talk()
+        talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
+        talk.tell(m.TurnEnded(talk.offered(), PartitionResult(0, 0, 5), None))  # a retry: its first try had landed
+        talk.upstream()
+        talk.kafka(produced(("guarded-a", 0, said, -1)))
+        assert read(talk.answer()) == {("guarded-a", 0): told}
+
+
+def test_who_may_not_write_the_proxys_own_topic_costs_one_question() -> None:
+    talk = Talk()
+    talk.client(produce(("__state", 0, batch(b"x"))))
+    talk.counted()
+    assert b"__state" in talk.upstream()
+    talk.kafka(produced(("__state", 0, NOT_AUTHORIZED, -1)))
+    assert read(talk.answer()) == {("__state", 0): (NOT_AUTHORIZED, -1, None)}
+    talk.silent()
+
+
+def test_a_right_that_kafka_denies_is_to_be_proved_again() -> None:
+    """Given one who may write, when Kafka refuses an append of its, then the next refusal tells it nothing."""
+    talk = Talk().may_write("guarded-a")
+    (ticket,) = guarded(talk)
+    talk.upstream()
+    talk.kafka(produced(("guarded-a", 0, NOT_AUTHORIZED, -1)))
+    talk.next(m.ToGate)
+    talk.tell(m.TurnEnded(ticket, PartitionResult(0, NOT_AUTHORIZED), None))
+    talk.answer()
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=2))
+    talk.refuse(talk.offered())
+    talk.counted()
+    assert b"guarded-a" in talk.upstream(), "nothing is told before Kafka was asked"
+    talk.silent()
+
+
+def test_a_right_is_to_be_proved_again_after_a_time() -> None:
+    """Else who is only ever refused here would be told for ever where the log ends, whatever became of its right."""
+    talk = Talk().may_write("guarded-a")
+    for seconds, asked in ((29.0, False), (2.0, True)):
+        talk.now += seconds
+        talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
+        talk.refuse(talk.offered())
+        talk.counted()
+        if not asked:
+            assert read(talk.answer())[("guarded-a", 0)][:2] == (44, 57)
+    assert b"guarded-a" in talk.upstream()
+    talk.silent()
 
 
 def test_a_refusal_whose_proof_does_not_come_is_not_told_and_not_waited_for() -> None:
@@ -531,6 +617,8 @@ def test_the_state_topic_is_closed_to_writers() -> None:
     talk = Talk()
     talk.client(produce(("__state", 0, batch(b"unguard everything"))))
     talk.counted()
+    assert b"unguard" not in talk.upstream(), "who may not write it, or has not logged in, hears so from Kafka"
+    talk.kafka(produced(("__state", 0, INVALID_RECORD, -1)))
     assert read(talk.answer())[("__state", 0)][0] == NOT_AUTHORIZED
 
 
@@ -539,6 +627,29 @@ def test_while_the_configs_are_not_known_nothing_is_let_through() -> None:
     talk.client(produce(("plain", 0, batch(b"p")), ("guarded-a", 0, batch(b"x"))))
     talk.counted()
     assert {key: value[0] for key, value in read(talk.answer()).items()} == {("plain", 0): 6, ("guarded-a", 0): 6}
+
+
+@pytest.mark.parametrize("topic", ["guarded-a", "a topic that only then is known to be guarded"])
+def test_what_was_sent_behind_an_append_that_came_while_the_configs_were_not_known_falls_with_it(topic: str) -> None:
+    """Given A, refused since the configs are too old, and B, sent behind it and read when they are not any more, then B
+    falls too: where A should lie another writer's record may be by now, and B would land behind that one."""
+    talk = Talk(is_fresh=False)
+    second = produce((topic, 0, expecting(6, b"y")), correlation=2)
+    talk.around.unread = len(second)
+    talk.client(produce((topic, 0, expecting(5, b"x"))))
+    talk.counted()
+    assert read(talk.answer())[topic, 0][0] == 6
+
+    talk.around.is_fresh, talk.around.unread = True, 0
+    talk.around.policy = lambda name: TopicPolicy(Check.ON)  # type: ignore[method-assign]
+    talk.client(second)
+    talk.counted()
+
+    code, _, message = read(talk.answer())[topic, 0]
+    assert (code, (message or "").split()[0]) == (6, "SENT_BEHIND_A_FAILED_BATCH")
+    talk.client(produce((topic, 0, expecting(6, b"y")), correlation=3))  # sent knowing it
+    assert talk.offered().append.expected_base_offset == 6
+    assert not talk.session._failed_chains
 
 
 def test_while_the_configs_are_not_known_an_append_that_nobody_confirms_waits() -> None:
@@ -572,7 +683,7 @@ def test_what_was_sent_before_a_refusal_left_falls_with_the_refused_batch(where:
     talk = Talk()
     first = produce(("guarded-a", 0, expecting(5, b"x")), correlation=1)
     second = produce(("guarded-a", 0, expecting(6, b"y")), ("guarded-a", 1, expecting(0, b"z")), correlation=2)
-    talk.session._may_write["guarded-a"] = None
+    talk.session._may_write["guarded-a"] = talk.now
     talk.client(first + second if where == "read together" else first)
     talk.around.unread = len(second) if where == "in the socket" else 0
     talk.refuse(talk.offered())
@@ -817,7 +928,7 @@ def test_a_proof_that_is_needed_while_a_frame_is_half_upstream_waits_for_its_end
 
 
 def test_an_append_is_not_sent_again_into_the_middle_of_a_clients_frame() -> None:
-    talk = Talk()
+    talk = Talk().may_write("guarded-a")
     (ticket,) = guarded(talk)
     talk.upstream()
     half_a_frame_behind(talk)
@@ -832,29 +943,97 @@ def test_an_append_is_not_sent_again_into_the_middle_of_a_clients_frame() -> Non
 
 
 class Joining(Unchanged):
-    """Every request adds `guarded-a` 0 to a transaction."""
+    """AddPartitionsToTxn adds `guarded-a` 0."""
+
+    def __init__(self, put_off: bytes) -> None:
+        self.put_off = put_off
 
     def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
         forward = struct.pack(">i", len(frame)) + bytes(frame)
         finish = lambda response: Finished(struct.pack(">i", len(response)) + bytes(response))  # noqa: E731
-        return Exchange(forward, finish=finish, joins=Joins("app", (TopicPartition("guarded-a", 0),)))
+        if api_key != ADD_PARTITIONS_TO_TXN:
+            return Exchange(forward)
+        return Exchange(forward, finish=finish, joins=Joins("app", (WHERE,)), answer_later=lambda: self.put_off)
+
+
+WHERE = TopicPartition("guarded-a", 0)
+
+
+def about_to_join(*, put_off: bytes = b"", may_use: str | None = None) -> Talk:
+    talk = Talk()
+    exchanges = Joining(put_off)
+    talk.session = Session(1, "proxy.local", talk.around, exchanges, 0.0)  # type: ignore[arg-type]
+    talk.session._may_use = may_use
+    talk.client(request(ADD_PARTITIONS_TO_TXN, 3, 1) + request(METADATA, 9, 2))
+    return talk
+
+
+def joining(*, put_off: bytes = b"") -> Talk:
+    talk = about_to_join(put_off=put_off, may_use="app")
+    assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoins("app", 1))
+    assert talk.next(m.ReadClient) == m.ReadClient(False)
+    return talk
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_gates_hear_only_of_those_who_may_use_the_transactional_id(allowed: bool) -> None:
+    """Who may not is left to Kafka, which says so. Others' appends would wait for what never joins."""
+    talk = about_to_join()
+    assert talk.next(m.ReadClient) == m.ReadClient(False)
+    assert struct.unpack(">hh", talk.upstream()[4:8]) == (END_TXN, 1)
+    talk.silent()
+    talk.kafka(response(1, struct.pack(">ih", 0, 49 if allowed else 53)))
+    if allowed:
+        assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoins("app", 1))
+        talk.silent()
+        return
+    assert talk.next(m.ReadClient) == m.ReadClient(True)
+    assert talk.upstream() == request(ADD_PARTITIONS_TO_TXN, 3, 1) + request(METADATA, 9, 2)
+    talk.kafka(response(1))
+    assert talk.answer() == response(1)
+    talk.silent()
 
 
 @pytest.mark.parametrize("end", ["answered", "upstream lost", "client gone"])
 def test_gates_hear_of_a_transaction_before_kafka_does_and_when_it_has_answered(end: str) -> None:
-    talk = Talk()
-    talk.session = Session(1, "proxy.local", talk.around, Joining(), 0.0)  # type: ignore[arg-type]
-    talk.client(request(ADD_PARTITIONS_TO_TXN, 3, 1))
-    where = TopicPartition("guarded-a", 0)
-    assert talk.next(m.ToPartition) == m.ToPartition(where, g.TransactionJoins("app"))
+    talk = joining()
+    talk.tell(m.MayJoin(WHERE))
+    assert talk.next(m.ReadClient) == m.ReadClient(True)
     talk.upstream()
     if end == "answered":
         talk.kafka(response(1))
-        assert talk.next(m.ToPartition) == m.ToPartition(where, g.TransactionJoined("app", answered=True))
+        assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=True))
         assert talk.answer() == response(1)
     else:
         talk.tell(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
-        assert talk.next(m.ToPartition) == m.ToPartition(where, g.TransactionJoined("app", answered=False))
+        assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=False))
+
+
+def test_a_transaction_joins_only_once_its_gates_say_so_and_nothing_behind_it_is_read() -> None:
+    talk = joining()
+    talk.silent()
+    assert talk.session.needs_ticks
+    talk.tell(m.MayJoin(WHERE))
+    assert talk.next(m.ReadClient) == m.ReadClient(True)
+    assert talk.upstream() == request(ADD_PARTITIONS_TO_TXN, 3, 1) + request(METADATA, 9, 2)
+
+
+@pytest.mark.parametrize("end", ["too long", "upstream lost", "client gone"])
+def test_what_waits_to_join_is_not_sent_if_it_waits_too_long_or_nobody_is_left(end: str) -> None:
+    """And its gates need not expect its marker: its coordinator has never been asked."""
+    talk = joining(put_off=response(1))
+    if end == "too long":
+        talk.now += talk.around.gate_wait_max_seconds + 0.1
+        talk.tell(m.Tick())
+    else:
+        talk.tell(m.UpstreamLost("it broke") if end == "upstream lost" else m.ClientLost())
+    assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoined("app", answered=True))
+    if end == "too long":
+        assert talk.next(m.ReadClient) == m.ReadClient(True)
+        assert talk.upstream() == request(METADATA, 9, 2)
+        assert talk.answer() == response(1)
+    talk.tell(m.MayJoin(WHERE))
+    assert not [each for each in talk.commands if isinstance(each, m.ToUpstream)]
 
 
 # ------------------------------------------------------------------------------------- topics whose ids are not known
@@ -880,7 +1059,7 @@ def test_beside_a_guarded_topic_one_whose_id_is_not_known_goes_by_name() -> None
 
 
 def test_a_guarded_topic_whose_id_is_not_known_is_tried_again_later_and_never_sent_by_name() -> None:
-    talk = Talk(newest_produce=13, unknown_topics=frozenset({"guarded-a"}))
+    talk = Talk(newest_produce=13, unknown_topics=frozenset({"guarded-a"})).may_write("guarded-a")
     talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
     ticket = talk.offered()
     talk.grant(ticket)
@@ -903,7 +1082,7 @@ def test_a_request_that_cannot_be_read_gives_its_memory_back() -> None:
 
 
 def test_all_of_a_chain_hear_the_same_words() -> None:
-    talk = Talk(newest_produce=12)
+    talk = Talk(newest_produce=12).may_write("guarded-a")
     chain = [expecting(6 + i, b"x") for i in range(3)]  # behind one that failed
     talk.client(b"".join(produce(("guarded-a", 0, each), correlation=1 + i) for i, each in enumerate(chain)))
     second = talk.offered()
@@ -915,7 +1094,7 @@ def test_all_of_a_chain_hear_the_same_words() -> None:
 
 
 def test_a_batch_falls_with_its_chain_although_it_waited_for_another_gate_meanwhile() -> None:
-    talk = Talk()
+    talk = Talk().may_write("guarded-b")
     talk.client(produce(("guarded-b", 0, expecting(5, b"x"))))
     first = talk.offered()
     talk.grant(first)
@@ -940,6 +1119,19 @@ def test_an_answer_that_was_not_asked_for_ends_the_connection() -> None:
     talk.kafka(response(9))
     closed = talk.next(m.CloseClient)
     assert closed.fault is UpstreamProtocolError
+    talk.next(m.CloseUpstream)
+
+
+def test_a_wrong_answer_ends_what_waits_for_it_though_its_client_is_being_closed_already() -> None:
+    talk = Talk()
+    (ticket,) = guarded(talk)
+    talk.upstream()
+    talk.client(b"\x00")  # what follows is no frame
+    talk.client(struct.pack(">i", talk.around.frame_bytes_max)[1:])
+    talk.client(struct.pack(">hhi", 32_000, 0, 9))
+    assert talk.next(m.CloseClient).fault is ClientProtocolError
+    talk.kafka(produced(("guarded-a", 1, 0, 5)))
+    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Lost(ticket))
     talk.next(m.CloseUpstream)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import pytest
 
@@ -19,7 +20,12 @@ from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire import apis
-from fencepost_proxy.wire.control import encode_request_frame, encode_response_frame
+from fencepost_proxy.wire.control import (
+    decode_request,
+    encode_request_frame,
+    encode_response_frame,
+    parse_request_header,
+)
 from fencepost_proxy.wire.schema import Message
 from tests.unit.test_group_desk import Grown
 from tests.unit.test_session import Around
@@ -130,8 +136,9 @@ def test_a_version_that_nobody_can_read_passes() -> None:
 
 
 def test_nothing_is_looked_into_where_nothing_grows() -> None:
-    # While no topic is to grow in order, requests of groups are whole frames that just pass, many at a time.
-    for api_key in FOLLOWING:
+    # While no topic is to grow in order, requests of groups are whole frames that just pass, many at a time. But for
+    # those whose answer may assign the state topic.
+    for api_key in FOLLOWING - {apis.CONSUMER_GROUP_HEARTBEAT}:
         assert api_key in PASSES
         assert api_key not in passes_but_for(FOLLOWING)
     assert passes_but_for(FOLLOWING).keys() == PASSES.keys() - FOLLOWING
@@ -142,3 +149,35 @@ def test_nothing_is_looked_into_where_nothing_grows() -> None:
     assert talk.session.take_up(memoryview(frame * 2), 100.0)[0] == 0
     talk.around.passes = PASSES
     assert talk.session.take_up(memoryview(frame * 2), 100.0)[0] == 2 * len(frame)
+
+
+@pytest.mark.parametrize("with_desk", [False, True])
+def test_the_state_topic_is_not_assigned(with_desk: bool) -> None:
+    """Whether or not a topic grows: neither what the member subscribes to, and says that it holds, nor what it gets."""
+    state, other = UUID(int=9), UUID(int=8)
+    known = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__state", state)
+    desk = Desk(Watch(), Grown(), lambda: 100.0) if with_desk else None
+    exchanges = Exchanges(AddressBook(1), lambda: known, lambda: None, lambda nodes: None, desk)
+    key = apis.CONSUMER_GROUP_HEARTBEAT
+    both = [Message(topic_id=state, partitions=[0]), Message(topic_id=other, partitions=[0])]
+    asked = Message(
+        group_id="g", member_id="m", subscribed_topic_names=["__state", "others"], topic_partitions=both, member_epoch=1
+    )
+    exchange = exchanges.begin(key, 1, memoryview(encode_request_frame(key, 1, 7, "app", asked))[4:], "local")
+    assert exchange.forward is not None
+    assert exchange.finish is not None
+    sent = memoryview(exchange.forward)[4:]
+    forwarded = decode_request(key, 1, sent[parse_request_header(sent).body_offset :])
+    assert forwarded.subscribed_topic_names == ["others"]
+    assert [each.topic_id for each in forwarded.topic_partitions] == [other]
+
+    told = Message(member_id="m", member_epoch=2, assignment=Message(topic_partitions=both))
+    answer = exchange.finish(memoryview(encode_response_frame(key, 1, 7, told))[4:]).answer
+    assert answer == encode_response_frame(
+        key, 1, 7, Message(member_id="m", member_epoch=2, assignment=Message(topic_partitions=both[1:]))
+    )
+    alone = Message(member_id="m", member_epoch=2)
+    plain = exchanges.begin(key, 1, memoryview(encode_request_frame(key, 1, 8, "app", Message(group_id="g")))[4:], "")
+    assert plain.finish is not None
+    frame = encode_response_frame(key, 1, 8, alone)
+    assert plain.finish(memoryview(frame)[4:]).answer == frame

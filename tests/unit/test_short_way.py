@@ -132,7 +132,7 @@ def _gate_seen(gate: Gate) -> list[Any]:
     """What decides about its future."""
     memory = gate.memory
     return [
-        (gate.phase, gate.idle, gate.waiting, gate.in_transaction, gate.last_refusal, gate._transactions),
+        (gate.phase, gate.idle, gate.waiting, gate.in_transaction, gate._transactions),
         (gate._log_end, gate._end_as_of, gate._shift, gate._epoch, gate._check, gate._accounted),
         (gate._warm_until, gate._warm_since, gate._warm_epoch, gate._retry_at, gate._sent_count),
         (gate._stamped_queued_until, gate._stamped_queued_to, gate._own_queued_until, gate._holes),
@@ -289,7 +289,7 @@ class _GateRun(gates._Run):
         self.took = False
         if op[0] == "join":
             joined = g.TransactionJoined(str(op[1]), op[2] == 1)
-            self._event(joined if op[2] else g.TransactionJoins(str(op[1])))
+            self._event(joined if op[2] else g.TransactionJoins(str(op[1]), 1))
         else:
             super()._do(op)
 
@@ -482,6 +482,7 @@ def test_who_sends_an_append_again_meanwhile_is_told_too() -> None:
     other.client_wrote += again
     talk._deliver_client(other, [])
     assert not other.asked
+    talk.switch.sessions[other.number]._may_write["required"] = float("inf")
     # When the first is answered
     talk._answer(talk.client, "ok", 0, 0)
     # Then so is the second, by the same
@@ -542,7 +543,7 @@ _SESSION_DEFECTS = {
     "does not remember who may write": (
         Session,
         "_end_single",
-        "self._may_write[single.ticket.partition.topic] = None",
+        "self._may_write[single.ticket.partition.topic] = now",
         "pass",
     ),
     "loses a throttle time": (Session, "_end_single", "throttle=throttle", "throttle=0"),

@@ -12,7 +12,7 @@ from fencepost_proxy.cli.main import main
 _START = """
 import sys
 from fencepost_proxy.cli import main
-main._parser("proxy")
+main.command_parser("proxy")
 import fencepost_proxy.net.app
 print(*sorted(sys.modules))
 """

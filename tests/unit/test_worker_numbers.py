@@ -13,9 +13,9 @@ import pytest
 
 from fencepost_proxy.net.channel import pair
 from fencepost_proxy.net.listeners import Acceptor, bind
-from fencepost_proxy.net.metrics import Metrics, WorkerNumbers
+from fencepost_proxy.net.metrics import AddressNumbers, Metrics, PartitionNumbers, WorkerNumbers
 from fencepost_proxy.net.worker import AWAY, LOAD_BYTES, Worker
-from fencepost_proxy.types import Address
+from fencepost_proxy.types import Address, TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
 from tests.support.waiting import until
 
@@ -24,7 +24,7 @@ def counted(times: int) -> Metrics:
     metrics = Metrics()
     for _ in range(times):
         metrics.connections.inc()
-        metrics.traffic.requests[PRODUCE] += 1
+        metrics.traffic.requests[PRODUCE][9] += 1
         metrics.traffic.bytes_to_kafka += 1000
         metrics.traffic.request_seconds.observe(0.001)
         metrics.gate_wait_seconds.observe(0.1)
@@ -39,7 +39,7 @@ def test_every_number_of_two_processes_is_added_and_neither_is_changed() -> None
     whole = one.plus(pickle.loads(pickle.dumps(other)))
 
     assert whole.connections.value == 5
-    assert whole.traffic.requests[PRODUCE] == 5
+    assert whole.traffic.requests[PRODUCE][9] == 5
     assert whole.traffic.bytes_to_kafka == 5000
     assert dict(whole.refusals) == {"offset_mismatch": 5, "not_ready": 1}
     assert sum(whole.traffic.request_seconds.counts) == 5
@@ -48,11 +48,46 @@ def test_every_number_of_two_processes_is_added_and_neither_is_changed() -> None
     assert dict(one.refusals) == {"offset_mismatch": 2}
 
 
+def test_of_a_partition_that_both_know_the_one_counts_that_knows_more() -> None:
+    one, other = counted(1), counted(1)
+    known, both = TopicPartition("t", 0), TopicPartition("t", 1)
+    one.moment.partitions = {known: PartitionNumbers(7, 1), both: PartitionNumbers(7, 3)}
+    other.moment.partitions = {both: PartitionNumbers(9, 2)}
+    one.moment.gates = other.moment.gates = {"open": 2}
+    one.moment.address, other.moment.address = AddressNumbers(7, 100), AddressNumbers(5, 100)
+    one.upstream_failed("clients", "lost")
+    other.upstream_failed("clients", "lost")
+
+    whole = one.plus(pickle.loads(pickle.dumps(other)))
+
+    assert whole.moment.partitions == {known: (7, 1), both: (9, 2)}
+    assert whole.moment.gates == {"open": 4}
+    assert whole.moment.address == (7, 100)  # connections are limited in each process
+    assert whole.upstream_errors == {"clients": {"lost": 2}, "proxy": {}}
+    assert one.moment.gates == {"open": 2}
+
+
+def test_what_a_worker_that_ended_had_pending_is_pending_no_more_and_what_it_counted_stays() -> None:
+    metrics = counted(3)
+    metrics.expansions_pending.inc()
+    metrics.partitions_withheld.value = 5
+    metrics.traffic.requests_in_flight = 7
+    metrics.moment.appends_waiting = 4
+
+    metrics.ended()
+
+    text = metrics.exposition().decode()
+    for name in ("client_connections", "expansions_pending", "withheld_partitions", "requests_in_flight"):
+        assert f"fencepost_{name} 0.0" in text
+    assert "fencepost_gate_waiting_appends 0.0" in text
+    assert 'fencepost_requests_total{api="Produce",version="9"} 3.0' in text
+
+
 def test_workers_have_a_series_each_and_a_single_process_none() -> None:
     metrics = counted(1)
     assert b"worker" not in metrics.exposition()
 
-    metrics.workers = [WorkerNumbers(0, 3, 5, 70, 1, 1.5, 1 << 20), WorkerNumbers(1, 4, 6, 80, 2, 2.5, 1 << 21)]
+    metrics.workers = [WorkerNumbers(0, 3, 5, 70, 1, 1.5, 1 << 20, 9), WorkerNumbers(1, 4, 6, 80, 2, 2.5, 1 << 21, 9)]
     text = metrics.exposition().decode()
 
     assert 'fencepost_worker_client_connections{worker="1"} 4.0' in text

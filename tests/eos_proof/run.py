@@ -1,0 +1,482 @@
+"""One run: applications consume a topic, transform and produce to another in transactions, and everything is killed.
+
+    input           numbers, written to a partition for each application, directly
+    applications    a process per client and partition, as KIP-98 has it: its transactional id goes with the partition.
+                    Reads, sends on, adds the offsets and commits. Who is killed, or gives up, is started anew, and then
+                    an earlier one of its kind is fenced
+    zombies         the next one starts while the one before it still lives, and works until it is fenced
+    kills           kill -9 of an application, a proxy or a broker in turn; the next when things go on again
+    output          read committed by a consumer of Kafka's own, asked directly: each number once
+
+The output topic checks expected offsets (`true`), so that each commit is judged on its way.
+
+Two controls: `plain`, the same applications without transactions, whose output has numbers twice; and `direct`, without
+a proxy between them and Kafka, which tells whose doing a standstill is.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.instances import CLIENTS, Process, Told
+from tests.support.kafka import running_kafka, unique_topic
+from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.raw import Connection
+from tests.support.transactional_worker import PLAIN
+
+TRANSACTION_MS = 10_000
+PATIENCE_SECONDS = 240.0
+#: An application that has something to do and does nothing for so long is killed, as a liveness probe would. To start
+#: may take longer: machines are busy.
+STANDSTILL_SECONDS = 30.0
+_START_SECONDS = 120.0
+_PROXIES = 2
+_POLL_SECONDS = 0.1
+#: Without transactions, a zombie is left alone until the next one has done so much beside it.
+_BESIDE_ZOMBIES = 3
+_PROPERTIES = {
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+}
+
+VICTIMS = ("application", "proxy", "broker", "zombie")
+#: What a zombie is told, by client and version of the protocol.
+FENCED = re.compile(r"fenced|INVALID_PRODUCER_EPOCH|InvalidProducerEpoch|InvalidProducerIdMapping", re.IGNORECASE)
+
+
+class NeverHappened(AssertionError):
+    """Something that a run waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`kills` – of each client's part of the run; `per_kill` – inputs that each partition gets between two of them.
+    `plain` – without transactions: at least once. `seconds_max` – nothing is killed any more after so long."""
+
+    kills: int
+    per_kill: int = 30
+    clients: tuple[str, ...] = CLIENTS
+    plain: bool = False
+    victims: tuple[str, ...] = VICTIMS
+    seconds_max: float = inf
+
+
+@dataclass(frozen=True, slots=True)
+class Stood:
+    """An application that stood still, had something to do, and was started again. `at` – the step of its loop that it
+    had begun, `after` – what was killed last."""
+
+    at: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.at} after {self.after}"
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of one client's partition."""
+
+    inputs: int = 0
+    outputs: int = 0
+    missing: int = 0
+    twice: int = 0
+    #: Read uncommitted, without what was committed: what transactions that were aborted had written.
+    aborted: int = 0
+    out_of_order: int = 0
+    transactions: int = 0
+    started: int = 0
+    killed: int = 0
+    zombies: int = 0
+    #: Of those: told that they are.
+    fenced: int = 0
+    stood_still: Counter[Stood] = field(default_factory=Counter)
+    gave_up: Counter[str] = field(default_factory=Counter)
+    #: By what was killed: the longest time until the first of the work that was there to be done then was done.
+    pauses: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        return self.inputs > 0 and self.outputs == self.inputs and not (self.missing or self.twice or self.out_of_order)
+
+    @property
+    def at_least_once(self) -> bool:
+        """And not exactly: what the applications without transactions are to show."""
+        return self.inputs > 0 and self.twice > 0 and not self.missing
+
+
+@dataclass(slots=True)
+class Result:
+    counts: dict[str, Counts]
+    kills: Counter[str]
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        return all(each.holds for each in self.counts.values())
+
+    @property
+    def at_least_once(self) -> bool:
+        return all(each.at_least_once for each in self.counts.values())
+
+
+class Application:
+    """One client's, on its partition; started again by a thread of its own whenever it ends or gives up."""
+
+    def __init__(self, stage: Stage, client: str, partition: int, source: str, target: str, *, plain: bool) -> None:
+        self.client, self.partition = client, partition
+        self.counts = Counts()
+        self.reached = 0
+        #: When it got how far.
+        self.progress: list[tuple[float, int]] = []
+        self._stage = stage
+        self._topics = source, target
+        self._plain = plain
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._process: Process | None = None
+        self._zombies: list[Process] = []
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def kill(self) -> None:
+        with self._lock:
+            if self._process is not None:
+                self.counts.killed += 1
+                self._process.kill()
+
+    def replace(self) -> None:
+        """Another one takes over, and nobody has told the one before."""
+        with self._lock:
+            if self._process is not None:
+                self.counts.zombies += 1
+                self._zombies.append(self._process)
+                self._process = None
+
+    @property
+    def haunted(self) -> bool:
+        return bool(self._zombies)
+
+    def stop(self) -> None:
+        self._ended.set()
+        with self._lock:
+            for each in (self._process, *self._zombies):
+                if each is not None:
+                    each.kill()
+        self._thread.join(30)
+
+    def pause_seconds(self, since: float, offset: int) -> float:
+        """0: it was there already."""
+        moments = (moment for moment, reached in self.progress if reached >= offset and moment >= since)
+        return next(moments, since) - since
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            with self._lock:
+                process = self._process = Process(self.client, self._stage.bootstrap(), self._stage.directory)
+                self.counts.started += 1
+            try:
+                self._serve(process)
+            except OSError:
+                pass  # killed as it was told something
+            finally:
+                if process not in self._zombies:
+                    process.kill()
+
+    def _serve(self, process: Process) -> None:
+        source, target = self._topics
+        name = f"{target}-{self.partition}"
+        process.tell("init", "app", PLAIN if self._plain else name, TRANSACTION_MS)
+        loop = "forward" if self._plain else "transform"
+        process.tell(loop, "app", f"{target}-group", source, target, self.partition)
+        begun, done = False, 0
+        heard = time.monotonic()
+        while not self._ended.is_set() and self._process is process:
+            told = process.hear(within_seconds=_POLL_SECONDS)
+            self._hear_zombies()
+            if told is None:
+                if not process.running:
+                    return
+                if self.reached >= self._stage.written:
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > (STANDSTILL_SECONDS if begun else _START_SECONDS):
+                    stood = Stood(process.at or "init", self._stage.killed)
+                    self._stage.note(f"{self.client} {process.log.name} stood still: {stood}")
+                    process.look()
+                    self.counts.stood_still[stood] += 1
+                    return
+                continue
+            heard = time.monotonic()
+            if not told.ok:
+                self._stage.note(f"{self.client} {process.log.name} gave up: {told.text}")
+                self.counts.gave_up[told.error] += 1
+                return
+            if begun:
+                self._done(told)
+                if self._plain:
+                    done += 1
+                    self._lay_zombies(done)
+            begun = True
+
+    def _done(self, told: Told) -> None:
+        self.counts.transactions += 1
+        self.reached = max(self.reached, int(told.text))
+        self.progress.append((time.monotonic(), self.reached))
+
+    def _hear_zombies(self) -> None:
+        """What they do before they are fenced is done, and counts: nobody does it again."""
+        for zombie in tuple(self._zombies):
+            while (told := zombie.hear(within_seconds=0)) is not None:
+                if told.ok:
+                    self._done(told)
+                    continue
+                self._stage.note(f"{self.client} {zombie.log.name}, a zombie, was told: {told.text}")
+                if FENCED.search(told.text):
+                    self.counts.fenced += 1
+                else:
+                    self.counts.gave_up[f"zombie: {told.error}"] += 1
+                zombie.kill()
+                self._zombies.remove(zombie)
+                break
+
+    def _lay_zombies(self, done: int) -> None:
+        """Nobody fences those without transactions: the next one has done some of the same work by now."""
+        if done >= _BESIDE_ZOMBIES:
+            for zombie in self._zombies:
+                zombie.kill()
+            self._zombies.clear()
+
+
+class Stage:
+    """Three brokers, and two proxies that applications choose of by chance; or none, and applications ask Kafka."""
+
+    def __init__(self, kafka: KafkaCluster, proxies: Sequence[ProxyProcess], directory: Path) -> None:
+        self.kafka, self.proxies, self.directory = kafka, proxies, directory
+        #: How much input each partition has.
+        self.written = 0
+        #: What was killed last.
+        self.killed = "nothing"
+        self._began = time.monotonic()
+
+    def bootstrap(self) -> str:
+        """Of both, in any order."""
+        if not self.proxies:
+            return self.kafka.bootstrap
+        return ",".join(random.sample([each.bootstrap for each in self.proxies], len(self.proxies)))
+
+    def kill_proxy(self) -> None:
+        proxy = random.choice(self.proxies)
+        proxy.kill()
+        proxy.restart()
+
+    def kill_broker(self) -> None:
+        node_id = random.choice(self.kafka.node_ids)
+        self.kafka.kill(node_id)
+        self.kafka.restart(node_id)
+
+    def without_proxies(self) -> Stage:
+        return Stage(self.kafka, (), self.directory)
+
+    def note(self, text: str) -> None:
+        """For who looks into what went wrong."""
+        with (self.directory / "events.log").open("a") as log:
+            log.write(f"{time.time():.3f} {time.monotonic() - self._began:.3f} {text}\n")
+
+
+@contextmanager
+def stage(directory: Path, *, lie: str = "") -> Iterator[Stage]:
+    """`lie` – of proxies that do not do what they say, see `tests/support/lying_proxy.py`."""
+    lying: dict[str, Any] = {"module": "tests.support.lying_proxy", "environment": {"LIE": lie}} if lie else {}
+    with ExitStack() as stack:
+        kafka = stack.enter_context(running_kafka(3, properties=_PROPERTIES))
+        proxies = [
+            stack.enter_context(
+                ProxyProcess(kafka.bootstrap, _made(directory / f"proxy{i}"), config=GUARDED_BY_NAME, **lying)
+            )
+            for i in range(_PROXIES)
+        ]
+        yield Stage(kafka, proxies, directory)
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    return directory
+
+
+class Feeder:
+    """Writes the input: numbers from 0 on to each partition."""
+
+    def __init__(self, stage: Stage, topic: str, partitions: int) -> None:
+        self._stage = stage
+        self._topic, self._partitions = topic, partitions
+        self._producer = confluent_kafka.Producer(
+            {"bootstrap.servers": stage.kafka.bootstrap, "enable.idempotence": True, "log_level": 0}
+        )
+
+    def more(self, count: int) -> None:
+        for number in range(self.written, self.written + count):
+            for partition in range(self._partitions):
+                self._producer.produce(self._topic, b"%d" % number, partition=partition)
+        assert self._producer.flush(PATIENCE_SECONDS) == 0, "the input was not written"
+        self._stage.written += count
+
+    @property
+    def written(self) -> int:
+        return self._stage.written
+
+
+def run(stage: Stage, plan: Plan, say: Callable[[str], None] = lambda _: None) -> Result:
+    began = time.monotonic()
+    source, target = unique_topic("in"), unique_topic("checked")
+    stage.written, stage.killed = 0, "nothing"
+    with Connection(stage.bootstrap().split(",")[0]) as admin:
+        for topic in (source, target):
+            assert admin.create_topic(topic, partitions=len(plan.clients), replicas=3) == (0, None)
+    feeder = Feeder(stage, source, len(plan.clients))
+    applications = [
+        Application(stage, client, partition, source, target, plain=plan.plain)
+        for partition, client in enumerate(plan.clients)
+    ]
+    victims = [each for each in plan.victims if stage.proxies or each != "proxy"]
+    kills: Counter[str] = Counter()
+    try:
+        feeder.more(plan.per_kill)
+        _all_reach(1, "every application begun", applications)
+        for number in range(plan.kills):
+            if time.monotonic() - began > plan.seconds_max:
+                break
+            feeder.more(plan.per_kill)
+            victim = stage.killed = victims[number % len(victims)]
+            kills[victim] += 1
+            since, written = time.monotonic(), feeder.written
+            stage.note(f"kill {number + 1}: {victim}")
+            {
+                "application": lambda: [each.kill() for each in applications],
+                "zombie": lambda: _replace(applications, feeder),
+                "proxy": stage.kill_proxy,
+                "broker": stage.kill_broker,
+            }[victim]()
+            # Not all of it: what is killed next is killed in the middle.
+            _all_reach(written - plan.per_kill + 1, victim, applications)
+            pauses = {each.client: each.pause_seconds(since, written - plan.per_kill + 1) for each in applications}
+            for each in applications:
+                each.counts.pauses[victim] = max(each.counts.pauses.get(victim, 0.0), pauses[each.client])
+            feeder.more(plan.per_kill)
+            stage.note(f"went on after {pauses}")
+            say(f"{number + 1} of {plan.kills}: {victim}")
+        _all_reach(feeder.written, "all of it done", applications)
+    finally:
+        for each in applications:
+            each.stop()
+    for each in applications:
+        _count(stage.kafka.bootstrap, target, each, feeder.written)
+    return Result({each.client: each.counts for each in applications}, kills, time.monotonic() - began)
+
+
+def _replace(applications: Sequence[Application], feeder: Feeder) -> None:
+    """While there is always something to do: else the one before does all of it before the next one has started."""
+    for each in applications:
+        each.replace()
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while any(each.haunted for each in applications):
+        if time.monotonic() > deadline:
+            raise NeverHappened(f"a zombie was not fenced: {[(a.client, a.counts.fenced) for a in applications]}")
+        feeder.more(1)
+        time.sleep(_POLL_SECONDS)
+
+
+def _all_reach(offset: int, what: str, applications: Sequence[Application]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not all(each.reached >= offset for each in applications):
+        if time.monotonic() > deadline:
+            stood = {each.client: (each.reached, dict(each.counts.gave_up)) for each in applications}
+            raise NeverHappened(f"never beyond {offset} after {what} within {PATIENCE_SECONDS:g} s: {stood}")
+        time.sleep(_POLL_SECONDS)
+
+
+def _count(bootstrap: str, topic: str, application: Application, written: int) -> None:
+    counts = application.counts
+    committed = _read(bootstrap, topic, application.partition, "committed")
+    everything = _read(bootstrap, topic, application.partition, "uncommitted")
+    found = Counter(committed)
+    counts.inputs, counts.outputs = written, len(committed)
+    counts.missing = sum(number not in found for number in range(written))
+    counts.twice = sum(times - 1 for times in found.values())
+    counts.aborted = len(everything) - len(committed)
+    counts.out_of_order = sum(a > b for a, b in pairwise(committed))
+
+
+def _read(bootstrap: str, topic: str, partition: int, level: str) -> list[int]:
+    """Directly, to the last stable offset, or to the end."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "judge",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "isolation.level": f"read_{level}",
+        }
+    )
+    consumer.assign([confluent_kafka.TopicPartition(topic, partition, confluent_kafka.OFFSET_BEGINNING)])
+    values: list[int] = []
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    try:
+        while time.monotonic() < deadline:
+            message = consumer.poll(1.0)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                values.append(int(message.value()))
+            elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
+                return values
+        raise NeverHappened(f"the end of {topic}-{partition} was not reached")
+    finally:
+        consumer.close()
+
+
+def table(result: Result) -> list[str]:
+    rows = [
+        "| client | inputs | outputs | missing | twice | out of order | aborted on the way | transactions | started "
+        "| killed | zombies; fenced | stood still |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    rows += [
+        f"| {client} | {each.inputs} | {each.outputs} | {each.missing} | {each.twice} | {each.out_of_order} "
+        f"| {each.aborted} | {each.transactions} | {each.started} | {each.killed} | {each.zombies}; {each.fenced} "
+        f"| {_stood_still(each)} |"
+        for client, each in result.counts.items()
+    ]
+    return rows
+
+
+def _stood_still(counts: Counts) -> str:
+    times = sum(counts.stood_still.values())
+    return f"{times}: {', '.join(f'{stood} {n}' for stood, n in counts.stood_still.items())}" if times else "0"
+
+
+def pauses_table(results: dict[str, Result]) -> list[str]:
+    """Longest pauses in seconds, by what was killed, of several runs."""
+    clients = next(iter(results.values())).counts
+    rows = ["| killed | run | " + " | ".join(clients) + " |", "|---|---|" + "---|" * len(clients)]
+    for victim in VICTIMS:
+        for name, result in results.items():
+            if victim in result.kills:
+                cells = [f"{each.pauses.get(victim, 0.0):.1f}" for each in result.counts.values()]
+                rows.append(f"| {victim} | {name} | " + " | ".join(cells) + " |")
+    return rows

@@ -1,0 +1,67 @@
+"""The fuzzer's dialogues on topics with levels of idempotence, before a Kafka that may take no producer ids."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from fencepost_policies.append import Check
+from fencepost_policies.idempotence_level import Level
+from fencepost_proxy.topics.idempotence import IdempotenceMemory
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from tests.fuzz import dialogue
+from tests.fuzz.dialogue import Around, Dialogue, _Run
+from tests.fuzz.engine import Failure, Op, Program, Untraced
+from tests.unit.test_short_way import _Programs
+
+_PROGRAMS = 120
+_POLICIES = {
+    "checked": TopicPolicy(Check.ON, idempotence=Level.SAFE),
+    "required": TopicPolicy(Check.REQUIRED, idempotence=Level.REQUIRED),
+    "plain": TopicPolicy(idempotence=Level.SAFE),
+    "other": TopicPolicy(idempotence=Level.REQUIRED),
+}
+
+
+class _ForgetfulAround(Around):
+    """It has to ask where logs start."""
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        super().__init__(setup)
+        self.idempotence = IdempotenceMemory(3)
+
+
+class _LevelledRun(_Run):
+    def __init__(self, program: Program, seed: int) -> None:
+        super().__init__(program, set(), Untraced())
+        self._rng = random.Random(f"levels {seed}")
+
+    def _do(self, op: Op) -> None:
+        draw = self._rng.random()
+        if draw < 0.05:
+            self.around.idempotence.refused(self._rng.choice(("plain", "checked")), self.now)
+        elif draw < 0.08:
+            self.around.idempotence.forget_topic("plain")
+        super()._do(op)
+
+
+def _error(rng: random.Random) -> int:
+    return rng.choice((0, 6, 7, 20, 29, 31, 43, 43, 43, 43, 45, 45, 59, 87))
+
+
+@pytest.mark.pure
+def test_levels_change_nothing_that_a_dialogue_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialogue, "POLICIES", _POLICIES)
+    monkeypatch.setattr(dialogue, "Around", _ForgetfulAround)
+    monkeypatch.setattr(Dialogue, "_error", staticmethod(_error))
+    for seed in range(_PROGRAMS):
+        rng, fuzzer = random.Random(f"levels {seed}"), Dialogue()
+        program = Program(fuzzer.setup(rng), [fuzzer.op(rng) for _ in range(60)])
+        if not seed % 2:
+            program = _Programs().program(seed)
+        try:
+            _LevelledRun(program, seed).run()
+        except Failure as failure:
+            raise AssertionError(f"seed {seed}: {failure}") from failure

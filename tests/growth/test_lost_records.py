@@ -1,0 +1,168 @@
+"""Prior partitions that lose what a new one waits for: compacted, expired, and truncated by an unclean leader election.
+
+The library's ordered consumers here, and a group where the log is truncated for real; other groups are in
+`tests/integration/test_groups.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from uuid import uuid4
+
+import confluent_kafka
+import pytest
+from kafka import KafkaAdminClient, TopicPartition
+from kafka.admin import NewTopic
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.growth.conftest import GROWING
+from tests.growth.test_library_consumer import Reader, each_library, places, reader
+from tests.support.clients import LIBRARIES
+from tests.support.growing import expansions, grow
+from tests.support.grown import GrownTopic
+from tests.support.kafka import running_kafka, unique_topic
+from tests.support.members import MEMBERS
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, Log, batch, until
+
+pytestmark = [pytest.mark.kafka]
+
+_PATIENCE_SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def cleaning() -> Iterator[KafkaCluster]:
+    """Compacts at once what it may."""
+    with running_kafka(1, properties={"log.cleaner.backoff.ms": "200"}) as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def proxy(cleaning: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(cleaning.bootstrap, tmp_path_factory.mktemp("lost"), config=GROWING) as process:
+        yield process
+
+
+def _topic(kafka: KafkaCluster, proxy: ProxyProcess, **configs: str) -> GrownTopic:
+    """Two partitions; `ordered.partition.expansion=any`."""
+    return GrownTopic(kafka.bootstrap, proxy.bootstrap, f"lost-{uuid4().hex[:8]}", 2, **configs)
+
+
+def _reads_until(consumer: Reader, wanted: set[tuple[int, int]]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not wanted <= set(found):
+        assert time.monotonic() < deadline, f"{found} came; {consumer.waiting()} wait"
+        found += consumer.read(0.5)
+    return found
+
+
+@each_library
+def test_what_retention_took_is_not_waited_for(library: str, cleaning: KafkaCluster, proxy: ProxyProcess) -> None:
+    # Given a consumer in the middle of a prior partition, of which all is deleted before it is read.
+    topic = _topic(cleaning, proxy)
+    topic.write(0, 10)
+    topic.grow(3)
+    topic.write(2, 4)
+    with closing(KafkaAdminClient(bootstrap_servers=cleaning.bootstrap)) as admin:
+        admin.delete_records({TopicPartition(topic.name, 0): 10})
+    with closing(reader(library, proxy, topic.name, {0: 4})) as consumer:
+        # Then it reads the new one, from its beginning.
+        assert _reads_until(consumer, places(2, 0, 4)) == sorted(places(2, 0, 4))
+
+
+@each_library
+def test_what_compaction_took_is_not_waited_for(library: str, cleaning: KafkaCluster, proxy: ProxyProcess) -> None:
+    configs = {
+        "cleanup.policy": "compact",
+        "segment.ms": "100",
+        "min.cleanable.dirty.ratio": "0.01",
+        "max.compaction.lag.ms": "1",
+    }
+    topic = _topic(cleaning, proxy, **configs)
+    # Given a prior partition with ten records of one key, all taken below the threshold since there are newer ones.
+    topic.write(0, 10)
+    topic.grow(3)
+    topic.write(2, 4)
+
+    def all_taken() -> bool:
+        topic.write(0, 1)
+        batches = Log(cleaning.bootstrap).batches(topic.name, 0)
+        return all(each.base_offset >= 10 for each in batches if each.values)
+
+    until(all_taken, "compaction", pause_seconds=0.3)
+    with closing(reader(library, proxy, topic.name, {0: 5})) as consumer:
+        found = _reads_until(consumer, places(2, 0, 4))
+    # Then what is left of it comes first, and there is nothing below the threshold.
+    assert [place for place in found if place[0] == 2] == sorted(places(2, 0, 4))
+    assert all(offset >= 10 for partition, offset in found if partition == 0)
+
+
+@each_library
+def test_what_was_truncated_is_not_waited_for(library: str, cleaning: KafkaCluster, proxy: ProxyProcess) -> None:
+    # Given a threshold that lies above the log's end.
+    topic = _topic(cleaning, proxy)
+    topic.write(0, 5)
+    topic.grow_by_hand(3, thresholds=[9, 0])
+    topic.write(2, 4)
+    with closing(reader(library, proxy, topic.name)) as consumer:
+        found = _reads_until(consumer, places(2, 0, 4))
+    # Then what there is comes first.
+    assert found == [*sorted(places(0, 0, 5)), *sorted(places(2, 0, 4))]
+
+
+def _append(address: str, topic: str, partition: int, values: list[bytes]) -> None:
+    with Log(address).connect(topic, partition) as connection:
+        for value in values:
+            # A broker may be named as a leader before it knows of it.
+            until(lambda v=value: connection.append(topic, batch(v), partition=partition).error_code == 0, "an append")  # type: ignore[misc]
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("client", [*LIBRARIES, "librdkafka-eager", "librdkafka-consumer-protocol"])
+def test_an_unclean_leader_truncates_a_prior_partition_below_its_threshold(client: str, tmp_path: Path) -> None:
+    # Given a prior partition on two brokers, of which the second is away while the last records are written, so that
+    # the topic grows with a threshold behind them. (State and groups live on the first broker, which stays.)
+    with running_kafka(1) as kafka, ProxyProcess(kafka.bootstrap, tmp_path, config=GROWING) as proxy:
+        leader, follower = kafka.add_broker(), kafka.add_broker()
+        topic, group = unique_topic("ordered"), f"truncated-{uuid4().hex[:8]}"
+        with closing(KafkaAdminClient(bootstrap_servers=kafka.bootstrap)) as admin:
+            configs = {"unclean.leader.election.enable": "true", "min.insync.replicas": "1"}
+            admin.create_topics([NewTopic(topic, replica_assignments={0: [leader, follower]}, topic_configs=configs)])
+        first = str(kafka.address(1))
+
+        def led_by(node_id: int, *, in_sync: int) -> bool:
+            with Connection(first) as connection:
+                found = connection.metadata(topic).topics[0].partitions
+            zero = next((each for each in found if each.partition_index == 0), None)
+            return zero is not None and zero.leader_id == node_id and len(zero.isr_nodes) == in_sync
+
+        until(lambda: led_by(leader, in_sync=2), f"{topic} to appear")
+        _append(first, topic, 0, [b"%d" % n for n in range(5)])
+        kafka.kill(follower)
+        until(lambda: led_by(leader, in_sync=1), "the follower to be left behind")
+        _append(first, topic, 0, [b"%d" % n for n in range(5, 9)])
+        until(lambda: grow(proxy.bootstrap, topic, 2, assignments=[[1, leader]])[0] == 0, f"{topic} to grow")
+        assert [each.thresholds for each in expansions(proxy.bootstrap, topic)] == [(9,)]
+
+        # When the leader dies for good, and the one that lacks them leads.
+        kafka.kill(leader)
+        kafka.restart(follower, wait=False)
+        until(lambda: led_by(follower, in_sync=1), "an unclean election")
+        until(lambda: Log(first).end(topic, 0) == 5, "the log to be shorter")
+        _append(first, topic, 1, [b"new"] * 3)
+
+        # Then who has read what is left need not wait for what is gone.
+        if client in LIBRARIES:
+            with closing(reader(client, proxy, topic, {0: 2})) as consumer:
+                assert _reads_until(consumer, places(1, 0, 3)) == [*sorted(places(0, 2, 5)), *sorted(places(1, 0, 3))]
+            return
+        consumer_of_group = confluent_kafka.Consumer({"bootstrap.servers": first, "group.id": group})
+        consumer_of_group.commit(offsets=[confluent_kafka.TopicPartition(topic, 0, 5)], asynchronous=False)
+        consumer_of_group.close()
+        with MEMBERS[client](proxy.bootstrap, topic, group, "earliest") as member:
+            until(lambda: len(member.read_of(1)) == 3, f"the new partition to come: {member.errors}")
+            assert [each.partition for each in member.read] == [1] * 3

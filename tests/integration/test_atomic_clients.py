@@ -1,0 +1,126 @@
+"""Transactions with expectations on three brokers, by clients as they are, also one that ignores its answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import aiokafka
+import aiokafka.errors
+import confluent_kafka
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, Log, until
+
+pytestmark = pytest.mark.kafka
+
+PATIENCE_SECONDS = 60.0
+PARTITIONS = range(3)
+
+
+@pytest.fixture
+def topic(kafka3: KafkaCluster, proxy3: ProxyProcess, unique_topic: Callable[..., str]) -> str:
+    """Three partitions, led by three brokers mostly."""
+    name = unique_topic("checked")
+    with Connection(proxy3.bootstrap) as client:
+        assert client.create_topic(name, partitions=len(PARTITIONS), replicas=3) == (0, None)
+    for partition in PARTITIONS:
+        Log(kafka3.bootstrap).leader(name, partition)
+    return name
+
+
+def committed(kafka: KafkaCluster, topic: str) -> list[bytes]:
+    """All that a consumer gets that reads committed, once every partition's end is stable."""
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "group.id": "nobody",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    values: list[bytes] = []
+    try:
+        consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0) for partition in PARTITIONS])
+        ends: set[int] = set()
+        while len(ends) < len(PARTITIONS):
+            message = consumer.poll(PATIENCE_SECONDS)
+            assert message is not None
+            error = message.error()
+            if error is None:
+                values.append(message.value())
+            else:
+                assert error.code() == confluent_kafka.KafkaError._PARTITION_EOF, error
+                ends.add(message.partition())
+    finally:
+        consumer.close()
+    return sorted(values)
+
+
+def test_confluent_kafka_commits_what_holds_and_aborts_what_does_not(
+    kafka3: KafkaCluster, proxy3: ProxyProcess, topic: str
+) -> None:
+    """Refused on one of three brokers, all of it is aborted, by the same producer that commits afterwards."""
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": proxy3.bootstrap, "transactional.id": f"{topic}-txn", "log_level": 0}
+    )
+    producer.init_transactions(PATIENCE_SECONDS)
+
+    def append(value: bytes, expected: dict[int, int]) -> None:
+        producer.begin_transaction()
+        for partition, offset in expected.items():
+            producer.produce(topic, value, partition=partition, headers=[("expected-offset", b"%d" % offset)])
+        producer.flush(PATIENCE_SECONDS)
+
+    append(b"first", dict.fromkeys(PARTITIONS, 0))
+    producer.commit_transaction(PATIENCE_SECONDS)
+    until(lambda: all(Log(kafka3.bootstrap).end(topic, p) == 2 for p in PARTITIONS), "the markers")
+    assert committed(kafka3, topic) == [b"first"] * 3
+
+    append(b"second", {0: 2, 1: 2, 2: 1})
+    with pytest.raises(confluent_kafka.KafkaException) as refused:
+        producer.commit_transaction(PATIENCE_SECONDS)
+    assert refused.value.args[0].txn_requires_abort()
+    producer.abort_transaction(PATIENCE_SECONDS)
+
+    def third() -> bool:
+        append(b"third", {p: Log(kafka3.bootstrap).end(topic, p) for p in PARTITIONS})
+        try:
+            producer.commit_transaction(PATIENCE_SECONDS)
+        except confluent_kafka.KafkaException:  # a marker of the aborted one came between
+            producer.abort_transaction(PATIENCE_SECONDS)
+            return False
+        return True
+
+    until(third, "a commit", within_seconds=PATIENCE_SECONDS)
+    assert committed(kafka3, topic) == [*[b"first"] * 3, *[b"third"] * 3]
+
+
+def test_aiokafka_does_not_look_at_its_answers_and_commits_all_the_same(
+    kafka3: KafkaCluster, proxy3: ProxyProcess, topic: str
+) -> None:
+    """Its own transaction manager would let the commit go, with what has landed."""
+
+    async def story() -> None:
+        producer = aiokafka.AIOKafkaProducer(bootstrap_servers=proxy3.bootstrap, transactional_id=f"{topic}-txn")
+        await producer.start()
+        try:
+            await producer.begin_transaction()
+            for partition, expected in enumerate((0, 0, 7)):
+                headers = [("expected-offset", b"%d" % expected)]
+                await producer.send(topic, b"half of it", partition=partition, headers=headers)
+            with pytest.raises(aiokafka.errors.KafkaError):
+                await asyncio.wait_for(producer.commit_transaction(), PATIENCE_SECONDS)
+        finally:
+            await producer.stop()
+        # A new one of that name ends what the old one left.
+        successor = aiokafka.AIOKafkaProducer(bootstrap_servers=proxy3.bootstrap, transactional_id=f"{topic}-txn")
+        await successor.start()
+        await successor.stop()
+
+    asyncio.run(story())
+    assert "half of it" in str(Log(kafka3.bootstrap).values(topic, 0))
+    assert committed(kafka3, topic) == []

@@ -1,0 +1,438 @@
+"""Transactions with expectations on several partitions: all hold and it commits, or the commit is refused.
+
+By raw requests of both protocols, through one proxy, through two, and around them. What was committed is asked of Kafka
+itself, without a proxy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import confluent_kafka
+import pytest
+from kafka.protocol.producer import EndTxnRequest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.kafka import running_kafka
+from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
+from tests.support.raw import Connection, Log, batch, until
+from tests.support.transactions import Transactional, abort_as_an_admin, transaction_state
+
+pytestmark = pytest.mark.kafka
+
+OK, NOT_LEADER, POLICY_VIOLATION, CONCURRENT_TRANSACTIONS, UNKNOWN_PRODUCER_ID, ABORTABLE = 0, 6, 44, 51, 59, 120
+#: Kafka's own answers where it has ended the transaction itself.
+FENCED = (47, 48, 90)
+PATIENCE_SECONDS = 60.0
+COMMIT_WAIT_SECONDS = 2.0
+CONFIG = f"{GUARDED_FOR_LONG}\n[limits]\ntakeover_seconds = 0.5\ncommit_wait_seconds = {COMMIT_WAIT_SECONDS}\n"
+#: What a refused commit is told, by the protocol: EndTxn v3, v5.
+REFUSED = {1: UNKNOWN_PRODUCER_ID, 2: ABORTABLE}
+
+both_protocols = pytest.mark.parametrize("protocol", [1, 2])
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KafkaCluster]:
+    with running_kafka(1) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def proxies(cluster: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ProxyProcess]]:
+    """Two of one cluster."""
+    directory = tmp_path_factory.mktemp("atomic")
+    with (
+        ProxyProcess(cluster.bootstrap, directory, config=CONFIG) as one,
+        ProxyProcess(cluster.bootstrap, directory, config=CONFIG) as other,
+    ):
+        yield [one, other]
+        for proxy in (one, other):
+            assert "Traceback" not in proxy.log
+            assert "crashed" not in proxy.log
+
+
+@dataclass
+class Stage:
+    """Kafka, two proxies of it, and names that nobody else uses."""
+
+    cluster: KafkaCluster
+    proxies: list[ProxyProcess]
+    unique: Callable[..., str]
+
+    @property
+    def proxy(self) -> ProxyProcess:
+        return self.proxies[0]
+
+    @property
+    def other(self) -> ProxyProcess:
+        return self.proxies[1]
+
+    @property
+    def log(self) -> Log:
+        return Log(self.cluster.bootstrap)
+
+    def topic(self, prefix: str = "checked") -> str:
+        """Two partitions, guarded by its name, two records in each."""
+        name = self.unique(prefix)
+        with Connection(self.proxy.bootstrap) as client:
+            assert client.create_topic(name, partitions=2) == (OK, None)
+            for partition in range(2):
+                assert self.log.end(name, partition) == 0
+                for _ in range(2):
+                    until(
+                        lambda partition=partition: self._append_old(client, name, partition),
+                        "a leader",
+                        within_seconds=PATIENCE_SECONDS,
+                    )
+        return name
+
+    @staticmethod
+    def _append_old(client: Connection, topic: str, partition: int) -> bool:
+        records = batch(b"old", base_offset=-1 if topic.startswith("base") else 0)
+        return client.append(topic, records, partition=partition).error_code == OK
+
+    def producer(self, protocol: int, *, around: bool = False) -> Transactional:
+        """`around` – around the proxy."""
+        address = self.cluster.bootstrap if around else self.proxy.bootstrap
+        return Transactional(address, self.unique("txn"), protocol=protocol)
+
+    def ended(self, transactional: Transactional) -> None:
+        """Its markers are there."""
+        until(
+            lambda: self.state(transactional) in ("CompleteCommit", "CompleteAbort", "Empty"),
+            "the markers",
+            within_seconds=PATIENCE_SECONDS,
+        )
+
+    def state(self, transactional: Transactional) -> str:
+        return transaction_state(self.cluster.bootstrap, transactional.name)[0]
+
+    def committed(self, topic: str) -> list[list[bytes | None]]:
+        """What a consumer gets that reads committed, of each partition."""
+        return [self._committed(topic, partition) for partition in range(2)]
+
+    def _committed(self, topic: str, partition: int) -> list[bytes | None]:
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": self.cluster.bootstrap,
+                "group.id": "nobody",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "enable.auto.commit": False,
+            }
+        )
+        values: list[bytes | None] = []
+        try:
+            consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0)])
+            while (message := consumer.poll(PATIENCE_SECONDS)) is not None:
+                error = message.error()
+                if error is not None and error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
+                    return values
+                assert error is None, error
+                values.append(message.value())
+        finally:
+            consumer.close()
+        raise AssertionError("the end was not reached")
+
+
+@pytest.fixture
+def stage(cluster: KafkaCluster, proxies: list[ProxyProcess], unique_topic: Callable[..., str]) -> Stage:
+    return Stage(cluster, proxies, unique_topic)
+
+
+def begin(transactional: Transactional, topic: str) -> None:
+    if transactional.protocol == 1:
+        assert set(transactional.add({topic: [0, 1]}).values()) == {OK}
+
+
+def through(proxy: ProxyProcess, transactional: Transactional) -> Transactional:
+    """The same producer, by another way."""
+    return by(proxy.bootstrap, transactional)
+
+
+def by(address: str, transactional: Transactional) -> Transactional:
+    transactional.connection.close()
+    transactional.connection = Connection(address, timeout_seconds=60)
+    return transactional
+
+
+@both_protocols
+def test_all_hold_and_it_commits(protocol: int, stage: Stage) -> None:
+    topic = stage.topic()
+    with stage.producer(protocol) as transactional:
+        for end in (2, 4, 6):  # each leaves a marker behind
+            begin(transactional, topic)
+            answers = transactional.append_all({(topic, 0): ([b"a"], end), (topic, 1): ([b"b"], end)})
+            assert [(a.error_code, a.base_offset) for a in answers.values()] == [(OK, end)] * 2
+            assert transactional.end(commit=True) == OK
+            stage.ended(transactional)
+    assert stage.committed(topic) == [[b"old", b"old", value, value, value] for value in (b"a", b"b")]
+
+
+@both_protocols
+def test_one_does_not_hold_and_none_of_it_becomes_visible(protocol: int, stage: Stage) -> None:
+    topic = stage.topic()
+    with stage.producer(protocol) as transactional:
+        begin(transactional, topic)
+        answers = transactional.append_all({(topic, 0): ([b"a"], 2), (topic, 1): ([b"b"], 1)})
+        assert answers[topic, 0].error_code == OK
+        assert answers[topic, 1].error_code == POLICY_VIOLATION
+        assert transactional.end(commit=True) == REFUSED[protocol]
+        assert stage.state(transactional) == "Ongoing"
+        assert transactional.end(commit=False) == OK
+        stage.ended(transactional)
+        # The next one of the same producer is another one.
+        begin(transactional, topic)
+        at = {partition: stage.log.end(topic, partition) for partition in range(2)}
+        answers = transactional.append_all({(topic, partition): ([b"c"], end) for partition, end in at.items()})
+        assert [a.error_code for a in answers.values()] == [OK, OK]
+        assert transactional.end(commit=True) == OK
+        stage.ended(transactional)
+    assert stage.committed(topic) == [[b"old", b"old", b"c"]] * 2
+
+
+@both_protocols
+def test_nothing_of_it_was_appended_but_something_was_refused(protocol: int, stage: Stage) -> None:
+    """Under transactions v2 its coordinator has not heard of it then."""
+    topic = stage.topic()
+    with stage.producer(protocol) as transactional:
+        begin(transactional, topic)
+        assert transactional.append(topic, b"a", expected=7).error_code == POLICY_VIOLATION
+        assert transactional.end(commit=True) == REFUSED[protocol]
+        assert through(stage.other, transactional).end(commit=True) == REFUSED[protocol]
+        assert transactional.end(commit=False) == OK
+
+
+@both_protocols
+@pytest.mark.parametrize("killed", [False, True], ids=["", "killed between"])
+def test_refused_at_one_proxy_and_committed_through_another(killed: bool, protocol: int, stage: Stage) -> None:
+    topic = stage.topic()
+    with stage.producer(protocol) as transactional:
+        begin(transactional, topic)
+        assert transactional.append(topic, b"a", expected=2).error_code == OK
+        assert transactional.append(topic, b"b", partition=1, expected=9).error_code == POLICY_VIOLATION
+        if killed:
+            stage.proxy.kill()
+        through(stage.other, transactional)
+        assert transactional.end(commit=True) == REFUSED[protocol]
+        if killed:
+            stage.proxy.restart()
+            through(stage.proxy, transactional)
+            assert transactional.end(commit=True) == REFUSED[protocol]
+            through(stage.other, transactional)
+        assert transactional.end(commit=False) == OK
+        stage.ended(transactional)
+        # v1 goes on with the same epoch: what was said of the one before is gone, wherever the next one goes.
+        begin(transactional, topic)
+        until(
+            lambda: transactional.append(topic, b"c", expected=stage.log.end(topic)).error_code == OK,
+            "an append",
+            within_seconds=PATIENCE_SECONDS,
+        )
+        through(stage.proxy, transactional)
+        assert transactional.end(commit=True) == OK
+        stage.ended(transactional)
+    assert stage.committed(topic)[0] == [b"old", b"old", b"c"]
+
+
+@both_protocols
+def test_appends_that_no_proxy_knows_of(protocol: int, stage: Stage) -> None:
+    """As after a proxy that died before it could say a word. The log tells by their headers."""
+    topic = stage.topic()
+    with stage.producer(protocol, around=True) as transactional:
+        begin(transactional, topic)
+        assert transactional.append(topic, b"a", expected=2).base_offset == 2
+        assert transactional.append(topic, b"b", partition=1).base_offset == 2
+        assert through(stage.proxy, transactional).end(commit=True) == OK
+        stage.ended(transactional)
+        by(stage.cluster.bootstrap, transactional)
+        begin(transactional, topic)
+        assert transactional.append(topic, b"c", expected=4).base_offset == 4
+        assert transactional.append(topic, b"d", expected=4).base_offset == 5  # Kafka does not compare
+        assert through(stage.proxy, transactional).end(commit=True) == REFUSED[protocol]
+        assert transactional.end(commit=False) == OK
+        stage.ended(transactional)
+    assert stage.committed(topic)[0] == [b"old", b"old", b"a"]
+    assert stage.committed(topic)[1] == [b"old", b"old", b"b"]
+
+
+@both_protocols
+def test_a_marker_in_the_middle_of_it(protocol: int, stage: Stage) -> None:
+    """An administrator aborts its part on a partition: what it appended there cannot be committed any more."""
+    topic = stage.topic()
+    with stage.producer(protocol) as transactional:
+        begin(transactional, topic)
+        assert transactional.append(topic, b"a", expected=2).error_code == OK
+        assert transactional.append(topic, b"b", partition=1, expected=2).error_code == OK
+        abort_as_an_admin(stage.cluster.bootstrap, topic, transactional.producer)
+        until(lambda: stage.log.end(topic) == 4, "the marker", within_seconds=PATIENCE_SECONDS)
+        assert transactional.end(commit=True) == REFUSED[protocol]
+        assert transactional.end(commit=False) == OK
+        stage.ended(transactional)
+    assert stage.committed(topic) == [[b"old", b"old"]] * 2
+
+
+@both_protocols
+def test_with_carrier_base_the_log_does_not_tell(protocol: int, stage: Stage) -> None:
+    topic = stage.topic("base")
+    with stage.producer(protocol) as transactional:
+        transactional.carrier_base = True
+        for end, through_whom, outcome in ((2, stage.proxy, OK), (4, stage.other, REFUSED[protocol])):
+            through(stage.proxy, transactional)
+            begin(transactional, topic)
+            assert transactional.append(topic, b"a", expected=end).error_code == OK
+            assert through(through_whom, transactional).end(commit=True) == outcome
+            if outcome:
+                assert transactional.end(commit=False) == OK
+            stage.ended(transactional)
+
+
+@both_protocols
+def test_what_was_told_to_come_again_and_came_again(protocol: int, stage: Stage) -> None:
+    """Told 6 at one proxy, it landed: the other one finds it in the log. Where it did not, there is no commit."""
+    topic = stage.topic()
+    with (
+        stage.producer(2) as in_the_way,
+        stage.producer(protocol) as transactional,
+    ):
+        for again in (False, True):
+            end = stage.log.end(topic)
+            assert in_the_way.append(topic, b"x").error_code == OK
+            through(stage.proxy, transactional)
+            begin(transactional, topic)
+            assert transactional.append(topic, b"a", expected=end + 2, timeout_ms=900).error_code == NOT_LEADER
+            assert in_the_way.end(commit=False) == OK
+            stage.ended(in_the_way)
+            if again:
+                until(
+                    lambda end=end: transactional.append(topic, b"a", expected=end + 2).error_code == OK,
+                    "its turn",
+                    within_seconds=PATIENCE_SECONDS,
+                )
+            through(stage.other, transactional)
+            assert transactional.end(commit=True) == (OK if again else REFUSED[protocol])
+            if not again:
+                assert transactional.end(commit=False) == OK
+            stage.ended(transactional)
+    assert stage.committed(topic)[0] == [b"old", b"old", b"a"]
+
+
+@both_protocols
+def test_an_end_that_lies(protocol: int, stage: Stage) -> None:
+    """Epochs that are not its own, transactions that are not there, the same commit twice: never a commit more."""
+    topic = stage.topic()
+    with stage.producer(protocol) as transactional:
+        begin(transactional, topic)
+        assert transactional.append(topic, b"a", expected=9).error_code == POLICY_VIOLATION
+        assert transactional.append(topic, b"b").error_code == OK
+        producer = transactional.producer
+
+        def end(name: str, epoch: int, version: int) -> int:
+            request = EndTxnRequest(
+                transactional_id=name, producer_id=producer.id, producer_epoch=epoch, committed=True
+            )
+            return int(transactional.connection.ask(request, version).error_code)
+
+        for version in (0, 1, 2, 3, 4, 5):
+            refused = ABORTABLE if version >= 4 else UNKNOWN_PRODUCER_ID
+            # CONCURRENT_TRANSACTIONS: it could not be judged in time.
+            judged = until(
+                lambda version=version: end(transactional.name, producer.epoch, version),
+                "a judgement",
+                is_there=lambda code: code != CONCURRENT_TRANSACTIONS,
+            )
+            assert judged == refused
+            assert end(transactional.name, producer.epoch + 1, version) not in (OK, refused)
+            if producer.epoch:
+                assert end(transactional.name, producer.epoch - 1, version) not in (OK, refused)
+            assert end(stage.unique("nobody"), producer.epoch, version) not in (OK, ABORTABLE)
+        assert transactional.end(commit=False) == OK
+        stage.ended(transactional)
+        begin(transactional, topic)
+        at = stage.log.end(topic)
+        assert transactional.append(topic, b"c", expected=at).error_code == OK
+        before = transactional.producer
+        assert transactional.end(commit=True) == OK
+        transactional.producer = before
+        assert transactional.end(commit=True) == OK  # as Kafka has it: a retry of what was done
+        stage.ended(transactional)
+    assert stage.committed(topic)[0] == [b"old", b"old", b"c"]
+
+
+@pytest.mark.parametrize(
+    "asked_seconds", [0.0, pytest.param(120.0, marks=[pytest.mark.soak, pytest.mark.timeout(600)])]
+)
+def test_kafka_cannot_be_asked(asked_seconds: float, stage: Stage) -> None:
+    """A commit that cannot be judged is not let through, however often the client asks again."""
+    topic = stage.topic()
+    with stage.producer(2) as transactional:
+        begin(transactional, topic)
+        assert transactional.append(topic, b"a", expected=2).error_code == OK
+        producer = transactional.producer
+        request = EndTxnRequest(
+            transactional_id=transactional.name,
+            producer_id=producer.id,
+            producer_epoch=producer.epoch,
+            committed=True,
+        )
+        stage.cluster.pause(1)
+        try:
+            asked_until = time.monotonic() + asked_seconds
+            while True:
+                assert transactional.connection.ask(request, 5).error_code == CONCURRENT_TRANSACTIONS
+                if time.monotonic() >= asked_until:
+                    break
+        finally:
+            stage.cluster.resume(1)
+        if not asked_seconds:
+            assert stage.state(transactional) == "Ongoing"
+        # Meanwhile its coordinator may have found that it took too long, and fenced it.
+        ended = transactional.end(commit=True)
+        assert ended == OK or (asked_seconds and ended in FENCED)
+        stage.ended(transactional)
+    assert stage.committed(topic)[0] == [b"old", b"old", *([b"a"] if ended == OK else [])]
+
+
+@both_protocols
+def test_a_proxy_stands_still_with_a_commit_in_its_socket(protocol: int, stage: Stage) -> None:
+    """Its client gives up, aborts elsewhere and begins anew. What the proxy finds when it wakes up ends nothing."""
+    topic = stage.topic()
+    with stage.producer(protocol) as transactional:
+        begin(transactional, topic)
+        assert transactional.append(topic, b"a", expected=2).error_code == OK
+        producer = transactional.producer
+        late = EndTxnRequest(
+            transactional_id=transactional.name,
+            producer_id=producer.id,
+            producer_epoch=producer.epoch,
+            committed=True,
+        )
+        stage.proxy.pause()
+        try:
+            transactional.connection.send(late, 3)
+            through(stage.other, transactional)
+            assert transactional.end(commit=False) == OK
+            stage.ended(transactional)
+            begin(transactional, topic)
+            at = stage.log.end(topic)
+            until(
+                lambda: transactional.append(topic, b"b", expected=at).error_code == OK,
+                "the next one",
+                within_seconds=PATIENCE_SECONDS,
+            )
+        finally:
+            stage.proxy.resume()
+        with stage.producer(protocol) as another:  # judged behind what was there before
+            elsewhere = stage.topic()
+            begin(another, elsewhere)
+            assert another.append(elsewhere, b"x", expected=2).error_code == OK
+            assert another.end(commit=True) == OK
+        assert stage.state(transactional) == "Ongoing"
+        end = stage.log.end(topic, 1)  # v1 left a marker there
+        assert transactional.append(topic, b"c", partition=1, expected=end).error_code == OK
+        assert transactional.end(commit=True) == OK
+        stage.ended(transactional)
+    assert stage.committed(topic) == [[b"old", b"old", b"b"], [b"old", b"old", b"c"]]

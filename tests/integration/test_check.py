@@ -1,0 +1,373 @@
+"""`fencepost check` against a real Kafka with TLS, logins and an authorizer: a set-up that works, and broken ones."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.topics.state import encode_topic_config
+from tests.support.certificates import Authority
+from tests.support.ports import free_port, free_ports_in_a_row
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, Log, Record, batch, until
+from tests.support.sasl_ssl import ALICE, CONTROL, Secured, password, sasl_ssl_kafka
+from tests.support.secured import allow
+
+pytestmark = pytest.mark.kafka
+
+TOPIC = 2
+READ, WRITE, CREATE, DESCRIBE, DESCRIBE_CONFIGS = 3, 4, 5, 8, 10
+STATE_TOPIC = "__fencepost_state"
+GUARDED = '[topics."guarded-*"]\n"check.expected.offsets" = "required"\n'
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with sasl_ssl_kafka(tmp_path_factory.mktemp("check")) as scene:
+        yield scene
+
+
+class Checked:
+    """What it said, and how it ended."""
+
+    def __init__(self, config: str, directory: Path, *options: str) -> None:
+        self.file = directory / "fencepost.toml"
+        self.file.write_text(config)
+        self._options = options
+        self.status, told = self._run("--json")
+        self.findings: list[dict[str, str]] = json.loads(told)["findings"]
+
+    def _run(self, *options: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "fencepost_proxy", "check", "--config", str(self.file), "--seconds", "200"]
+        done = subprocess.run([*command, *self._options, *options], capture_output=True, text=True, check=False)
+        assert "Traceback" not in done.stderr
+        return done.returncode, done.stdout
+
+    def text(self) -> str:
+        """For people; it ends in the same way."""
+        status, told = self._run()
+        assert status == self.status
+        return told
+
+    def of(self, state: str) -> dict[str, str]:
+        """What → what was said, of those in that state."""
+        return {each["what"]: each["said"] for each in self.findings if each["state"] == state}
+
+    def todo(self, what: str) -> str:
+        return " ".join(each["todo"] for each in self.findings if each["what"] == what)
+
+
+def until_failed(config: str, directory: Path, wanted: set[str]) -> Checked:
+    """ACLs take a moment to reach the broker."""
+
+    seen: list[Checked] = []
+
+    def look() -> dict[str, str]:
+        seen.append(Checked(config, directory))
+        return seen[-1].of("failed")
+
+    until(look, f"failures of {wanted}", within_seconds=120.0, is_there=lambda failed: set(failed) == wanted)
+    return seen[-1]
+
+
+def listening(connect_seconds: int = 60) -> str:
+    """A machine may be busy, and a check asks once."""
+    return f"""
+listen = "127.0.0.1:{free_ports_in_a_row(4)}"
+limits.connect_timeout_seconds = {connect_seconds}
+"""
+
+
+def by(user: str, secured: Secured, directory: Path, more: str = "", connect_seconds: int = 60) -> str:
+    """Of a proxy that logs in as that user."""
+    (secret := directory / "password").write_text(password(user) + "\n")
+    secret.chmod(0o600)
+    return f"""
+upstream = "{secured.kafka.bootstrap_of("SECURED")}"
+{listening(connect_seconds)}
+[upstream_tls]
+ca_file = "{secured.authority.file}"
+[control_sasl]
+mechanism = "PLAIN"
+username = "{user}"
+password_file = "{secret}"
+{more}
+"""
+
+
+@pytest.mark.brokers
+def test_a_set_up_that_works(secured: Secured, tmp_path: Path) -> None:
+    secret = secured.login_files()[0]
+    secret.chmod(0o600)
+    secured.server.key.chmod(0o600)
+    # The host is one that the certificate of the listeners is for.
+    more = f'upstream = "{secured.kafka.bootstrap_of("SECURED")}"\nadvertised_host = "localhost"\n{listening()}'
+    config = secured.proxy_config(more=more) + GUARDED
+
+    checked = Checked(config, tmp_path)
+
+    assert checked.status == 0
+    assert checked.of("failed") == {}
+    well = checked.of("ok")
+    upstream = secured.kafka.bootstrap_of("SECURED")
+    assert well[f"upstream {upstream}"] == f"TLSv1.3, SASL PLAIN as {CONTROL}, cluster {secured.kafka.cluster_id}"
+    assert secured.kafka.cluster_id in well["cluster"]
+    assert "has all that the proxy asks" in well[f"broker 1 at {upstream}"]
+    assert well["a producer id of its own"] == "is given (IDEMPOTENT_WRITE)"
+    assert "is free" in well["listener for clients"]
+    assert "is free" in well["listener for broker 1"]
+    assert "is good until" in well["listen_tls.certificate_file"]
+    assert "guarded-*" in checked.of("unknown")["topics of the file"]
+    # And: nothing of it is done, however often it is asked.
+    assert "is not there yet, and may be created" in well[f"state topic {STATE_TOPIC}"]
+    assert f"state topic {STATE_TOPIC}: is not there yet" in checked.text()
+
+
+def test_a_kafka_that_forbids_nobody_anything_and_a_proxy_in_its_place(
+    kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
+) -> None:
+    direct = Checked(f'upstream = "{kafka.bootstrap}"\n{listening()}{GUARDED}', tmp_path)
+    by_mistake = Checked(f'upstream = "{proxied.bootstrap}"\n{listening()}{GUARDED}', tmp_path)
+
+    assert (direct.status, direct.of("failed"), direct.of("unknown")) == (0, {}, {})
+    assert "everybody may do everything" in direct.of("ok")["authorizer"]
+    assert by_mistake.status == 1
+    assert "does upstream lead to a proxy?" in by_mistake.of("failed")[f"state topic {STATE_TOPIC}"]
+
+
+def test_brokers_whose_certificate_somebody_else_has_signed(secured: Secured, tmp_path: Path) -> None:
+    other = Authority(tmp_path / "other")
+    config = by(CONTROL, secured, tmp_path).replace(str(secured.authority.file), str(other.file))
+
+    checked = Checked(config, tmp_path)
+
+    assert checked.status == 1
+    (what,) = checked.of("failed")
+    assert "its certificate is not trusted" in checked.of("failed")[what]
+    assert "upstream_tls.ca_file" in checked.todo(what)
+    assert "→ give the authority that signed the brokers' certificates" in checked.text()
+
+
+@contextmanager
+def tls_server(context: ssl.SSLContext) -> Iterator[int]:
+    """Speaks TLS and nothing else; its port."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    near, _ = listener.accept()
+                    with suppress(OSError), closing(context.wrap_socket(near, server_side=True)) as client:
+                        client.recv(1)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+
+
+def test_brokers_whose_certificate_is_for_another_name(secured: Secured, tmp_path: Path) -> None:
+    elsewhere = secured.authority.sign("elsewhere", names="DNS:kafka.example.com")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(elsewhere.certificate, elsewhere.key)
+    with tls_server(context) as port:
+        config = by(CONTROL, secured, tmp_path).replace(secured.kafka.bootstrap_of("SECURED"), f"127.0.0.1:{port}")
+        checked = Checked(config, tmp_path)
+
+    assert checked.status == 1
+    assert "its certificate is for another name" in checked.of("failed")[f"upstream 127.0.0.1:{port}"]
+    assert "advertised.listeners" in checked.todo(f"upstream 127.0.0.1:{port}")
+
+
+def test_a_sidecar_before_a_listener_without_tls(secured: Secured, tmp_path: Path) -> None:
+    """Others of Kafka have it. The proxy has one table for both."""
+    broker = secured.kafka.address(1, "LOOPBACK")
+    what = f"sidecar of {broker}"
+    beside = f'mode = "sidecar"\nbroker = "{broker}"\nadvertised_host = "127.0.0.1"\n'
+
+    checked = Checked(beside + by(CONTROL, secured, tmp_path), tmp_path)
+
+    assert checked.status == 1
+    assert "does it speak TLS (upstream_tls)?" in checked.of("failed")[what]
+    assert "broker_tls = false" in checked.todo(what)
+
+    checked = Checked(f"{beside}broker_tls = false\n" + by(CONTROL, secured, tmp_path), tmp_path)
+
+    assert "does not advertise this sidecar" in checked.of("failed")[what], "it got in"
+
+
+@pytest.mark.brokers
+def test_what_kafka_forbids_is_named_with_the_command_that_allows_it(secured: Secured, tmp_path: Path) -> None:
+    # Given: a topic that the file guards, and a user whom nobody has given anything.
+    topic = "guarded-orders"
+    with Connection(secured.kafka.bootstrap) as admin:
+        assert admin.create_topic(topic) == (0, None)
+    until(lambda: Log(secured.kafka.bootstrap).end(topic) == 0, f"the leader of {topic}")
+    config = by(ALICE, secured, tmp_path, GUARDED)
+
+    # When: it may nothing.
+    checked = Checked(config, tmp_path)
+
+    # Then:
+    state = f"state topic {STATE_TOPIC}"
+    assert checked.status == 1
+    assert set(checked.of("failed")) == {state, "a producer id of its own"}
+    assert f"--allow-principal User:{ALICE}" in checked.todo(state)
+    assert "--operation IDEMPOTENT_WRITE --cluster" in checked.todo("a producer id of its own")
+    assert "none is there that the proxy may see" in checked.of("unknown")["topics"]
+    assert "settings of brokers" in checked.of("warning")
+    assert "transactional ids" in checked.of("warning")
+    assert "consumer groups" in checked.of("unknown")
+
+    # When: it may see what it may not write, and create what it may not read.
+    for operation in (DESCRIBE, READ):
+        allow(secured.kafka, ALICE, TOPIC, topic, operation)
+    for operation in (DESCRIBE, CREATE, WRITE):
+        allow(secured.kafka, ALICE, TOPIC, STATE_TOPIC, operation)
+    checked = until_failed(config, tmp_path, {state, "topics of the file"})
+    assert checked.of("failed")[state] == "once it is there, the proxy may not READ it"
+    assert checked.of("failed")["topics of the file"] == f"the proxy may not WRITE: {topic}"
+    assert f"--operation WRITE --topic {topic}" in checked.todo("topics of the file")
+
+    # When: all is done that it said.
+    allow(secured.kafka, ALICE, TOPIC, topic, WRITE)
+    allow(secured.kafka, ALICE, TOPIC, STATE_TOPIC, READ)
+    assert until_failed(config, tmp_path, set()).status == 0
+
+
+def test_taken_ports_and_servers_that_are_not_there(secured: Secured, tmp_path: Path) -> None:
+    absent = f"127.0.0.1:{free_port()}"
+    upstream = secured.kafka.bootstrap_of("SECURED")
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as hangs:
+        port = taken.getsockname()[1]
+        silent = f"127.0.0.1:{hangs.getsockname()[1]}"
+        ports = f"[broker_ports]\n1 = {port}\n"
+        config = by(CONTROL, secured, tmp_path, ports)
+        some = Checked(config.replace(upstream, f"{upstream},{absent}"), tmp_path)
+        impatient = by(CONTROL, secured, tmp_path, ports, connect_seconds=1)
+        none = Checked(impatient.replace(upstream, f"{absent},{silent}"), tmp_path)
+        running = Checked(config, tmp_path, "--running")
+
+    # One server of two is enough for a proxy to start; not for a port that is taken.
+    assert some.status == 1
+    assert set(some.of("failed")) == {"listener for broker 1"}
+    assert "another process listens there" in some.of("failed")["listener for broker 1"]
+    assert "--running" in some.todo("listener for broker 1")
+    assert "refused" in some.of("warning")[f"upstream {absent}"]
+    # Nobody answers: what depends on it is not known.
+    assert none.status == 1
+    assert {f"upstream {absent}", f"upstream {silent}"} <= set(none.of("failed"))
+    assert "nobody listens there" in none.todo(f"upstream {absent}")
+    assert "no connection within 1 s" in none.of("failed")[f"upstream {silent}"]
+    assert "listeners for brokers" in none.of("unknown")
+    # Of a proxy that runs, ports are to be taken; the bootstrap listener is not.
+    assert running.of("ok")["listener for broker 1"] == f"127.0.0.1:{port}: somebody listens there"
+    assert "nobody listens there" in running.of("failed")["listener for clients"]
+
+
+def test_a_login_that_is_wrong_or_missing(secured: Secured, tmp_path: Path) -> None:
+    upstream = f"upstream {secured.kafka.bootstrap_of('SECURED')}"
+    config = by(CONTROL, secured, tmp_path)
+    (tmp_path / "password").write_text("not the one\n")
+
+    wrong = Checked(config, tmp_path)
+    without = Checked(config.partition("[control_sasl]")[0], tmp_path)
+
+    assert (wrong.status, without.status) == (1, 1)
+    assert f"SASL PLAIN as {CONTROL}: Authentication failed" in wrong.of("failed")[upstream]
+    assert "control_sasl.username" in wrong.todo(upstream)
+    assert "add the table [control_sasl]" in without.todo(upstream)
+    assert "not the one" not in wrong.text() + str(wrong.findings)
+
+
+def test_it_ends_when_its_time_is_up(secured: Secured, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        silent = f"127.0.0.1:{hangs.getsockname()[1]}"
+        config = by(CONTROL, secured, tmp_path)
+        checked = Checked(config.replace(secured.kafka.bootstrap_of("SECURED"), silent), tmp_path, "--seconds", "1")
+
+    assert checked.status == 1
+    assert "not all of it was looked at within 1 s" in checked.of("failed")["time"]
+    # What is of this machine is told all the same.
+    assert "is free" in checked.of("ok")["listener for clients"]
+
+
+def test_a_configuration_that_is_wrong_is_told_with_its_lines(tmp_path: Path) -> None:
+    checked = Checked('upstream = "a:1"\nlistne = "b:2"\n[limits]\ndrain_seconds = 0\n', tmp_path)
+
+    said: list[Any] = [(each["state"], each["said"]) for each in checked.findings]
+    assert checked.status == 2
+    assert said == [
+        ("failed", f"{checked.file}:2: listne: unknown key; did you mean 'listen'?"),
+        ("failed", f"{checked.file}:4: limits.drain_seconds: must be above 0, not 0.0"),
+    ]
+    assert "FAILED" in checked.text()
+
+
+@contextmanager
+def without_state_topic(admin: Connection) -> Iterator[None]:
+    """Afterwards: others look at what is done where there is none."""
+    try:
+        yield
+    finally:
+        admin.delete_topic(STATE_TOPIC)
+
+
+def test_topics_on_which_admins_have_set_a_check(secured: Secured, tmp_path: Path) -> None:
+    # Given: what a proxy has stored: of a topic that is there, of another incarnation of one, of what the file guards.
+    there, again, listed = "set-orders", "set-again", "guarded-but-off"
+    with Connection(secured.kafka.bootstrap) as admin, without_state_topic(admin):
+        assert admin.create_topic(STATE_TOPIC, configs={"cleanup.policy": "compact"}) == (0, None)
+        for topic in (there, again, listed):
+            assert admin.create_topic(topic) == (0, None)
+        known = until(
+            lambda: admin.metadata(there, again, listed).topics,
+            "brokers to know these topics",
+            is_there=lambda topics: not any(each.error_code for each in topics),
+        )
+        ids = {each.name: each.topic_id for each in known}
+        for topic, topic_id, check in (
+            (there, ids[there], "required"),
+            (again, UUID(int=7), "required"),
+            (listed, ids[listed], "false"),
+        ):
+            key, value = encode_topic_config(topic, topic_id, {"check.expected.offsets": check})
+            # Asked again as long as it has no leader yet: nothing is appended then.
+            stored = partial(admin.append, STATE_TOPIC, batch(Record(value, key=key)))
+            until(lambda stored=stored: stored().error_code == 0, f"{topic} to be stored")  # type: ignore[misc]
+        for operation in (DESCRIBE, READ, WRITE):
+            allow(secured.kafka, ALICE, TOPIC, STATE_TOPIC, operation)
+        for topic in (there, again, listed):
+            allow(secured.kafka, ALICE, TOPIC, topic, DESCRIBE)
+        allow(secured.kafka, ALICE, TOPIC, listed, WRITE)
+        config = by(ALICE, secured, tmp_path, GUARDED)
+
+        # Then: of the first it is told what is missing there, and who guards it; of the others nothing is wanted.
+        checked = until_failed(config, tmp_path, {"topics set by admins"})
+        assert checked.of("failed")["topics set by admins"] == f"the proxy may not READ and WRITE: {there}"
+        assert f"--operation READ --operation WRITE --topic {there}" in checked.todo("topics set by admins")
+        said = str(checked.findings)
+        assert f"not checked, though the file would: {listed}" in said
+        assert f"has min.insync.replicas=1: {there}" not in said  # its configs may not be read
+        assert again not in said
+
+        # When: it may read them.
+        for operation in (READ, WRITE, DESCRIBE_CONFIGS):
+            allow(secured.kafka, ALICE, TOPIC, there, operation)
+        checked = until_failed(config, tmp_path, set())
+        said = [each["said"] for each in checked.findings if each["what"] == "topics set by admins"]
+        assert f"all that it needs on 1 topic(s): {there}" in said
+        assert f"has min.insync.replicas=1: {there}" in said
+        assert "set it to 2" in checked.todo("topics set by admins")

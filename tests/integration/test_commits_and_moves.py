@@ -1,0 +1,571 @@
+"""Leaders and coordinators that move, die or stand still while commits are judged, at each step of a judgement.
+
+Eight transactions at once, each on two partitions with an expectation on both: of real clients, all of whose appends
+the judging proxy has seen; of raw producers around it, whose appends only the log knows; some of them violated, some
+refused at another proxy. All judgements stop at one step, the cluster changes, they go on. Then those that hold have
+committed, of the others nothing is visible to who reads committed, and no partition has an open transaction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest, InitProducerIdRequest
+
+from fencepost_proxy.types import Address
+from tests.support.instances import Process, Told
+from tests.support.kafka import unique_topic
+from tests.support.messages import RawConnection
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, Producer, batch, produce_request, until
+from tests.support.stopping_judge import Stops
+from tests.support.three_brokers import NODES, PATIENCE_SECONDS, STAMPED, Stage3, leaders_listener
+from tests.support.transactions import transaction_state
+
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(600)]
+
+OK, POLICY_VIOLATION, UNKNOWN_PRODUCER_ID, ABORTABLE = 0, 44, 59, 120
+#: Whoever is told so asks again, where the coordinator or the leader is then.
+_AGAIN = frozenset({3, 5, 6, 7, 14, 15, 16, 19, 20, 51})
+TRANSACTION_STATE, STATE_TOPIC = "__transaction_state", "__fencepost_state"
+FIRST, SECOND, COORDINATOR = NODES
+_ELECT_LEADERS, _REASSIGN = 43, 45
+#: A judgement takes as long as the move in the middle of it.
+CONFIG = f"{STAMPED}\ncommit_wait_seconds = 60.0\n"
+_TRANSACTION_PARTITIONS = 5
+
+_numbers = count(1)
+
+
+def transactional_id(prefix: str) -> str:
+    """One whose coordinator leads partition 0 of the transaction log: of which broker that is, the test decides."""
+    while True:
+        name = f"{prefix}-{next(_numbers)}"
+        hashed = 0
+        for character in name.encode():
+            hashed = (31 * hashed + character) & 0xFFFFFFFF
+        if abs(hashed - (1 << 32 if hashed >> 31 else 0)) % _TRANSACTION_PARTITIONS == 0:
+            return name
+
+
+# --- the eight --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Story:
+    """One transaction. `holds` – its expectations do. `seen` – its appends pass the proxy that judges.
+
+    `partition` – of both topics. `timeout_ms` – mostly longer than anything here takes: it ends because its client ends
+    it. `outcome` – once it has ended: "committed", or how its commit was refused.
+    """
+
+    partition: int
+    protocol: int
+    holds: bool
+    seen: bool = False
+    client: str = ""
+    refused_elsewhere: bool = False
+    timeout_ms: int = 300_000
+    name: str = ""
+    producer: Producer = field(default_factory=lambda: Producer(-1, -1, 0))
+    outcome: str = ""
+
+    def reaches(self, step: str) -> bool:
+        match step.partition(":")[0]:
+            case "producers":
+                return not self.refused_elsewhere
+            case "log":
+                return not self.seen and not self.refused_elsewhere
+            case "verdict":
+                return self.holds
+        return True
+
+    @property
+    def who(self) -> str:
+        where = self.client or ("refused elsewhere" if self.refused_elsewhere else "around")
+        return f"{where} v{self.protocol} {'holds' if self.holds else 'does not hold'}"
+
+
+def stories() -> list[Story]:
+    return [
+        Story(0, 2, holds=True, seen=True, client="java"),
+        Story(1, 1, holds=True, seen=True, client="confluent-kafka"),
+        Story(2, 2, holds=True),
+        Story(3, 1, holds=True),
+        Story(4, 2, holds=False),
+        Story(5, 1, holds=False),
+        Story(6, 2, holds=False, refused_elsewhere=True),
+        Story(7, 1, holds=False, refused_elsewhere=True),
+    ]
+
+
+@dataclass
+class Stage:
+    """Two topics that are led by brokers of their own, and a third broker that leads the coordinators' log."""
+
+    kafka: Stage3
+    proxy: ProxyProcess
+    stops: Path
+    clients: Mapping[str, Process]
+    topics: tuple[str, str]
+    #: By topic and partition, what has to be visible.
+    visible: dict[tuple[str, int], list[bytes]]
+
+    def elect(self, topic: str, leader: int, partitions: Sequence[int]) -> None:
+        """All of these partitions are led by that broker; nothing else of them moves."""
+        replicas = [leader, *(each for each in NODES if each != leader)]
+        wanted = [{"PartitionIndex": each, "Replicas": replicas} for each in partitions]
+        self.kafka.ask(_REASSIGN, 0, {"TimeoutMs": 20_000, "Topics": [{"Name": topic, "Partitions": wanted}]})
+
+        def led() -> bool:
+            asked = [{"Topic": topic, "Partitions": list(partitions)}]
+            self.kafka.ask(_ELECT_LEADERS, 2, {"ElectionType": 0, "TopicPartitions": asked, "TimeoutMs": 20_000})
+            return all(self.kafka.partition(topic, each).get("LeaderId") == leader for each in partitions)
+
+        self.kafka.until(led, f"broker {leader} to lead {topic}")
+
+    def place(self) -> None:
+        """Everything where the moves move it away from."""
+        everywhere = range(len(stories()))
+        for topic, leader in zip(self.topics, (FIRST, SECOND), strict=True):
+            self.elect(topic, leader, everywhere)
+        self.elect(TRANSACTION_STATE, COORDINATOR, [0])
+        self.elect(STATE_TOPIC, FIRST, [0])
+
+    # ---- raw requests, wherever they belong at the moment
+
+    def _bootstrap(self, proxy: ProxyProcess | None) -> list[str]:
+        if proxy is not None:
+            return [proxy.bootstrap]
+        return [str(self.kafka.kafka.address(each)) for each in self.kafka.living]
+
+    def ask_coordinator(
+        self, name: str, request: Any, version: int, code: Callable[[Any], int], proxy: ProxyProcess | None = None
+    ) -> Any:
+        def asked() -> Any:
+            for address in self._bootstrap(proxy):
+                with Connection(address, timeout_seconds=30) as connection:
+                    find = FindCoordinatorRequest(key_type=1, coordinator_keys=[name])
+                    (found,) = connection.ask(find, 4).coordinators
+                if found.error_code:
+                    continue
+                with Connection(f"{found.host}:{found.port}", timeout_seconds=30) as connection:
+                    answer = connection.ask(request, version)
+                    if code(answer) not in _AGAIN:
+                        return answer
+            return None
+
+        return until(asked, f"the coordinator of {name}", within_seconds=PATIENCE_SECONDS)
+
+    def begin(self, story: Story) -> None:
+        init = InitProducerIdRequest(
+            transactional_id=story.name, transaction_timeout_ms=story.timeout_ms, producer_id=-1, producer_epoch=-1
+        )
+        answer = self.ask_coordinator(story.name, init, 4, lambda found: int(found.error_code))
+        assert answer.error_code == OK, answer
+        story.producer = Producer(answer.producer_id, answer.producer_epoch, 0)
+        if story.protocol == 1:
+            topic = AddPartitionsToTxnRequest.AddPartitionsToTxnTopic
+            add = AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id=story.name,
+                v3_and_below_producer_id=story.producer.id,
+                v3_and_below_producer_epoch=story.producer.epoch,
+                v3_and_below_topics=[topic(name=each, partitions=[story.partition]) for each in self.topics],
+            )
+            self.ask_coordinator(story.name, add, 3, lambda found: max(_added(found)))
+
+    def append(self, story: Story, topic: str, value: bytes, expected: int, proxy: ProxyProcess | None) -> int:
+        """Its error code."""
+        records = batch(value, expected=expected, producer=story.producer, transactional=True)
+        request = produce_request({topic: {story.partition: records}}, -1, 10_000, story.name)
+        version = 12 if story.protocol == 2 else 11
+
+        def appended() -> int | None:
+            address = leaders_listener(proxy, topic) if proxy else self.kafka.log.leader(topic, story.partition)
+            with Connection(address) as connection:
+                connection.send(request, version)
+                answer = connection.receive_produce(version)[1][topic, story.partition]
+            return None if answer.error_code in _AGAIN else answer.error_code
+
+        found: int = until(
+            appended, "an append", is_there=lambda each: each is not None, within_seconds=PATIENCE_SECONDS
+        )
+        return found
+
+    def end(self, story: Story, *, commit: bool) -> int:
+        """Through the proxy that judges."""
+        request, version = self._end_txn(story, commit=commit), 5 if story.protocol == 2 else 3
+        answer = self.ask_coordinator(story.name, request, version, lambda found: int(found.error_code), self.proxy)
+        return int(answer.error_code)
+
+    @staticmethod
+    def _end_txn(story: Story, *, commit: bool) -> Any:
+        return EndTxnRequest(
+            transactional_id=story.name,
+            producer_id=story.producer.id,
+            producer_epoch=story.producer.epoch,
+            committed=commit,
+        )
+
+    # ---- a story
+
+    def write(self, story: Story) -> None:
+        """Up to its commit."""
+        story.name = transactional_id(f"{self.topics[0]}-{story.partition}")
+        ends = [self.kafka.log.end(topic, story.partition) for topic in self.topics]
+        values = self.values(story)
+        if story.client:
+            process = self.clients[story.client]
+            process.do("init", story.name, story.name, story.timeout_ms)
+            process.do("begin", story.name)
+            for topic, value, end in zip(self.topics, values, ends, strict=True):
+                told = process.do("send", story.name, topic, story.partition, value.decode(), end)
+                assert int(told) == end
+            return
+        self.begin(story)
+        elsewhere = self.kafka.proxies[1] if story.refused_elsewhere else None
+        assert self.append(story, self.topics[0], values[0], ends[0], elsewhere) == OK
+        wrong = 0 if story.holds else 3
+        code = self.append(story, self.topics[1], values[1], ends[1] + wrong, elsewhere)
+        assert code == (POLICY_VIOLATION if story.refused_elsewhere else OK)
+
+    @staticmethod
+    def values(story: Story) -> list[bytes]:
+        return [f"{story.name}-{where}".encode() for where in ("first", "second")]
+
+    def commit(self, story: Story) -> None:
+        """To its end, however often it has to be asked for."""
+        if story.client:
+            story.outcome = self._committed_by(self.clients[story.client], story.name)
+            return
+        code = self.end(story, commit=True)
+        story.outcome = "committed" if code == OK else f"refused {code}"
+        if code == (ABORTABLE if story.protocol == 2 else UNKNOWN_PRODUCER_ID):
+            assert self.end(story, commit=False) == OK
+
+    def leave_behind(self, story: Story) -> None:
+        """Asks for its commit, and goes away when that is being judged."""
+        find = FindCoordinatorRequest(key_type=1, coordinator_keys=[story.name])
+        with Connection(self.proxy.bootstrap) as connection:
+            (found,) = connection.ask(find, 4).coordinators
+        with Connection(f"{found.host}:{found.port}") as connection:
+            connection.send(self._end_txn(story, commit=True), 5 if story.protocol == 2 else 3)
+            until((self.stops / f"reached-{story.name}").exists, "its commit to be judged")
+
+    def _committed_by(self, process: Process, name: str) -> str:
+        told: Told = process.ask("commit", name)
+        process.ask("close", name)
+        return "committed" if told.ok else told.text
+
+    # ---- what came of it
+
+    def all_has_ended(self) -> None:
+        for story in stories():
+            for topic in self.topics:
+                until(
+                    lambda topic=topic, story=story: self.is_stable(topic, story.partition),
+                    f"no transaction to be open on {topic}-{story.partition}",
+                    within_seconds=PATIENCE_SECONDS,
+                )
+
+    def is_stable(self, topic: str, partition: int) -> bool:
+        return self._last_stable_offset(topic, partition) == self.kafka.log.end(topic, partition)
+
+    def _last_stable_offset(self, topic: str, partition: int) -> int:
+        asked = {"PartitionIndex": partition, "Timestamp": -1, "CurrentLeaderEpoch": -1}
+        body = {"ReplicaId": -1, "IsolationLevel": 1, "Topics": [{"Name": topic, "Partitions": [asked]}]}
+        with RawConnection(Address.parse(self.kafka.log.leader(topic, partition))) as connection:
+            return int(connection.ask(2, 4, body)["Topics"][0]["Partitions"][0]["Offset"])
+
+    def committed(self) -> dict[tuple[str, int], list[bytes]]:
+        """What a consumer of Kafka itself gets that reads committed."""
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": self.kafka.kafka.bootstrap,
+                "group.id": "nobody",
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "enable.auto.commit": False,
+                "log_level": 0,
+            }
+        )
+        found: dict[tuple[str, int], list[bytes]] = {where: [] for where in self.visible}
+        ended: set[tuple[str, int]] = set()
+        try:
+            consumer.assign([confluent_kafka.TopicPartition(*where, 0) for where in self.visible])
+            while ended != self.visible.keys():
+                message = consumer.poll(PATIENCE_SECONDS)
+                assert message is not None, f"the end of {self.visible.keys() - ended} was not reached"
+                where, error = (message.topic(), message.partition()), message.error()
+                if error is None:
+                    found[where].append(message.value())
+                elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
+                    ended.add(where)
+                else:
+                    assert error.retriable(), error
+        finally:
+            consumer.close()
+        return found
+
+    def goes_on(self, value: bytes) -> None:
+        """A conditional append to every partition, through the proxy that has judged."""
+        for topic, partition in self.visible:
+
+            def appended(topic: str = topic, partition: int = partition) -> bool:
+                records = batch(value, expected=self.kafka.log.end(topic, partition))
+                with Connection(leaders_listener(self.proxy, topic)) as connection:
+                    return connection.append(topic, records, partition=partition).error_code == OK
+
+            until(appended, f"{topic}-{partition} to go on", within_seconds=PATIENCE_SECONDS)
+            self.visible[topic, partition].append(value)
+
+
+def _added(answer: Any) -> list[int]:
+    return [
+        each.partition_error_code
+        for topic in answer.results_by_topic_v3_and_below
+        for each in topic.results_by_partition
+    ]
+
+
+@pytest.fixture(scope="module")
+def judging(shared_stage3: Stage3, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    directory = tmp_path_factory.mktemp("judging")
+    stops = directory / "stops"
+    stops.mkdir()
+    with ExitStack() as stack:
+        proxy = stack.enter_context(
+            ProxyProcess(
+                shared_stage3.proxies[0].upstream,
+                directory,
+                config=CONFIG,
+                module="tests.support.stopping_judge",
+                environment={"STOPS": str(stops)},
+            )
+        )
+        topics = unique_topic("checked"), unique_topic("checked")
+        with Connection(proxy.bootstrap) as admin:
+            for topic, replicas in zip(topics, ([1, 2, 3], [2, 3, 1]), strict=True):
+                assert admin.create_topic(topic, partitions=len(stories()), on=replicas) == (OK, None)
+        clients = {
+            each: stack.enter_context(Process(each, proxy.bootstrap, directory)) for each in ("java", "confluent-kafka")
+        }
+        visible: dict[tuple[str, int], list[bytes]] = {
+            (topic, story.partition): [] for topic in topics for story in stories()
+        }
+        yield Stage(shared_stage3, proxy, stops, clients, topics, visible)
+        for each in (proxy, *shared_stage3.proxies):
+            assert "Traceback" not in each.log
+            assert "crashed" not in each.log
+
+
+@pytest.fixture
+def stage(judging: Stage, stage3: Stage3) -> Stage:
+    assert stage3 is judging.kafka
+    judging.place()
+    return judging
+
+
+# --- the moves --------------------------------------------------------------------------------------------------------
+
+
+def leaders_elected(stage: Stage, going: Sequence[Story], release: Callable[[], None]) -> None:
+    stage.elect(stage.topics[0], COORDINATOR, range(len(stories())))
+    release()
+
+
+def leader_killed(stage: Stage, going: Sequence[Story], release: Callable[[], None]) -> None:
+    stage.kafka.kafka.kill(FIRST)
+    stage.kafka.await_leader(stage.topics[0], other_than=FIRST)
+    release()
+
+
+def coordinator_elected(stage: Stage, going: Sequence[Story], release: Callable[[], None]) -> None:
+    stage.elect(TRANSACTION_STATE, SECOND, [0])
+    release()
+
+
+def coordinator_killed(stage: Stage, going: Sequence[Story], release: Callable[[], None]) -> None:
+    stage.kafka.kafka.kill(COORDINATOR)
+    stage.kafka.await_leader(TRANSACTION_STATE, other_than=COORDINATOR)
+    release()
+
+
+def coordinator_restarted(stage: Stage, going: Sequence[Story], release: Callable[[], None]) -> None:
+    stage.kafka.kafka.restart(COORDINATOR)
+    stage.elect(TRANSACTION_STATE, COORDINATOR, [0])
+    release()
+
+
+def state_topic_elected(stage: Stage, going: Sequence[Story], release: Callable[[], None]) -> None:
+    stage.elect(STATE_TOPIC, SECOND, [0])
+    release()
+
+
+def coordinator_dies_with_it(stage: Stage, going: Sequence[Story], release: Callable[[], None]) -> None:
+    """The commits are in its socket when it dies: nobody can know what became of them."""
+    stage.kafka.kafka.pause(COORDINATOR)
+    release()
+    _await_sent(stage, going)
+    stage.kafka.kafka.kill(COORDINATOR)
+
+
+def coordinator_wakes_up_with_it(stage: Stage, going: Sequence[Story], release: Callable[[], None]) -> None:
+    """The commits are in its socket while another one takes its place; then it finds them."""
+    stage.kafka.kafka.pause(COORDINATOR)
+    stage.kafka.await_leader(TRANSACTION_STATE, other_than=COORDINATOR)
+    release()
+    _await_sent(stage, going)
+    stage.kafka.kafka.resume(COORDINATOR)
+
+
+def _await_sent(stage: Stage, going: Sequence[Story]) -> None:
+    pipe = stage.kafka.pipes[COORDINATOR]
+    for story in going:
+        # API key, version, correlation id, client id; then the transactional id.
+        end_txn = re.compile(rb"\x00\x1a\x00[\x00-\x05].{4}\x00.{1,60}?" + story.name.encode(), re.DOTALL)
+        stage.kafka.until(
+            lambda end_txn=end_txn: any(end_txn.search(wire.sent) for wire in pipe._wires),
+            f"the commit of {story.name} to be sent",
+        )
+
+
+Move = Callable[[Stage, Sequence[Story], Callable[[], None]], None]
+MOVES: Sequence[Move] = (
+    leaders_elected,
+    leader_killed,
+    coordinator_elected,
+    coordinator_killed,
+    coordinator_restarted,
+    state_topic_elected,
+)
+WITH_THE_COMMIT: Sequence[Move] = (coordinator_dies_with_it, coordinator_wakes_up_with_it)
+STEPS = ("state:before", "transaction:before", "transaction:after", "producers:before", "producers:after",
+         "log:before", "log:after", "verdict:after")  # fmt: skip
+FAST = {
+    ("producers:before", leader_killed),
+    ("verdict:after", coordinator_dies_with_it),
+}
+
+
+def _cases() -> Iterator[Any]:
+    for step in STEPS:
+        for move in (*MOVES, *(WITH_THE_COMMIT if step.startswith("verdict") else ())):
+            marks = () if (step, move) in FAST else (pytest.mark.soak,)
+            yield pytest.param(step, move, id=f"{step}-{move.__name__}", marks=marks)
+
+
+@pytest.mark.parametrize(("step", "move"), list(_cases()))
+def test_what_holds_commits_and_nothing_else_becomes_visible(
+    step: str, move: Move, stage: Stage, say: Callable[[str], None]
+) -> None:
+    # Given eight transactions whose clients are about to commit
+    eight = stories()
+    with ThreadPoolExecutor(len(eight)) as pool:
+        list(pool.map(stage.write, eight))
+        going = [story for story in eight if story.reaches(step)]
+        with Stops(stage.stops, step) as stops:
+            ends = [pool.submit(stage.commit, story) for story in eight]
+            stops.await_reached(*(story.name for story in going))
+            # When the cluster changes in the middle of the judgements
+            move(stage, going, stops.release)
+        for end in ends:
+            end.result()
+    say("; ".join(f"{story.who}: {story.outcome}" for story in eight))
+
+    # Then those that hold have committed, and only those; the proxy itself has refused the others
+    assert {story.outcome for story in eight} == {"committed", f"refused {ABORTABLE}", f"refused {UNKNOWN_PRODUCER_ID}"}
+    assert {story.who for story in eight if story.outcome == "committed"} == {s.who for s in eight if s.holds}
+    stage.kafka.mend()
+    stage.all_has_ended()
+    for story in eight:
+        if story.outcome == "committed":
+            for topic, value in zip(stage.topics, stage.values(story), strict=True):
+                stage.visible[topic, story.partition].append(value)
+    assert stage.committed() == stage.visible
+    # and appends go on.
+    stage.goes_on(b"after")
+    assert stage.committed() == stage.visible
+
+
+def test_what_ran_out_of_time_while_it_was_judged_is_not_committed(stage: Stage, say: Callable[[str], None]) -> None:
+    """The coordinator moves, and its successor aborts what nobody ends: also what has been found to hold."""
+    # Given transactions with little time, and one whose client goes away
+    soon = [story for story in stories() if story.holds]
+    for story in soon:
+        story.timeout_ms = 5_000
+    *waiting, leaving = soon
+    with ThreadPoolExecutor(len(soon)) as pool:
+        list(pool.map(stage.write, soon))
+        with Stops(stage.stops, "verdict:after") as stops:
+            ends = [pool.submit(stage.commit, story) for story in waiting]
+            stage.leave_behind(leaving)
+            stops.await_reached(*(story.name for story in soon))
+            # When the coordinator moves and their time is over, and only then they are let through
+            stage.elect(TRANSACTION_STATE, SECOND, [0])
+            stage.all_has_ended()
+            stops.release()
+        for end in ends:
+            end.result()
+    say("; ".join(f"{story.who}: {story.outcome}" for story in waiting))
+
+    # Then nobody is told that it has committed, and nothing is visible.
+    assert "committed" not in {story.outcome for story in waiting}
+    stage.all_has_ended()
+    assert stage.committed() == stage.visible
+    stage.goes_on(b"after")
+    assert stage.committed() == stage.visible
+
+
+@pytest.mark.soak
+def test_a_commit_waits_for_a_partition_that_nobody_leads(stage: Stage) -> None:
+    """Kafka would let it commit, and give that partition no marker (KAFKA-20734): half of it would be visible."""
+    kafka, proxy = stage.kafka, stage.kafka.proxies[0]  # which does not judge for long
+    alone = unique_topic("checked")
+    with Connection(proxy.bootstrap) as admin:
+        configs = {"min.insync.replicas": "1"}
+        told = admin.create_topic(alone, partitions=len(stories()), on=[COORDINATOR], configs=configs)
+        assert told == (OK, None)
+    kafka.await_leader(alone, is_now=COORDINATOR)
+    stage.elect(TRANSACTION_STATE, SECOND, [0])
+
+    # Given transactions that hold, of which one partition has lost its only broker
+    two = [Story(2, 2, holds=True), Story(3, 1, holds=True)]
+    here = (stage.topics[0], alone)
+    visible = {(topic, s.partition): stage.visible.get((topic, s.partition), []) for topic in here for s in two}
+    stage = replace(stage, proxy=proxy, topics=here, visible=visible)
+    for story in two:
+        stage.write(story)
+    kafka.kafka.pause(COORDINATOR)
+    kafka.until(lambda: kafka.leader(alone) not in NODES, "nobody to lead")
+
+    # When their clients commit, then they are told to ask again
+    with ThreadPoolExecutor(len(two)) as pool:
+        ends = [pool.submit(stage.commit, story) for story in two]
+        kafka.until(lambda: "a commit cannot be let through now" in proxy.log, "a commit to be put off")
+        states = {transaction_state(str(kafka.kafka.address(SECOND)), story.name)[0] for story in two}
+        assert states == {"Ongoing"}
+        # until the broker is back: then all of it is there.
+        kafka.kafka.resume(COORDINATOR)
+        for end in ends:
+            end.result()
+    assert [story.outcome for story in two] == ["committed", "committed"]
+    kafka.mend()
+    for story in two:
+        for topic, value in zip(here, stage.values(story), strict=True):
+            visible[topic, story.partition].append(value)
+            kafka.until(
+                lambda topic=topic, story=story: stage.is_stable(topic, story.partition),
+                f"{topic}-{story.partition} to be stable",
+            )
+    assert stage.committed() == visible

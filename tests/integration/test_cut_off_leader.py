@@ -1,0 +1,192 @@
+"""The leader of the state topic is cut off from the other brokers, but not from a proxy that believes in it.
+
+Nobody tells such a broker that it leads no more, so it goes on answering, and so does its metadata. What others have
+stored meanwhile with the new leader counts all the same where something is to be known as of now.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from kafka.protocol.metadata import FindCoordinatorRequest
+from kafka.protocol.producer import EndTxnRequest, InitProducerIdRequest
+
+from fencepost_proxy.types import Address
+from tests.support.cut_off import CutOffCluster, cut_off_cluster
+from tests.support.kafka import unique_topic
+from tests.support.messages import Fields, RawConnection
+from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.raw import Answer, Connection, Producer, batch, produce_request, until
+from tests.support.three_brokers import LIMITS, NODES
+
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
+
+OK, POLICY_VIOLATION, ABORTABLE = 0, 44, 120
+_AGAIN = frozenset({3, 5, 6, 7, 14, 15, 16, 51})
+_METADATA, _ELECT_LEADERS, _REASSIGN = 3, 43, 45
+STATE_TOPIC = "__fencepost_state"
+_PATIENCE_SECONDS = 90.0
+
+
+def ask(address: str, api_key: int, version: int, body: Fields) -> Fields:
+    with RawConnection(Address.parse(address), 30.0) as connection:
+        return connection.ask(api_key, version, body)
+
+
+def leader(address: str, topic: str) -> int:
+    """Of partition 0, as this broker has it."""
+    (found,) = ask(address, _METADATA, 9, {"Topics": [{"Name": topic}]})["Topics"]
+    return int(found["Partitions"][0]["LeaderId"]) if found["Partitions"] else -1
+
+
+def lead(kafka: CutOffCluster, topic: str, node_id: int) -> None:
+    wanted = {"PartitionIndex": 0, "Replicas": [node_id, *(each for each in NODES if each != node_id)]}
+    elected = {"ElectionType": 0, "TopicPartitions": [{"Topic": topic, "Partitions": [0]}], "TimeoutMs": 20_000}
+
+    def led() -> bool:
+        topics = [{"Name": topic, "Partitions": [wanted]}]
+        ask(kafka.wire(node_id), _REASSIGN, 0, {"TimeoutMs": 20_000, "Topics": topics})
+        ask(kafka.wire(node_id), _ELECT_LEADERS, 2, elected)
+        return all(leader(kafka.wire(each), topic) == node_id for each in NODES)
+
+    until(led, f"broker {node_id} to lead {topic}", within_seconds=_PATIENCE_SECONDS)
+
+
+def asked_again(question: Callable[[], Any], code: Callable[[Any], int]) -> Any:
+    def asked() -> Any:
+        answer = question()
+        return None if code(answer) in _AGAIN else answer
+
+    return until(asked, "an answer", within_seconds=_PATIENCE_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """`believing` – proxies, one per story, that ask `lost` first. `informed` asks the `others` alone."""
+
+    kafka: CutOffCluster
+    lost: int
+    others: tuple[int, int]
+    believing: tuple[ProxyProcess, ProxyProcess]
+    informed: ProxyProcess
+    good: str
+    bad: str
+    plain: str
+
+    @property
+    def still_believed(self) -> bool:
+        return leader(self.kafka.wire(self.lost), STATE_TOPIC) == self.lost
+
+
+@pytest.fixture(scope="module")
+def cut_off(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CutOff]:
+    """A state topic whose leader is cut off from the other brokers, and not from the proxies that believe in it."""
+    with cut_off_cluster() as kafka, ExitStack() as stack:
+
+        def proxy(name: str, *nodes: int) -> ProxyProcess:
+            upstream = ",".join(map(kafka.wire, nodes))
+            return stack.enter_context(
+                ProxyProcess(upstream, tmp_path_factory.mktemp(name), config=GUARDED_BY_NAME + LIMITS)
+            )
+
+        lost = NODES[0]
+        here, there = (each for each in NODES if each != lost)
+        believing = proxy("believing", lost, here, there), proxy("believing too", lost, here, there)
+        good, bad, plain = unique_topic("checked"), unique_topic("checked"), unique_topic("plain")
+        with Connection(believing[0].bootstrap) as admin:
+            assert admin.create_topic(good, on=[here, there, lost]) == (OK, None)
+            assert admin.create_topic(bad, on=[there, here, lost]) == (OK, None)
+            assert admin.create_topic(plain, on=[here, there, lost]) == (OK, None)
+        lead(kafka, STATE_TOPIC, lost)
+        for each in believing:
+            assert unconditional(each, here, plain) == OK
+
+        kafka.cut_off(lost)
+        until(
+            lambda: leader(kafka.wire(here), STATE_TOPIC) in (here, there),
+            "another leader",
+            within_seconds=_PATIENCE_SECONDS,
+        )
+        informed = proxy("informed", here, there)
+        yield CutOff(kafka, lost, (here, there), believing, informed, good, bad, plain)
+
+
+def unconditional(proxy: ProxyProcess, led_by: int, topic: str) -> int:
+    """What an append without an expectation is told in the end."""
+
+    def append() -> Answer:
+        with Connection(f"127.0.0.1:{proxy.port + 1 + led_by}") as client:
+            return client.append(topic, batch(b"anything"), acks=-1)
+
+    return int(asked_again(append, lambda answer: int(answer.error_code)).error_code)
+
+
+def test_nothing_passes_by_configs_that_the_old_leader_still_tells(cut_off: CutOff) -> None:
+    # Given a topic that was not checked until it was switched on through the proxy that knows,
+    here, _ = cut_off.others
+    proxy = cut_off.believing[0]
+    with Connection(cut_off.informed.bootstrap) as admin:
+
+        def switched() -> bool:
+            return admin.alter_topic(cut_off.plain, {"check.expected.offsets": "required"})[0] == OK
+
+        until(switched, "the topic to be switched", within_seconds=_PATIENCE_SECONDS)
+    assert cut_off.still_believed
+
+    # Then the other proxy lets none through as before from the moment on that this is told, and comes to know of it.
+    assert unconditional(proxy, here, cut_off.plain) == POLICY_VIOLATION
+    assert cut_off.still_believed
+
+
+def test_what_was_refused_elsewhere_is_not_committed_by_a_proxy_that_asks_the_old_leader(cut_off: CutOff) -> None:
+    kafka, lost, informed, believing = cut_off.kafka, cut_off.lost, cut_off.informed, cut_off.believing[1]
+    here, there = cut_off.others
+    good, bad = cut_off.good, cut_off.bad
+    assert cut_off.still_believed
+
+    # Given that a transaction appends through a proxy that knows, once where it expects to and once not,
+    name = unique_topic("txn")
+
+    def coordinator() -> int:
+        with Connection(kafka.wire(here)) as client:
+            (found,) = client.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=[name]), 4).coordinators
+        return int(found.node_id) if not found.error_code and found.node_id != lost else 0
+
+    node = until(coordinator, "a coordinator", within_seconds=_PATIENCE_SECONDS)
+
+    def at(address: str, request: Any, version: int) -> Any:
+        with Connection(address) as client:
+            return client.ask(request, version)
+
+    init = InitProducerIdRequest(
+        transactional_id=name, transaction_timeout_ms=300_000, producer_id=-1, producer_epoch=-1
+    )
+    found = asked_again(lambda: at(kafka.wire(node), init, 4), lambda answer: int(answer.error_code))
+    producer = Producer(found.producer_id, found.producer_epoch, 0)
+
+    def append(topic: str, led_by: int, expected: int) -> Answer:
+        records = batch(b"half of it", expected=expected, producer=producer, transactional=True)
+        request = produce_request({topic: {0: records}}, -1, 10_000, name)
+        with Connection(f"127.0.0.1:{informed.port + 1 + led_by}") as client:
+            client.send(request, 12)
+            return client.receive_produce(12)[1][topic, 0]
+
+    for topic, led_by, expected, code in ((good, here, 0, OK), (bad, there, 3, POLICY_VIOLATION)):
+        told = asked_again(
+            lambda topic=topic, led_by=led_by, expected=expected: append(topic, led_by, expected),
+            lambda answer: int(answer.error_code),
+        )
+        assert told.error_code == code, told
+
+    # Then the other proxy does not let it commit.
+    commit = EndTxnRequest(
+        transactional_id=name, producer_id=producer.id, producer_epoch=producer.epoch, committed=True
+    )
+    address = f"127.0.0.1:{believing.port + 1 + node}"
+    told = asked_again(lambda: at(address, commit, 5), lambda answer: int(answer.error_code))
+    assert told.error_code == ABORTABLE
+    assert cut_off.still_believed

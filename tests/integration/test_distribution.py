@@ -1,0 +1,174 @@
+"""What is shipped: wheel and sdist, what is in them, and a proxy from the wheel where nothing else is installed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from collections.abc import Iterator
+from contextlib import closing
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+from fencepost.errors import OffsetMismatch
+from fencepost.kafka_python import ConditionalProducer
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.clients import create_topic
+from tests.support.ports import free_ports_in_a_row
+
+pytestmark = pytest.mark.timeout(600)
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = {"fencepost", "fencepost_compiled", "fencepost_policies", "fencepost_proxy"}
+
+
+def run(*command: object, cwd: Path = ROOT) -> str:
+    done = subprocess.run(
+        [str(each) for each in command], cwd=cwd, env=bare(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def bare() -> dict[str, str]:
+    """Without what would find this work tree."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("PYTHONPATH", "VIRTUAL_ENV") and not name.startswith(("COVERAGE", "COV_", "FENCEPOST_"))
+    }
+
+
+def build(source: Path, into: Path, *targets: str) -> None:
+    run(sys.executable, "-m", "hatchling", "build", *(f"-t{each}" for each in targets), "-d", into, cwd=source)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("dist")
+    build(ROOT, directory, "sdist", "wheel")
+    return directory
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (file,) = built.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def sdist(built: Path) -> Path:
+    (file,) = built.glob("*.tar.gz")
+    return file
+
+
+def test_the_wheel_has_the_packages_their_types_and_the_licence(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (about,) = [name for name in names if name.endswith(".dist-info/METADATA")]
+        metadata = Parser().parsestr(archive.read(about).decode())
+
+    information = about.rpartition("/")[0]
+    assert {name.partition("/")[0] for name in names} == {*PACKAGES, information}
+    assert {f"{each}/py.typed" for each in PACKAGES} <= names
+    assert f"{information}/licenses/LICENSE" in names
+    # Each module that is in the work tree, and what they read beside them; nothing that was built or left there.
+    there = run("git", "ls-files", "client/fencepost", "policies", "proxy").split()
+    new = run("git", "ls-files", "--others", "--exclude-standard", "client/fencepost", "policies", "proxy").split()
+    inside = {name for name in names if not name.startswith(information)}
+    assert inside == {each.partition("/")[2] for each in (*there, *new) if (ROOT / each).exists()}
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert set(metadata.get_all("Provides-Extra") or []) == {"dev", "proxy", "spark"}
+    assert not [each for each in metadata.get_all("Requires-Dist") or [] if "extra ==" not in each]
+
+
+def test_the_sdist_makes_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = archive.getnames()
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.iterdir()
+    assert not [name for name in names if any(part in name for part in ("/tests/", "/docs/", "/.venv/", "__pycache__"))]
+
+    build(unpacked, tmp_path / "again", "wheel")
+
+    (again,) = (tmp_path / "again").glob("*.whl")
+    assert again.read_bytes() == wheel.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its programs: an environment of its own with fencepost[proxy], of the versions that locks/proxy.txt pins.
+
+    They are what this environment was made of, so uv has them and asks nobody. Where it has not, pip gets them.
+    """
+    directory = tmp_path_factory.mktemp("environment")
+    venv.create(directory, symlinks=True)
+    programs = directory / "bin"
+    uv = [Path(sys.executable).with_name("uv"), "pip", "install", "-q", "--offline", "--python", programs / "python"]
+    pip = [sys.executable, "-m", "pip", "--python", programs / "python", "install", "-q", "--disable-pip-version-check"]
+    try:
+        run(*uv, f"{wheel}[proxy]", "--constraints", ROOT / "locks" / "proxy.txt")
+    except AssertionError:
+        run(*pip, "--require-hashes", "-r", ROOT / "locks" / "proxy.txt")
+        run(*pip, "--no-deps", wheel)
+    return programs
+
+
+def test_commands_run_where_nothing_else_is_installed(installed: Path, tmp_path: Path) -> None:
+    assert run(installed / "fencepost", "--version", cwd=tmp_path).startswith("fencepost 0.")
+    assert "--upstream" in run(installed / "fencepost", "proxy", "--help", cwd=tmp_path)
+    assert "_shtab_fencepost" in run(installed / "fencepost", "completion", "bash", cwd=tmp_path)
+    # What a command lacks is a line for its user.
+    demo = subprocess.run(
+        [installed / "fencepost", "demo"], cwd=tmp_path, env=bare(), capture_output=True, text=True, check=False
+    )
+    assert demo.returncode == 2
+    assert "install fencepost[proxy,dev,spark]" in demo.stderr
+
+
+@pytest.fixture
+def proxy(installed: Path, kafka: KafkaCluster, tmp_path: Path) -> Iterator[tuple[str, str]]:
+    """Where it serves, and its status page. Started as systemd does it, and ended so: it is told of both."""
+    port = free_ports_in_a_row(4)
+    bootstrap, status = f"127.0.0.1:{port}", f"127.0.0.1:{port + 3}"
+    options = ("--listen", bootstrap, "--status", status)
+    notified = tmp_path / "notified"
+    with (tmp_path / "log").open("w") as log, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(notified))
+        manager.settimeout(60)
+        process = subprocess.Popen(
+            [installed / "fencepost", "proxy", "--upstream", kafka.bootstrap, *options],
+            cwd=tmp_path,
+            env={**bare(), "NOTIFY_SOCKET": str(notified)},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == f"ready bootstrap={bootstrap}\n", (tmp_path / "log").read_text()
+            assert manager.recv(1000) == f"READY=1\nSTATUS=serving clients at {bootstrap}".encode()
+            yield bootstrap, status
+            process.terminate()
+            assert manager.recv(1000) == b"STOPPING=1"
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.kafka
+def test_a_proxy_from_the_wheel_in_front_of_kafka(installed: Path, proxy: tuple[str, str]) -> None:
+    bootstrap, status = proxy
+    assert run(installed / "fencepost", "health", "--status", status) == "ready\n"
+    topic = create_topic(bootstrap, "shipped", check="required")
+    with closing(ConditionalProducer(bootstrap_servers=bootstrap)) as producer:
+        assert producer.send(topic, b"first", partition=0, expected_offset=0).get(60).offset == 0
+        with pytest.raises(OffsetMismatch):
+            producer.send(topic, b"stale", partition=0, expected_offset=0).get(60)

@@ -1,0 +1,120 @@
+"""What the pages show, run as it stands there: the quickstart from its first line, and each of Kafka's own tools."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from kafka import KafkaAdminClient
+from kafka.admin import NewTopic
+from kafka.errors import PolicyViolationError
+
+from fencepost_proxy.dev.tools import MAIN_CLASSES, compile_java, run_java
+from tests.support.docs import ROOT, Command, blocks, commands
+from tests.support.kafka import kafka_version, running_kafka, unique_topic
+from tests.support.proxy import ProxyProcess
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
+
+QUICKSTART = ROOT / "docs" / "quickstart.md"
+RUNNER = ROOT / "tests" / "java" / "ToolRunner.java"
+_KNOWN_SECONDS = 90.0
+
+
+@pytest.fixture(scope="module")
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    """Before a Kafka of its own: a topic that grows would wait for proxies that others have killed before theirs."""
+    with running_kafka(1) as kafka, ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy")) as process:
+        yield process
+
+
+def test_the_quickstart_does_what_it_says(proxy: ProxyProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    """A block of Python; then, if it raises or prints, what it says."""
+    shown = [block for block in blocks(QUICKSTART) if block.language in ("python", "text")]
+    names: dict[str, object] = {}
+    topic = unique_topic("orders")
+    said = 0
+    for index, block in enumerate(shown):
+        if block.language == "text":
+            continue
+        code = (
+            block.text.replace("127.0.0.1:19092", proxy.bootstrap)
+            .replace('"orders"', f'"{topic}"')
+            .replace("get(30)", "get(120)")
+        )
+        before, told = capsys.readouterr(), ""
+        assert before.err == ""
+        try:
+            exec(compile(code, block.where, "exec"), names)
+        except PolicyViolationError as refused:
+            told = str(refused)
+        told += capsys.readouterr().out
+        if index + 1 < len(shown) and shown[index + 1].language == "text":
+            assert shown[index + 1].text.replace("topic=orders", f"topic={topic}") in told, block.where
+            said += 1
+    assert said == 2
+    for name in ("producer", "with_library"):
+        names[name].close()  # type: ignore[attr-defined]
+
+
+def test_kafkas_own_tools_do_what_pages_say(proxy: ProxyProcess, tmp_path: Path) -> None:
+    """One after the other, page by page, each page with topics of its own; those that it does not create are there."""
+    prefix = unique_topic("docs")
+    shown = [each for each in commands() if re.match(r"kafka-(topics|configs)", each.text)]
+    given = [_with_names(each, prefix, proxy.bootstrap) for each in shown]
+    creating = [words for words in given if "--create" in words]
+    others = [words for words in given if words not in creating]
+    topics = {words[_named(words)] for words in given}
+    with closing(KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin:
+        made = topics - {words[_named(words)] for words in creating}
+        admin.create_topics([NewTopic(topic, 2, 1) for topic in sorted(made)])
+        _run_tools(creating, tmp_path)
+        # A broker learns of a topic a moment after the controller.
+        give_up = time.monotonic() + _KNOWN_SECONDS
+        while any(each.get("error_code") for each in admin.describe_topics(sorted(topics))):
+            assert time.monotonic() < give_up
+            time.sleep(0.1)
+
+        _run_tools(others, tmp_path)
+
+        counts = {each["name"]: len(each["partitions"]) for each in admin.describe_topics(sorted(topics))}
+    grown = {
+        words[_named(words)]: int(words[words.index("--partitions") + 1]) for words in given if "--partitions" in words
+    }
+    assert grown.items() <= counts.items()
+    assert len(grown) >= 3
+
+
+def _run_tools(given: list[list[str]], directory: Path) -> None:
+    script = directory / "tools"
+    script.write_text(
+        "".join("\t".join([MAIN_CLASSES[words[0].removesuffix(".sh")], "", *words[1:]]) + "\n" for words in given)
+    )
+    printed = run_java(
+        "ToolRunner",
+        [str(script)],
+        classes=compile_java([RUNNER], version=kafka_version()),
+        version=kafka_version(),
+        timeout_seconds=400,
+    ).output
+    parts = re.split(r"^=== \d+ (-?\d+)\n", printed, flags=re.MULTILINE)[1:]
+    for words, code, text in zip(given, parts[::2], parts[1::2], strict=True):
+        assert code == "0", f"{' '.join(words)}\n{text}"
+
+
+def _with_names(command: Command, prefix: str, bootstrap: str) -> list[str]:
+    words = shlex.split(command.text)
+    page = re.sub(r"\W", "-", command.where.partition(":")[0])
+    words[words.index("--bootstrap-server") + 1] = bootstrap
+    words[_named(words)] = f"{prefix}-{page}-{words[_named(words)]}"
+    return words
+
+
+def _named(words: list[str]) -> int:
+    """Where the topic's name stands."""
+    return words.index("--entity-name" if "--entity-name" in words else "--topic") + 1

@@ -1,0 +1,231 @@
+"""What Kafka's authorizer says of members of groups holds through the proxy: withholding widens nobody's rights.
+
+Clients are Kafka's users, and the proxy is one of its own: how, is in `tests/support/secured.py`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.types import Address
+from tests.support.kafka import unique_topic
+from tests.support.messages import Fields, RawConnection
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, Record, batch, until
+from tests.support.secured import User, proxy_of, secured_kafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(200)]
+
+CREATE_TOPICS, CREATE_ACLS, CREATE_PARTITIONS = 19, 30, 37
+JOIN, SYNC, HEARTBEAT, LEAVE, OFFSET_COMMIT, OFFSET_FETCH, CONSUMER_HEARTBEAT = 11, 14, 12, 13, 8, 9, 68
+TOPIC, GROUP = 2, 3
+DENY, ALLOW = 2, 3
+READ, DESCRIBE = 3, 8
+REBALANCE_IN_PROGRESS, TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED = 27, 29, 30
+USERS = ("admin", "member", "stranger", "halfway")
+CONFIG = '[topics."shared-*"]\n"ordered.partition.expansion" = "true"\n'
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[KafkaCluster]:
+    with secured_kafka(USERS) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with proxy_of(kafka, tmp_path_factory.mktemp("rights"), CONFIG) as proxy:
+        yield proxy
+
+
+class Scene:
+    """A topic and a group of one member, which has read and committed two of five records."""
+
+    def __init__(self, kafka: KafkaCluster, proxy: ProxyProcess) -> None:
+        self.kafka, self.proxy = kafka, proxy
+        self.topic, self.group = unique_topic("shared"), unique_topic("group")
+        self.direct, self.through = kafka.address(1, "SASL"), Address.parse(proxy.bootstrap)
+        self.may("member", GROUP, self.group, READ)
+        for user in ("member", "stranger"):
+            self.may(user, TOPIC, self.topic, READ)
+        self.may("halfway", GROUP, self.group, READ)
+        with User(self.through, "admin") as admin:
+            wanted = {"Name": self.topic, "NumPartitions": 1, "ReplicationFactor": 1, "Assignments": [], "Configs": []}
+            created = admin.ask(CREATE_TOPICS, 5, {"Topics": [wanted], "timeoutMs": 30_000})
+            assert created["Topics"][0]["ErrorCode"] == 0
+        with Connection(str(kafka.address(1))) as writer:
+            until(lambda: writer.append(self.topic, batch(*map(_record, range(5)))).error_code == 0, "a leader")
+
+    def may(self, user: str, kind: int, name: str, operation: int, permission: int = ALLOW) -> None:
+        acl = {
+            "ResourceType": kind,
+            "ResourceName": name,
+            "ResourcePatternType": 3,
+            "Principal": f"User:{user}",
+            "Host": "*",
+            "Operation": operation,
+            "PermissionType": permission,
+        }
+        with RawConnection(self.kafka.address(1)) as admin:
+            assert admin.ask(CREATE_ACLS, 2, {"Creations": [acl]})["Results"][0]["ErrorCode"] == 0
+
+    def grow(self) -> None:
+        with User(self.through, "admin") as admin:
+            wanted = {"Name": self.topic, "Count": 2, "Assignments": None}
+            grown = admin.ask(CREATE_PARTITIONS, 1, {"Topics": [wanted], "TimeoutMs": 30_000, "ValidateOnly": False})
+            assert grown["Results"][0]["ErrorCode"] == 0, grown
+
+    def join(self, member: User) -> Fields:
+        """With an assignment that it makes itself: all partitions. Gives back who it is, and what it was told."""
+        protocols = [{"Name": "range", "Metadata": struct.pack(">hih", 0, 1, len(self.topic)) + self.topic.encode()}]
+        wanted = {
+            "GroupId": self.group,
+            "SessionTimeoutMs": 30_000,
+            "RebalanceTimeoutMs": 30_000,
+            "MemberId": "",
+            "ProtocolType": "consumer",
+            "Protocols": protocols,
+        }
+        joined: Fields = {}
+
+        def in_it() -> bool:
+            joined.update(member.ask(JOIN, 3, wanted))
+            return bool(joined["ErrorCode"] == 0)
+
+        until(in_it, "a coordinator")
+        who = {"GroupId": self.group, "GenerationId": joined["GenerationId"], "MemberId": joined["MemberId"]}
+        own = {"MemberId": joined["MemberId"], "Assignment": self.assignment(0, 1)}
+        return who, member.ask(SYNC, 2, who | {"Assignments": [own]})  # type: ignore[return-value]
+
+    def assignment(self, *partitions: int) -> bytes:
+        name = self.topic.encode()
+        numbers = struct.pack(f">i{len(partitions)}i", len(partitions), *partitions)
+        return struct.pack(">hih", 0, 1, len(name)) + name + numbers + struct.pack(">i", -1)
+
+    def commit(self, member: User, who: Fields, offset: int) -> None:
+        partition = {"PartitionIndex": 0, "CommittedOffset": offset, "CommittedMetadata": ""}
+        asked = {
+            "GroupId": who["GroupId"],
+            "GenerationIdOrMemberEpoch": who["GenerationId"],
+            "MemberId": who["MemberId"],
+            "RetentionTimeMs": -1,
+            "Topics": [{"Name": self.topic, "Partitions": [partition]}],
+        }
+        answer = member.ask(OFFSET_COMMIT, 4, asked)
+        assert answer["Topics"][0]["Partitions"][0]["ErrorCode"] == 0, answer
+
+    def fetch(self, version: int) -> Fields:
+        topic = {"Name": self.topic, "PartitionIndexes": [0, 1]}
+        if version < 8:
+            return {"GroupId": self.group, "Topics": [topic]}
+        return {"Groups": [{"GroupId": self.group, "Topics": [topic]}]}
+
+
+def _record(number: int) -> Record:
+    return Record(b"v%d" % number)
+
+
+@pytest.fixture
+def scene(kafka: KafkaCluster, proxy: ProxyProcess) -> Scene:
+    return Scene(kafka, proxy)
+
+
+def _codes(answer: Any) -> set[int]:
+    """All error codes in an answer."""
+    if isinstance(answer, dict):
+        own = {value for name, value in answer.items() if name == "ErrorCode"}
+        return own.union(*map(_codes, answer.values())) if answer else own
+    return set().union(*map(_codes, answer)) if isinstance(answer, list) else set()
+
+
+def test_who_may_not_read_the_group_is_told_the_same_as_without_the_proxy(scene: Scene) -> None:
+    """Given a group from which a partition is withheld, when a stranger asks in its name and in its member's, then each
+    answer is Kafka's refusal, in the same words as Kafka's own."""
+    scene.grow()
+    with User(scene.through, "member") as member:
+        who, synced = scene.join(member)
+        scene.commit(member, who, 2)
+        assert synced["Assignment"] == scene.assignment(0), f"nothing is withheld: {scene.proxy.log}"
+        asked = [
+            (SYNC, 2, who | {"Assignments": []}),
+            (SYNC, 5, who | {"ProtocolType": "consumer", "ProtocolName": "range", "Assignments": []}),
+            (HEARTBEAT, 4, who),
+            *((OFFSET_FETCH, version, scene.fetch(version)) for version in (1, 5, 7, 8, 9)),
+            (LEAVE, 2, {"GroupId": scene.group, "MemberId": who["MemberId"]}),
+            (
+                CONSUMER_HEARTBEAT,
+                0,
+                {
+                    "GroupId": scene.group,
+                    "MemberId": "",
+                    "MemberEpoch": 0,
+                    "RebalanceTimeoutMs": 30_000,
+                    "SubscribedTopicNames": [scene.topic],
+                    "TopicPartitions": [],
+                },
+            ),
+        ]
+        for api_key, version, body in asked:
+            with User(scene.direct, "stranger") as one, User(scene.through, "stranger") as other:
+                told = one.ask(api_key, version, body)
+                assert other.ask(api_key, version, body) == told, (api_key, version)
+                assert GROUP_AUTHORIZATION_FAILED in _codes(told), (api_key, version, told)
+        assert member.ask(HEARTBEAT, 4, who)["ErrorCode"] == 0, "nobody has disturbed it"
+
+
+def test_no_beginning_is_told_of_a_topic_that_one_may_not_describe(scene: Scene) -> None:
+    """Given one who may read the group and not the topic; its member is told where the new partition begins."""
+    scene.grow()
+    with User(scene.through, "member") as member:
+        who, _ = scene.join(member)
+        scene.commit(member, who, 2)
+        for version in (5, 8):
+            offsets = _offsets(member.ask(OFFSET_FETCH, version, scene.fetch(version)))
+            assert offsets == {0: (2, 0), 1: (0, 0)}, "the proxy has its say here, else this would prove nothing"
+            with User(scene.direct, "member") as direct:
+                assert _offsets(direct.ask(OFFSET_FETCH, version, scene.fetch(version)))[1] == (-1, 0)
+            with User(scene.direct, "halfway") as one, User(scene.through, "halfway") as other:
+                told = one.ask(OFFSET_FETCH, version, scene.fetch(version))
+                assert other.ask(OFFSET_FETCH, version, scene.fetch(version)) == told
+                assert _offsets(told) == dict.fromkeys((0, 1), (-1, TOPIC_AUTHORIZATION_FAILED))
+
+
+def _offsets(answer: Fields) -> dict[int, tuple[int, int]]:
+    topics = answer["Topics"] if "Topics" in answer else answer["Groups"][0]["Topics"]
+    return {
+        each["PartitionIndex"]: (each["CommittedOffset"], each["ErrorCode"])
+        for topic in topics
+        for each in topic["Partitions"]
+    }
+
+
+def test_a_member_whose_right_was_taken_away_is_not_told_that_there_is_more(scene: Scene) -> None:
+    """Given a partition that its group may have by now, when the member asks, then Kafka's refusal comes before it."""
+    scene.grow()
+    with User(scene.through, "member") as member:
+        who, _ = scene.join(member)
+        scene.commit(member, who, 2)
+        scene.commit(member, who, 5)
+        until(lambda: f"a group gets a new partition group={scene.group}" in scene.proxy.log, "the group to be let in")
+        scene.may("member", GROUP, scene.group, READ, DENY)
+        with User(scene.direct, "member") as direct:
+            refused = {"ThrottleTimeMs": 0, "ErrorCode": GROUP_AUTHORIZATION_FAILED}
+            until(lambda: direct.ask(HEARTBEAT, 4, who) == refused, "the ACL to hold")
+        assert member.ask(HEARTBEAT, 4, who) == refused
+        synced = member.ask(SYNC, 2, who | {"Assignments": []})
+        assert (synced["ErrorCode"], synced["Assignment"]) == (GROUP_AUTHORIZATION_FAILED, b"")
+
+
+def test_a_member_that_may_is_told_that_there_is_more(scene: Scene) -> None:
+    """Without which the one above would prove nothing."""
+    scene.grow()
+    with User(scene.through, "member") as member:
+        who, _ = scene.join(member)
+        scene.commit(member, who, 5)
+        until(lambda: f"a group gets a new partition group={scene.group}" in scene.proxy.log, "the group to be let in")
+        assert member.ask(HEARTBEAT, 4, who)["ErrorCode"] == REBALANCE_IN_PROGRESS

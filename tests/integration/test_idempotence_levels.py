@@ -1,0 +1,194 @@
+"""Levels of idempotence (KAFKA-5794) on a broker that takes no producer ids, and for clients that get none.
+
+The table "Where Kafka takes no idempotent producer" in docs/client.md is pinned here: each row is made again from what
+a test saw, and has to be equal.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import urllib.request
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+import pytest
+
+from tests.support.clients import producer, read_all
+from tests.support.kafka import unique_topic
+from tests.support.old_kafka import OLD_FORMAT, OldKafka
+from tests.support.ports import free_port
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, batch, produce_request, until
+from tests.support.senders import CLIENTS, Client, JavaProducers, Seen, documented
+
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.no_cover,
+    # kafka-python leaves the socket of a failed connection attempt to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+
+HEADING = "### Where Kafka takes no idempotent producer"
+OLD, NOT_PERMITTED, REFUSED = 43, 31, 44
+IDEMPOTENT = [client for client in CLIENTS if client.idempotent and not client.ours]
+COUNT = 30
+_CONFIG = """
+[topics."safe-*"]
+"idempotence.level" = "safe"
+[topics."required-*"]
+"idempotence.level" = "required"
+"""
+
+
+@pytest.fixture(scope="module")
+def java() -> Iterator[JavaProducers]:
+    with JavaProducers() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def old() -> Iterator[OldKafka]:
+    with OldKafka() as kafka:
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def proxy(old: OldKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    status = f'status = "127.0.0.1:{free_port()}"\n'
+    with ProxyProcess(old.bootstrap, tmp_path_factory.mktemp("levels"), config=status + _CONFIG) as process:
+        yield process
+        assert "crashed" not in process.log
+
+
+def create(old: OldKafka, prefix: str, *, old_format: bool) -> str:
+    topic = unique_topic(prefix)
+    with Connection(old.bootstrap) as connection:
+        assert connection.create_topic(topic, configs=OLD_FORMAT if old_format else {}) == (0, None)
+        until(lambda: connection.produce({topic: {0: b""}}, version=8)[topic, 0].error_code != 3, "the topic's leader")
+    return topic
+
+
+def downgraded(proxy: ProxyProcess, why: str) -> int:
+    address = re.search(r'status = "([^"]+)"', proxy.config)
+    assert address is not None
+    with urllib.request.urlopen(f"http://{address[1]}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    found = re.search(rf'^fencepost_idempotence_downgraded_batches_total{{reason="{why}"}} (\S+)$', text, re.M)
+    return 0 if found is None else int(float(found[1]))
+
+
+def outcome(client: Client, bootstrap: str, java: JavaProducers, topic: str, **more: str) -> Sequence[Seen]:
+    """Of many sends at once, each in a batch of its own."""
+    with closing(client.open(bootstrap, java, **client.one_record_a_batch(), **more)) as producer:
+        sendings = [producer.send(topic, f"{n}") for n in range(COUNT)]
+        return [sending.get() for sending in sendings]
+
+
+def refused(client: Client, bootstrap: str, java: JavaProducers, topic: str, **more: str) -> Seen:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of one that could not even be started
+        try:
+            with closing(client.open(bootstrap, java, **more)) as producer:
+                return producer.send(topic, "x").get()
+        except Exception as error:
+            return Seen(error=type(error).__name__, shown=str(error))
+        finally:
+            gc.collect()
+
+
+def shown(seen: Seen) -> str:
+    return f"`{seen.error}`" if seen.error is not None else "appended"
+
+
+@pytest.mark.parametrize("client", IDEMPOTENT, ids=lambda client: client.name.replace("`", ""))
+def test_what_each_idempotent_producer_makes_of_it(
+    client: Client, old: OldKafka, proxy: ProxyProcess, java: JavaProducers
+) -> None:
+    row = {"client": client.name}
+    for column, old_format, more, why in (
+        ("message format 0.10", True, {}, "message_format"),
+        ("may not be idempotent", False, {"client_id": "not-idempotent"}, "not_permitted"),
+    ):
+        topic = create(old, "safe", old_format=old_format)
+        row[column] = shown(refused(client, old.bootstrap, java, topic, **more))
+        if client.library == "kafka-python" and row[column] == "`ClusterAuthorizationFailedError`":
+            # A KafkaError that says more. Whether it is raised at once or of the record is a race in the client.
+            row[column] = "`KafkaError`"
+        assert read_all(old.bootstrap, topic) == []
+        before = downgraded(proxy, why)
+        seen = outcome(client, proxy.bootstrap, java, topic, **more)
+        # All of it, in the order in which it was sent, once: though nobody deduplicates it.
+        assert [each.offset for each in seen] == list(range(COUNT)), seen
+        assert read_all(old.bootstrap, topic) == [(n, b"%d" % n) for n in range(COUNT)]
+        row[f"{column}, `safe`"] = f"all {COUNT}, in order"
+        assert downgraded(proxy, why) > before
+        told = [line for line in proxy.log.splitlines() if "idempotence given up" in line and topic in line]
+        assert len(told) == 1, told
+    print(f"| {' | '.join(row.values())} |")
+    assert row in list(documented(HEADING))
+    gc.collect()
+
+
+def test_an_id_that_the_proxy_made_up_is_no_right_to_anything(old: OldKafka, proxy: ProxyProcess) -> None:
+    """On topics that are read and not safe it is told what Kafka said; where nobody reads, Kafka itself decides."""
+    safe, required, plain = (create(old, prefix, old_format=False) for prefix in ("safe", "required", "plain"))
+    with Connection(proxy.bootstrap) as connection:
+        connection.client_id = "not-idempotent"
+        made_up = connection.init_producer_id()
+        assert made_up.id >= 1 << 62
+        assert connection.init_producer_id().id != made_up.id
+        records = batch(b"v", producer=made_up)
+        assert connection.append(safe, records).error_code == 0
+        refusal = connection.append(required, records)
+        assert (refusal.error_code, (refusal.message or "").split()[0]) == (NOT_PERMITTED, "IDEMPOTENCE_NOT_PERMITTED")
+        assert connection.append(plain, records) == connection.append(plain, records)._replace(log_append_time_ms=-1)
+    with Connection(old.bootstrap) as direct:
+        # What Kafka thinks of such an id where it is asked itself: as of any other.
+        direct.client_id = "not-idempotent"
+        assert direct.append(plain, batch(b"w", producer=made_up._replace(id=made_up.id ^ 1))).error_code == 0
+
+
+@pytest.mark.parametrize("version", [5, 7, 8])
+def test_a_producer_of_a_topic_that_requires_it_hears_what_kafka_says(
+    old: OldKafka, proxy: ProxyProcess, version: int
+) -> None:
+    """`required` is never weakened: 43 goes through; who names no producer is refused, and told the log start."""
+    topic = create(old, "required", old_format=True)
+    with Connection(proxy.bootstrap) as connection:
+        named = connection.init_producer_id()
+        assert connection.append(topic, batch(b"v", producer=named), version=version).error_code == OLD
+        refusal = connection.append(topic, batch(b"v"), version=version)
+        assert (refusal.error_code, refusal.log_start_offset) == (REFUSED, 0)
+    assert read_all(old.bootstrap, topic) == []
+
+
+@pytest.mark.parametrize(
+    ("level", "records", "code"),
+    [(1, "idempotent", 0), (2, "idempotent", OLD), (0, "idempotent", OLD), (2, "plain", REFUSED)],
+)
+def test_a_request_may_say_its_level_itself(
+    level: int, records: str, code: int, old: OldKafka, proxy: ProxyProcess
+) -> None:
+    """Tagged field 254 of its header, on a topic of which nobody has said anything."""
+    topic = create(old, "plain", old_format=True)
+    with Connection(proxy.bootstrap) as connection:
+        made = batch(b"v", producer=connection.init_producer_id()) if records == "idempotent" else batch(b"v")
+        correlation_id, frame = connection.frame(produce_request({topic: {0: made}}, -1, 10_000, None, None), 9)
+        tags_at = 4 + 8 + 2 + len(connection.client_id)
+        assert frame[tags_at] == 0
+        tagged = frame[4:tags_at] + bytes([1, 0xFE, 1, 1, level]) + frame[tags_at + 1 :]
+        connection.socket.sendall(len(tagged).to_bytes(4, "big") + tagged)
+        answered, answers = connection.receive_produce(9)
+        assert (answered, answers[topic, 0].error_code) == (correlation_id, code)
+
+
+@pytest.mark.parametrize("library", ["kafka-python", "aiokafka", "confluent-kafka"])
+def test_our_library_may_ask_for_it(library: str, old: OldKafka, proxy: ProxyProcess) -> None:
+    topic = create(old, "safe", old_format=True)
+    with closing(producer(library, proxy.bootstrap, idempotence="safe")) as made:
+        sent = [made.send(topic, b"%d" % n, partition=0) for n in range(COUNT)]
+        made.settle()
+        assert [each.get() for each in sent] == list(range(COUNT))
+    assert read_all(old.bootstrap, topic) == [(n, b"%d" % n) for n in range(COUNT)]

@@ -1,0 +1,266 @@
+"""What idempotent producers hear when Kafka has forgotten them, and when it has lost what it acknowledged (KAFKA-5793).
+
+The table "When Kafka has forgotten a producer" in docs/client.md is pinned here: each cell is made again from what a
+test saw, and has to be equal.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.integration.test_producer_state import SETTINGS, delete_records, log_start, producers
+from tests.support.fake_cluster import FORGETFUL, FORGETS_EVERY, FakeClusterProcess
+from tests.support.kafka import running_kafka, unique_topic
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, Log, Producer, batch, until
+from tests.support.senders import CLIENTS, Client, JavaProducers, Seen, Sender, documented
+from tests.support.three_brokers import Stage3, leaders_listener
+
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.no_cover,
+    # kafka-python leaves the socket of a failed connection attempt to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+
+HEADING = "### When Kafka has forgotten a producer"
+OK, REFUSED, OUT_OF_ORDER, UNKNOWN_PRODUCER_ID = 0, 44, 45, 59
+IDEMPOTENT = [client for client in CLIENTS if client.idempotent and not client.ours]
+BEFORE, AFTER = 5, 5
+#: `read-…` topics are read by the proxy, all others streamed.
+_CONFIG = f"""
+[topics."read-*"]
+"idempotence.level" = "required"
+[topics."{FORGETFUL}*"]
+"idempotence.level" = "required"
+"""
+each_client = pytest.mark.parametrize("client", IDEMPOTENT, ids=lambda client: client.name.replace("`", ""))
+
+
+@pytest.fixture(scope="module")
+def java() -> Iterator[JavaProducers]:
+    with JavaProducers() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[KafkaCluster]:
+    with running_kafka(1, properties=SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def proxy(forgetful: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(forgetful.bootstrap, tmp_path_factory.mktemp("forgetful"), config=_CONFIG) as process:
+        yield process
+        assert "crashed" not in process.log
+
+
+def create(proxy: ProxyProcess, log: Log, prefix: str) -> str:
+    topic = unique_topic(prefix)
+    with Connection(proxy.bootstrap) as connection:
+        assert connection.create_topic(topic) == (0, None)
+    assert log.end(topic) == 0
+    return topic
+
+
+def send(producer: Sender, topic: str, numbers: range) -> list[Seen]:
+    """One after the other: what is acknowledged is acknowledged when the next is sent."""
+    return [producer.send(topic, f"{n}").get() for n in numbers]
+
+
+def outcome(seen: list[Seen], all_well: str) -> str:
+    first, *others = seen
+    if first.error is None:
+        assert all(each.error is None for each in others), seen
+        return all_well
+    gone_on = all(each.error is None for each in others)
+    return f"`{first.error}` once" if gone_on else f"`{first.error}` from then on"
+
+
+def documents(client: Client, column: str, seen: str) -> None:
+    (row,) = [each for each in documented(HEADING) if each["client"] == client.name]
+    assert row[column] == seen
+
+
+# --- forgotten, by brokers of today -----------------------------------------------------------------------------------
+
+
+def by_delete_records(log: Log, topic: str) -> None:
+    delete_records(log, topic)
+
+
+def by_retention(log: Log, topic: str) -> None:
+    with log.connect(topic) as direct:
+        assert direct.alter_topic(topic, {"retention.ms": "1", "segment.ms": "50"}) == (0, None)
+        until(lambda: log_start(log, topic) == BEFORE, "the records to be deleted", within_seconds=90)
+        assert direct.alter_topic(topic, {"retention.ms": "3600000"}) == (0, None)
+
+
+Forgotten = dict[tuple[str, str], tuple[Client, str, Sender]]
+
+
+@pytest.fixture(scope="module")
+def forgotten(forgetful: KafkaCluster, proxy: ProxyProcess, java: JavaProducers) -> Iterator[Forgotten]:
+    """Producers whose state has expired, on topics that are read and on streamed ones: all from one long wait."""
+    log, made = Log(forgetful.bootstrap), {}
+    with ExitStack() as stack:
+        for client in IDEMPOTENT:
+            for prefix in ("read", "plain"):
+                topic = create(proxy, log, prefix)
+                producer = stack.enter_context(closing(client.open(proxy.bootstrap, java)))
+                assert [each.offset for each in send(producer, topic, range(BEFORE))] == list(range(BEFORE))
+                made[client.name, prefix] = client, topic, producer
+        for _, topic, _ in made.values():
+            until(lambda topic=topic: not producers(log, topic), "Kafka to forget", within_seconds=90)
+        yield made
+    gc.collect()
+
+
+@pytest.mark.parametrize("prefix", ["read", "plain"])
+@each_client
+def test_a_producer_whose_state_has_expired_goes_on(
+    client: Client, prefix: str, forgotten: Forgotten, forgetful: KafkaCluster
+) -> None:
+    _, topic, producer = forgotten[client.name, prefix]
+    seen = send(producer, topic, range(BEFORE, BEFORE + AFTER))
+    assert [each.offset for each in seen] == list(range(BEFORE, BEFORE + AFTER)), seen
+    assert Log(forgetful.bootstrap).values(topic) == [b"%d" % n for n in range(BEFORE + AFTER)]
+    documents(client, "state expired", "goes on")
+
+
+@pytest.mark.parametrize("lose", [by_delete_records, by_retention], ids=["DeleteRecords", "retention"])
+@each_client
+def test_a_producer_whose_records_are_deleted_goes_on(
+    client: Client,
+    lose: Callable[[Log, str], None],
+    proxy: ProxyProcess,
+    forgetful: KafkaCluster,
+    java: JavaProducers,
+) -> None:
+    log = Log(forgetful.bootstrap)
+    topic = create(proxy, log, "read")
+    with closing(client.open(proxy.bootstrap, java)) as producer:
+        assert [each.offset for each in send(producer, topic, range(BEFORE))] == list(range(BEFORE))
+        lose(log, topic)
+        seen = send(producer, topic, range(BEFORE, BEFORE + AFTER))
+    assert [each.offset for each in seen] == list(range(BEFORE, BEFORE + AFTER)), seen
+    found = [(each.base_offset, *each.values) for each in log.batches(topic, start=log_start(log, topic))]
+    assert found == [(n, b"%d" % n) for n in range(BEFORE, BEFORE + AFTER)]
+    documents(client, "DeleteRecords" if lose is by_delete_records else "retention", "goes on")
+    gc.collect()
+
+
+def test_every_answer_says_where_the_log_starts(proxy: ProxyProcess, forgetful: KafkaCluster) -> None:
+    log = Log(forgetful.bootstrap)
+    topic = create(proxy, log, "read")
+    with Connection(proxy.bootstrap) as connection:
+        producer = connection.init_producer_id()
+        for sequence in range(3):
+            records = batch(b"v", producer=producer._replace(sequence=sequence))
+            assert connection.append(topic, records).log_start_offset == 0
+        delete_records(log, topic)
+    for version in (5, 7, 8, 9, 11):
+        with Connection(proxy.bootstrap) as connection:  # one that nobody knows yet
+            # Kafka was asked a moment ago, and is asked again soon.
+            refusal = until(
+                lambda version=version: connection.append(topic, batch(b"v"), version=version),
+                "a refusal that knows it",
+                is_there=lambda answer: answer.log_start_offset == 3,
+            )
+            assert refusal.error_code == REFUSED
+            gap = connection.append(
+                topic, batch(b"v", producer=producer._replace(sequence=9 + version)), version=version
+            )
+            assert (gap.error_code, gap.log_start_offset) == (UNKNOWN_PRODUCER_ID, 3)  # all that it wrote is gone
+
+
+# --- forgotten, by a broker that still raises 45 ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def old_fashioned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A played broker, and the proxy in front of it: no broker from a public repository that the proxy speaks to still
+    does so (from 2.5 on they take any first sequence)."""
+    topics = {f"{FORGETFUL}{n}": 1 for n in range(len(IDEMPOTENT))}
+    with (
+        FakeClusterProcess(topics=topics) as fake,
+        ProxyProcess(fake.bootstrap, tmp_path_factory.mktemp("old-fashioned"), config=_CONFIG) as proxy,
+    ):
+        yield fake.bootstrap, proxy.bootstrap
+
+
+@each_client
+def test_a_45_that_tells_of_no_loss_lets_the_producer_go_on(
+    client: Client, old_fashioned: tuple[str, str], java: JavaProducers
+) -> None:
+    direct, proxied = old_fashioned
+    topic = f"{FORGETFUL}{IDEMPOTENT.index(client)}"
+    with closing(client.open(proxied, java)) as producer:
+        seen = send(producer, topic, range(FORGETS_EVERY + AFTER))
+    print([str(each) for each in seen])
+    told = [each.offset for each in seen if each.error is None]
+    assert told == list(range(len(told)))
+    assert Log(direct).end(topic) == len(told)
+    documents(client, "45 of an old broker, everything deleted", outcome(seen[FORGETS_EVERY:], "goes on"))
+    gc.collect()
+
+
+# --- lost -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_what_kafka_has_lost_is_told_as_lost(stage3: Stage3, java: JavaProducers) -> None:
+    """One replica left, then only an outdated one: acknowledged records are gone, and the log still starts at 0."""
+    proxy = stage3.proxies[0]
+    configs = {
+        "idempotence.level": "required",
+        "unclean.leader.election.enable": "true",
+        "min.insync.replicas": "1",
+    }
+    names = [client.name for client in IDEMPOTENT]
+    topics = {name: stage3.create(unique_topic("lossy"), on=(1, 2), configs=configs) for name in [*names, "raw"]}
+    producer = Producer(-1)
+    sequences = iter(range(100))
+
+    def append_raw() -> int:
+        nonlocal producer
+        with Connection(leaders_listener(proxy, topics["raw"])) as connection:
+            if producer.id < 0:
+                producer = connection.init_producer_id()
+            records = batch(b"v", producer=producer._replace(sequence=next(sequences)))
+            return connection.append(topics["raw"], records).error_code
+
+    with ExitStack() as stack:
+        senders = {each.name: stack.enter_context(closing(each.open(proxy.bootstrap, java))) for each in IDEMPOTENT}
+        for name, sender in senders.items():
+            assert [each.offset for each in send(sender, topics[name], range(3))] == [0, 1, 2]
+        assert [append_raw() for _ in range(3)] == [OK] * 3
+        stage3.kafka.kill(2)
+        for topic in topics.values():
+            stage3.until(lambda topic=topic: stage3.isr(topic) == {1}, "broker 1 to be alone")
+        for name, sender in senders.items():
+            assert [each.offset for each in send(sender, topics[name], range(3, 6))] == [3, 4, 5]
+        assert [append_raw() for _ in range(3)] == [OK] * 3
+        stage3.kafka.kill(1)
+        stage3.kafka.restart(2, wait=False)
+        for topic in topics.values():
+            stage3.await_leader(topic, is_now=2)
+            assert stage3.log.end(topic) == 3
+        found = until(append_raw, "an answer of the new leader", is_there=lambda code: code not in (3, 6, 7))
+        assert found == OUT_OF_ORDER
+        outcomes = {}
+        for client in IDEMPOTENT:
+            seen = send(senders[client.name], topics[client.name], range(6, 8))
+            print(client.name, [str(each) for each in seen])
+            outcomes[client.name] = outcome(seen, "goes on behind the hole")
+    print(outcomes)
+    for client in IDEMPOTENT:
+        documents(client, "acknowledged records lost", outcomes[client.name])
+    gc.collect()

@@ -1,0 +1,134 @@
+"""What the Kafka under test tells its clients is what docs/kafka-releases.md says, and a Kafka that tells of more than
+anybody knows changes nothing for clients.
+
+`python -m tests.releases` tells a longer story to each release and prints the page's tables.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.jars import RELEASES
+from fencepost_proxy.types import Address
+from fencepost_proxy.wire.apis import APIS, METADATA, PRODUCE
+from tests.releases import page, story
+from tests.releases.story import Front, Release
+from tests.support.future_broker import NEW_APIS, NEWER_BY, FutureBroker
+from tests.support.kafka import kafka_version, running_kafka, unique_topic
+from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
+from tests.support.raw import Connection, Log, batch, until
+from tests.support.senders import CLIENTS, JavaProducers, create_topic
+
+pytestmark = [pytest.mark.kafka]
+
+FETCH, API_VERSIONS = 1, 18
+
+
+@pytest.mark.brokers
+def test_the_page_tells_what_this_release_tells(kafka: KafkaCluster, proxied: ProxyProcess) -> None:
+    direct, told = story.api_versions(kafka.bootstrap), story.api_versions(proxied.bootstrap)
+    release = Release(kafka_version(), direct, told)
+    documented = page.documented(kafka_version())
+    assert documented == {key: page.cell(release, key) for key in {*APIS, *direct}}
+
+
+def test_every_release_that_can_be_started_is_in_the_page() -> None:
+    text = page.PAGE.read_text()
+    assert [each for each in RELEASES if not re.search(rf"\| {re.escape(each)} \|", text)] == []
+
+
+# --- a Kafka of the future --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[FutureBroker]:
+    with FutureBroker() as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def of_today(broker: FutureBroker) -> Iterator[KafkaCluster]:
+    """The broker behind it, at its own address."""
+    advertised = {"FUTURE": Address.parse(broker.address)}
+    with running_kafka(listeners={"FUTURE": "PLAINTEXT"}, advertised=advertised) as kafka:
+        broker.target = kafka.address(1, "FUTURE")
+        yield kafka
+
+
+@pytest.fixture(scope="module")
+def future(broker: FutureBroker, of_today: KafkaCluster, proxy_directory: Path) -> Iterator[Front]:
+    with ProxyProcess(broker.address, proxy_directory, config=GUARDED_FOR_LONG) as proxy:
+        yield Front(of_today, proxy, proxy_directory)
+
+
+def test_clients_are_told_what_they_were_told(
+    future: Front, broker: FutureBroker, of_today: KafkaCluster, tmp_path: Path
+) -> None:
+    """Given a broker that tells of new APIs and higher versions, when a client asks by each version of ApiVersions."""
+    known = story.api_versions(of_today.bootstrap)
+    promised = story.api_versions(broker.address)
+    assert promised == {key: (low, high + NEWER_BY) for key, (low, high) in known.items()} | NEW_APIS
+
+    with ProxyProcess(of_today.bootstrap, tmp_path) as proxy_of_today:
+        for version in range(APIS[API_VERSIONS].max_version + 1):
+            told = []
+            for address in (proxy_of_today.bootstrap, future.proxy.bootstrap):
+                with Connection(address) as client:
+                    told.append(client.api_versions(version))
+            # What this release does not have yet, up to what the proxy knows, is all that may come.
+            assert told[1] == {key: _up_to_the_table(key, known[key]) for key in told[0]}, version
+
+
+def _up_to_the_table(key: int, known: tuple[int, int]) -> tuple[int, int]:
+    low, high = known
+    return max(low, APIS[key].min_version), min(high + NEWER_BY, APIS[key].max_version)
+
+
+@pytest.mark.parametrize("library", ["kafka-python", "aiokafka", "confluent-kafka", "java"])
+def test_clients_append_as_they_did(library: str, future: Front) -> None:
+    """Accepted where the log ends as expected, refused where it does not."""
+    client = next(each for each in CLIENTS if each.library == library)
+    with JavaProducers() as java:
+        story.append_both_ways(client, future, java)
+
+
+def test_what_nobody_knows_ends_its_connection_alone(future: Front, broker: FutureBroker) -> None:
+    """Given a client that has a topic, when others send APIs and versions that only the broker tells of."""
+    topic = create_topic(future.proxy.bootstrap, unique_topic("required"))
+    with Connection(future.proxy.bootstrap) as client:
+        assert client.append(topic, batch(b"before", expected=0)).error_code == 0
+
+        for key, version in [
+            *((key, low) for key, (low, _) in NEW_APIS.items()),
+            (FETCH, 20),
+            (METADATA, 16),
+            (PRODUCE, 16),
+        ]:
+            with Connection(future.proxy.bootstrap) as stranger:
+                header = struct.pack(">hhih", key, version, 5, -1) + bytes(3)
+                stranger.socket.sendall(struct.pack(">i", len(header)) + header)
+                assert stranger.is_closed(), (key, version)
+
+        assert client.append(topic, batch(b"after", expected=1)).error_code == 0
+    assert Log(future.kafka.bootstrap).values(topic) == [b"before", b"after"]
+    until(lambda: "api key 95 v0 is not an API that this proxy lets pass" in future.proxy.log, "the log to tell why")
+    assert not {key for key, _ in broker.asked} & NEW_APIS.keys()
+
+
+def test_the_broker_is_asked_nothing_that_is_not_known(future: Front, broker: FutureBroker) -> None:
+    """By clients, and by the proxy for itself, which speaks more than it lets pass."""
+    with Connection(future.proxy.bootstrap) as client:
+        client.metadata("none")
+    known = story.api_versions(future.kafka.bootstrap)
+    assert {key for key, _ in broker.asked} >= {PRODUCE, METADATA, API_VERSIONS}
+    assert {(key, version) for key, version in broker.asked if not _is_in(known, key, version)} == set()
+
+
+def _is_in(known: story.Versions, key: int, version: int) -> bool:
+    return key in known and known[key][0] <= version <= known[key][1]

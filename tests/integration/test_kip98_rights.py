@@ -1,0 +1,476 @@
+"""What KIP-98 says that producers may not do, on a Kafka with an authorizer and passwords: asked directly and through
+the proxy, it is refused in the same words. And nobody gets at another's transaction by way of what the proxy keeps.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.types import Address
+from tests.support.kafka import unique_topic
+from tests.support.messages import Fields
+from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.raw import Log, Producer, batch, sign, until
+from tests.support.secured import User, allow, proxy_of, secured_kafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(600)]
+
+PRODUCE, CREATE_TOPICS, FIND_COORDINATOR, INIT_PRODUCER_ID = 0, 19, 10, 22
+ADD_PARTITIONS, ADD_OFFSETS, END_TXN, WRITE_MARKERS, TXN_OFFSET_COMMIT = 24, 25, 26, 27, 28
+DESCRIBE_PRODUCERS, DESCRIBE_TRANSACTIONS, LIST_TRANSACTIONS = 61, 65, 66
+TOPIC, GROUP, TRANSACTIONAL_ID = 2, 3, 5
+READ, WRITE = 3, 4
+OK, INVALID_TOPIC, TOPIC_DENIED, GROUP_DENIED, CLUSTER_DENIED = 0, 17, 29, 30, 31
+INVALID_TXN_STATE, BAD_MAPPING, CONCURRENT, TRANSACTIONAL_ID_DENIED = 48, 49, 51, 53
+POLICY_VIOLATION, INVALID_RECORD, NOT_ATTEMPTED = 44, 87, 55
+NOT_LEADER = 6
+LATER = frozenset({14, 15, 16, CONCURRENT})
+#: owner: the transactional id, the topics and the group. topicless, idless, groupless: all but that. other: a
+#: transactional id of its own, and the topics; internal: `owner`, and may write every topic.
+USERS = ("admin", "owner", "topicless", "idless", "groupless", "other", "internal", "nobody")
+_COMMIT, _ABORT = True, False
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[KafkaCluster]:
+    with secured_kafka(USERS) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with proxy_of(kafka, tmp_path_factory.mktemp("rights"), GUARDED_BY_NAME) as proxy:
+        yield proxy
+        assert "Traceback" not in proxy.log
+
+
+@dataclass
+class Scene:
+    """Topics plain-x and checked-x, a transactional id and a group; `direct` and `through`: where users log in."""
+
+    kafka: KafkaCluster
+    direct: Address
+    through: Address
+    prefix: str
+
+    @property
+    def log(self) -> Log:
+        return Log(str(self.kafka.address(1)))
+
+    @property
+    def name(self) -> str:
+        return f"txn-{self.prefix}"
+
+    @property
+    def others_name(self) -> str:
+        return f"other-{self.prefix}"
+
+    @property
+    def group(self) -> str:
+        return f"group-{self.prefix}"
+
+    def topic(self, kind: str) -> str:
+        return f"{kind}-{self.prefix}"
+
+    @property
+    def sides(self) -> tuple[Address, Address]:
+        return self.direct, self.through
+
+    def as_user(self, user: str, side: Address, api_key: int, version: int, body: Fields) -> Fields:
+        with User(side, user) as connection:
+            return connection.ask(api_key, version, body)
+
+    def same(self, user: str, api_key: int, version: int, body: Fields, *codes: int) -> Fields:
+        """The one answer that both sides give, once they have no reason to say: later."""
+
+        def ask(side: Address) -> Fields:
+            def answer() -> Fields | None:
+                told = self.as_user(user, side, api_key, version, body)
+                return None if _codes(told) & LATER else told
+
+            told: Fields = until(answer, "an answer", within_seconds=60)
+            return told
+
+        direct, proxied = map(ask, self.sides)
+        assert direct == proxied, (user, api_key, version)
+        assert _codes(direct) == set(codes), (user, api_key, version, direct)
+        return direct
+
+    def init(self, user: str, name: str, side: Address | None = None) -> Producer:
+        def answer() -> Fields | None:
+            told = self.as_user(user, side or self.through, INIT_PRODUCER_ID, 4, _init(name))
+            return None if told["ErrorCode"] in LATER else told
+
+        told = until(answer, "a coordinator", within_seconds=60)
+        assert told["ErrorCode"] == OK, told
+        return Producer(told["ProducerId"], told["ProducerEpoch"], 0)
+
+    def end(self, user: str, name: str, producer: Producer, *, commit: bool, version: int = 3) -> int:
+        def answer() -> Fields | None:
+            told = self.as_user(user, self.through, END_TXN, version, _end(name, producer, commit=commit))
+            return None if told["ErrorCode"] in LATER else told
+
+        told: Fields = until(answer, "a coordinator", within_seconds=60)
+        return int(told["ErrorCode"])
+
+    def add(self, user: str, name: str, producer: Producer, *topics: str) -> None:
+        def answer() -> bool:
+            told = self.as_user(user, self.through, ADD_PARTITIONS, 3, _add(name, producer, *topics))
+            assert _codes(told) <= {OK, *LATER}, told
+            return _codes(told) == {OK}
+
+        until(answer, "a coordinator", within_seconds=60)
+
+    def produce(self, user: str, topic: str, records: bytes, name: str | None, side: Address | None = None) -> Fields:
+        def answer() -> Fields | None:
+            told = self.as_user(user, side or self.through, PRODUCE, 9, _produce(topic, records, name))
+            partition: Fields = told["Responses"][0]["PartitionResponses"][0]
+            return None if partition["ErrorCode"] == NOT_LEADER else partition  # the log end is not known yet
+
+        found: Fields = until(answer, "an answer", within_seconds=60)
+        return found
+
+
+@pytest.fixture
+def scene(kafka: KafkaCluster, proxy: ProxyProcess) -> Scene:
+    found = Scene(kafka, kafka.address(1, "SASL"), Address.parse(proxy.bootstrap), unique_topic("x"))
+    topics = [found.topic(kind) for kind in ("plain", "checked")]
+    for user in ("owner", "groupless", "topicless", "internal"):
+        allow(kafka, user, TRANSACTIONAL_ID, found.name, WRITE)
+    for user in ("owner", "groupless", "idless", "other"):
+        for topic in topics:
+            allow(kafka, user, TOPIC, topic, WRITE)
+            allow(kafka, user, TOPIC, topic, READ)
+    for user in ("owner", "topicless", "idless", "other"):
+        allow(kafka, user, GROUP, found.group, READ)
+    allow(kafka, "other", TRANSACTIONAL_ID, found.others_name, WRITE)
+    allow(kafka, "internal", TOPIC, "__transaction_state", WRITE)
+    allow(kafka, "internal", TOPIC, "__consumer_offsets", WRITE)
+    with User(found.through, "admin") as admin:
+        wanted = [
+            {"Name": topic, "NumPartitions": 1, "ReplicationFactor": 1, "Assignments": [], "Configs": []}
+            for topic in topics
+        ]
+        created = admin.ask(CREATE_TOPICS, 5, {"Topics": wanted, "timeoutMs": 30_000})
+        assert {each["ErrorCode"] for each in created["Topics"]} == {OK}
+    for topic in topics:
+        assert found.log.end(topic) == 0
+    return found
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def _init(name: str | None) -> Fields:
+    return {"TransactionalId": name, "TransactionTimeoutMs": 60_000, "ProducerId": -1, "ProducerEpoch": -1}
+
+
+def _end(name: str, producer: Producer, *, commit: bool) -> Fields:
+    who = {"TransactionalId": name, "ProducerId": producer.id, "ProducerEpoch": producer.epoch}
+    return who | {"Committed": commit}
+
+
+def _add(name: str, producer: Producer, *topics: str) -> Fields:
+    return {
+        "V3AndBelowTransactionalId": name,
+        "V3AndBelowProducerId": producer.id,
+        "V3AndBelowProducerEpoch": producer.epoch,
+        "V3AndBelowTopics": [{"Name": topic, "Partitions": [0]} for topic in topics],
+    }
+
+
+def _add_offsets(name: str, producer: Producer, group: str) -> Fields:
+    who = {"TransactionalId": name, "ProducerId": producer.id, "ProducerEpoch": producer.epoch}
+    return who | {"GroupId": group}
+
+
+def _commit_offsets(name: str, producer: Producer, group: str, topic: str) -> Fields:
+    partition = {"PartitionIndex": 0, "CommittedOffset": 1, "CommittedLeaderEpoch": -1, "CommittedMetadata": ""}
+    return {
+        "TransactionalId": name,
+        "GroupId": group,
+        "ProducerId": producer.id,
+        "ProducerEpoch": producer.epoch,
+        "GenerationIdOrMemberEpoch": -1,
+        "MemberId": "",
+        "GroupInstanceId": None,
+        "Topics": [{"Name": topic, "Partitions": [partition]}],
+    }
+
+
+def _produce(topic: str, records: bytes, name: str | None) -> Fields:
+    return {
+        "TransactionalId": name,
+        "Acks": -1,
+        "TimeoutMs": 10_000,
+        "TopicData": [{"Name": topic, "PartitionData": [{"Index": 0, "Records": records}]}],
+    }
+
+
+def _codes(answer: Any) -> set[int]:
+    """All error codes in an answer."""
+    if isinstance(answer, dict):
+        own = {value for name, value in answer.items() if name in ("ErrorCode", "PartitionErrorCode")}
+        return own.union(*map(_codes, answer.values())) if answer else own
+    return set().union(*map(_codes, answer)) if isinstance(answer, list) else set()
+
+
+def _control_batch(producer: Producer, *, transactional: bool) -> bytes:
+    """As a COMMIT marker: version 0, type 1."""
+    found = bytearray(batch(b"\0\0\0\0\0\0", producer=producer, transactional=transactional))
+    attributes = struct.unpack_from(">h", found, 21)[0] | 0x20
+    struct.pack_into(">h", found, 21, attributes)
+    sign(found)
+    return bytes(found)
+
+
+# --- who may what -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["plain", "checked"])
+def test_each_request_of_a_transaction_needs_its_rights(scene: Scene, kind: str) -> None:
+    """Given a transaction of its owner, when users that lack one of the rights speak in its name, then each is told
+    what it lacks, and the transaction commits all the same."""
+    topic, name, group = scene.topic(kind), scene.name, scene.group
+    producer = scene.init("owner", name)
+    scene.add("owner", name, producer, topic)
+    assert scene.produce("owner", topic, batch(b"mine", producer=producer, transactional=True), name)["ErrorCode"] == OK
+    records = batch(b"theirs", producer=producer._replace(sequence=1), transactional=True)
+
+    for user in ("idless", "other", "nobody"):
+        scene.same(user, FIND_COORDINATOR, 4, {"KeyType": 1, "CoordinatorKeys": [name]}, TRANSACTIONAL_ID_DENIED)
+        scene.same(user, INIT_PRODUCER_ID, 4, _init(name), TRANSACTIONAL_ID_DENIED)
+        for version in (2, 3):
+            scene.same(user, ADD_PARTITIONS, version, _add(name, producer, topic), TRANSACTIONAL_ID_DENIED)
+        scene.same(user, ADD_OFFSETS, 3, _add_offsets(name, producer, group), TRANSACTIONAL_ID_DENIED)
+        scene.same(user, TXN_OFFSET_COMMIT, 3, _commit_offsets(name, producer, group, topic), TRANSACTIONAL_ID_DENIED)
+        scene.same(user, PRODUCE, 9, _produce(topic, records, name), TRANSACTIONAL_ID_DENIED)
+        for commit in (_COMMIT, _ABORT):
+            for version in (1, 3, 4, 5):
+                denied = _end(name, producer, commit=commit)
+                scene.same(user, END_TXN, version, denied, TRANSACTIONAL_ID_DENIED)
+        scene.same(user, DESCRIBE_TRANSACTIONS, 0, {"TransactionalIds": [name]}, TRANSACTIONAL_ID_DENIED)
+        scene.same(user, WRITE_MARKERS, 1, _markers(producer, topic), CLUSTER_DENIED)
+    scene.same("topicless", ADD_PARTITIONS, 3, _add(name, producer, topic), TOPIC_DENIED)
+    scene.same("topicless", PRODUCE, 9, _produce(topic, records, name), TOPIC_DENIED)
+    offsets = _commit_offsets(name, producer, group, topic)
+    scene.same("topicless", TXN_OFFSET_COMMIT, 3, offsets, TOPIC_DENIED)
+    scene.same("groupless", ADD_OFFSETS, 3, _add_offsets(name, producer, group), GROUP_DENIED)
+    scene.same("groupless", TXN_OFFSET_COMMIT, 3, offsets, GROUP_DENIED)
+    producers = {"Topics": [{"Name": topic, "PartitionIndexes": [0]}]}
+    scene.same("nobody", DESCRIBE_PRODUCERS, 0, producers, TOPIC_DENIED)
+    for side in scene.sides:
+        listed = scene.as_user("nobody", side, LIST_TRANSACTIONS, 0, {"StateFilters": [], "ProducerIdFilters": []})
+        assert listed["TransactionStates"] == []
+
+    assert scene.end("owner", name, producer, commit=True) == OK
+    log = scene.log
+    until(lambda: log.end(topic) == 2, "the marker")
+    assert log.values(topic) == [b"mine"]
+
+
+def _markers(producer: Producer, topic: str) -> Fields:
+    marker = {
+        "ProducerId": producer.id,
+        "ProducerEpoch": producer.epoch,
+        "TransactionResult": True,
+        "Topics": [{"Name": topic, "PartitionIndexes": [0]}],
+        "CoordinatorEpoch": 0,
+    }
+    return {"Markers": [marker]}
+
+
+def test_one_denied_topic_keeps_the_others_from_being_added(scene: Scene, kafka: KafkaCluster) -> None:
+    producer = scene.init("owner", scene.name)
+    allow(kafka, "topicless", TOPIC, scene.topic("checked"), WRITE)
+    body = _add(scene.name, producer, scene.topic("checked"), scene.topic("plain"))
+    scene.same("topicless", ADD_PARTITIONS, 3, body, NOT_ATTEMPTED, TOPIC_DENIED)
+
+
+@pytest.mark.parametrize("kind", ["plain", "checked"])
+def test_anothers_producer_id_under_ones_own_transactional_id(scene: Scene, kind: str) -> None:
+    """Given one who may everything under its own transactional id, when it names another's producer id, then the
+    coordinator refuses it, and the other's transaction commits."""
+    topic = scene.topic(kind)
+    producer = scene.init("owner", scene.name)
+    scene.init("other", scene.others_name)
+    scene.add("owner", scene.name, producer, topic)
+    assert (
+        scene.produce("owner", topic, batch(b"mine", producer=producer, transactional=True), scene.name)["ErrorCode"]
+        == OK
+    )
+    mine = scene.others_name
+    scene.same("other", ADD_PARTITIONS, 3, _add(mine, producer, topic), BAD_MAPPING)
+    scene.same("other", ADD_OFFSETS, 3, _add_offsets(mine, producer, scene.group), BAD_MAPPING)
+    for commit in (_COMMIT, _ABORT):
+        scene.same("other", END_TXN, 3, _end(mine, producer, commit=commit), BAD_MAPPING)
+    assert scene.end("owner", scene.name, producer, commit=True) == OK
+
+
+# --- what nobody may --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("topic", ["__transaction_state", "__consumer_offsets"])
+def test_nobody_writes_to_the_internal_topics(scene: Scene, topic: str) -> None:
+    """Given one who may write there, when it does, then it is refused; who may not is told just that."""
+    producer = scene.init("owner", scene.name)
+    for side in scene.sides:  # creates __consumer_offsets
+        asked = {"KeyType": 0, "CoordinatorKeys": [scene.group]}
+        until(
+            lambda side=side, asked=asked: not _codes(scene.as_user("owner", side, FIND_COORDINATOR, 4, asked)) - {OK},
+            "it",
+        )
+    plain = batch(b"x", producer=Producer(-1, -1, -1))
+    transactional = batch(b"x", producer=producer, transactional=True)
+    scene.same("internal", PRODUCE, 9, _produce(topic, plain, None), INVALID_TOPIC)
+    # Its coordinator knows of no such partition in a transaction, and is asked first.
+    scene.same("internal", PRODUCE, 9, _produce(topic, transactional, scene.name), INVALID_TXN_STATE)
+    scene.same("owner", PRODUCE, 9, _produce(topic, plain, None), TOPIC_DENIED)
+
+
+@pytest.mark.parametrize("kind", ["plain", "checked"])
+def test_nobody_writes_control_batches(scene: Scene, kind: str) -> None:
+    """Given an open transaction of its own, when a producer writes the marker itself, then nothing lands."""
+    topic = scene.topic(kind)
+    producer = scene.init("owner", scene.name)
+    scene.add("owner", scene.name, producer, topic)
+    assert (
+        scene.produce("owner", topic, batch(b"mine", producer=producer, transactional=True), scene.name)["ErrorCode"]
+        == OK
+    )
+    for transactional in (True, False):
+        records = _control_batch(producer._replace(sequence=1), transactional=transactional)
+        told = [
+            scene.produce("owner", topic, records, scene.name if transactional else None, side)["ErrorCode"]
+            for side in scene.sides
+        ]
+        assert told[0] == told[1] == INVALID_RECORD, told
+    log = scene.log
+    assert log.end(topic) == 1
+    assert scene.end("owner", scene.name, producer, commit=False) == OK
+
+
+# --- what the proxy keeps of transactions is nobody else's ------------------------------------------------------------
+
+
+def _conditional(producer: Producer, value: bytes, expected: int) -> bytes:
+    return batch(value, expected=expected, producer=producer, transactional=True)
+
+
+def _begun(scene: Scene) -> Producer:
+    """With one conditional append of the owner's at 0."""
+    topic = scene.topic("checked")
+    producer = scene.init("owner", scene.name)
+    scene.add("owner", scene.name, producer, topic)
+    assert scene.produce("owner", topic, _conditional(producer, b"mine", 0), scene.name)["ErrorCode"] == OK
+    return producer
+
+
+def _stranger(user: str, name_of: str, *, epoch: int = 0) -> Callable[[Scene, Producer], None]:
+    def speaks(scene: Scene, producer: Producer) -> None:
+        claimed = producer._replace(epoch=producer.epoch + epoch, sequence=1)
+        name = scene.name if name_of == "owner" else scene.others_name
+        if name_of == "other":
+            scene.init("other", name)
+        for expected in (1, 77):
+            told = scene.produce(user, scene.topic("checked"), _conditional(claimed, b"theirs", expected), name)
+            assert told["ErrorCode"] != OK, told
+
+    return speaks
+
+
+STRANGERS: dict[str, Callable[[Scene, Producer], None]] = {
+    "who may nothing": _stranger("nobody", "owner"),
+    "who may write the topic": _stranger("idless", "owner"),
+    "who may write the topic, of the next epoch": _stranger("idless", "owner", epoch=1),
+    "under its own transactional id": _stranger("other", "other"),
+    "under its own transactional id, of the next epoch": _stranger("other", "other", epoch=1),
+}
+
+
+@pytest.mark.parametrize("who", STRANGERS)
+def test_strangers_cannot_spoil_a_transaction(scene: Scene, who: str) -> None:
+    """Given an open transaction with an expectation, when one who has no right to it says that a batch is part of it,
+    which is refused, then its owner commits all the same."""
+    producer = _begun(scene)
+    STRANGERS[who](scene, producer)
+    assert scene.end("owner", scene.name, producer, commit=True) == OK
+    log = scene.log
+    until(lambda: log.end(scene.topic("checked")) == 2, "the marker")
+    assert log.values(scene.topic("checked")) == [b"mine"]
+
+
+@pytest.mark.parametrize("who", ["who may write the topic", "who may nothing"])
+def test_strangers_are_told_what_kafka_tells_them(scene: Scene, who: str) -> None:
+    """Given a transaction that must not commit, when a stranger says that a batch is part of it, then it is told the
+    same by both, and by the proxy nothing of the log: whatever it expects, and without an expectation."""
+    user = {"who may write the topic": "idless", "who may nothing": "nobody"}[who]
+    producer = _begun(scene)
+    for records in (
+        _conditional(producer._replace(sequence=1), b"theirs", 1),
+        _conditional(producer._replace(sequence=1), b"theirs", 77),
+        batch(b"theirs", producer=producer._replace(sequence=1), transactional=True),
+    ):
+        scene.same(user, PRODUCE, 9, _produce(scene.topic("checked"), records, scene.name), TRANSACTIONAL_ID_DENIED)
+    assert scene.end("owner", scene.name, producer, commit=True) == OK
+    log = scene.log
+    until(lambda: log.end(scene.topic("checked")) == 2, "the marker")
+    assert log.values(scene.topic("checked")) == [b"mine"]
+
+
+@pytest.mark.parametrize("side", ["direct", "through"])
+def test_kafka_itself_adds_a_strangers_batch_to_an_open_transaction(scene: Scene, side: str) -> None:
+    """Given an open transaction, when one who may write the topic, and use a transactional id of its own, names its
+    producer beside that and expects nothing, then Kafka takes it for part of the transaction, with or without the
+    proxy. Who expects something goes through a gate, which looks."""
+    producer = _begun(scene)
+    scene.init("other", scene.others_name)
+    theirs = batch(b"theirs", producer=producer._replace(sequence=1), transactional=True)
+    where = scene.direct if side == "direct" else scene.through
+    assert scene.produce("other", scene.topic("checked"), theirs, scene.others_name, where)["ErrorCode"] == OK
+    more = _conditional(producer._replace(sequence=2), b"theirs too", 2)
+    told = scene.produce("other", scene.topic("checked"), more, scene.others_name)
+    assert told["ErrorCode"] == BAD_MAPPING
+    assert scene.end("owner", scene.name, producer, commit=False) == OK
+
+
+def test_the_owner_is_refused_through_whichever_connection_the_batch_came(scene: Scene) -> None:
+    """Given connections that have shown nothing yet, when the owner's batch is refused on one of them and it commits on
+    another, then the commit is refused; and its next transaction commits."""
+    producer = _begun(scene)
+    wrong = _conditional(producer._replace(sequence=1), b"wrong", 77)
+    assert scene.produce("owner", scene.topic("checked"), wrong, scene.name)["ErrorCode"] == POLICY_VIOLATION
+    assert scene.end("owner", scene.name, producer, commit=True) == 59
+    assert scene.end("owner", scene.name, producer, commit=False) == OK
+    until(lambda: scene.log.end(scene.topic("checked")) == 2, "the marker")
+    producer = scene.init("owner", scene.name)
+    scene.add("owner", scene.name, producer, scene.topic("checked"))
+    right = _conditional(producer, b"right", 2)
+    until(
+        lambda: scene.produce("owner", scene.topic("checked"), right, scene.name)["ErrorCode"] == OK,
+        "its place",
+        within_seconds=60,
+    )
+    assert scene.end("owner", scene.name, producer, commit=True) == OK
+
+
+@pytest.mark.parametrize("version", [3, 5])
+def test_strangers_neither_hear_of_a_refused_transaction_nor_free_it(scene: Scene, version: int) -> None:
+    """Given a transaction that must not commit, when a stranger ends it, then it is told what Kafka tells it, and the
+    owner's commit is still refused."""
+    producer = _begun(scene)
+    wrong = _conditional(producer._replace(sequence=1), b"wrong", 77)
+    assert scene.produce("owner", scene.topic("checked"), wrong, scene.name)["ErrorCode"] == POLICY_VIOLATION
+    for commit in (_ABORT, _COMMIT):
+        denied = _end(scene.name, producer, commit=commit)
+        scene.same("idless", END_TXN, version, denied, TRANSACTIONAL_ID_DENIED)
+    assert scene.end("owner", scene.name, producer, commit=True, version=3) == 59
+    assert scene.end("owner", scene.name, producer, commit=False, version=3) == OK
+    log = scene.log
+    until(lambda: log.end(scene.topic("checked")) == 2, "the marker")

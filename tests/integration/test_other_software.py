@@ -1,0 +1,236 @@
+"""Others' software through the proxy: Kafka Connect, MirrorMaker 2, and the calls of admin tools with screens.
+
+What was run, and what it showed: docs/other-software.md. Spark has tests of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http import HTTPStatus
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import kafka as kafka_python
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.tools import compile_java, run_java
+from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
+from tests.integration.test_equivalence import _addresses
+from tests.support import connect
+from tests.support.kafka import kafka_version, running_kafka, unique_topic
+from tests.support.ports import free_port
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, Log, batch, until
+
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
+
+#: A worker starts in half a minute on a machine that has nothing else to do.
+PATIENCE_SECONDS = 240.0
+LINES = [f"line {number}" for number in range(1000)]
+_SCREENS = Path(__file__).parents[1] / "java" / "AdminScreens.java"
+
+
+# --- admin tools ------------------------------------------------------------------------------------------------------
+
+
+def screens(bootstrap: str, directory: Path) -> list[str]:
+    """A line of each call, with names and addresses made equal."""
+    prefix = unique_topic("screens")
+    (file := directory / f"{prefix}.properties").write_text(f"bootstrap.servers={bootstrap}\n")
+    classes = compile_java([_SCREENS], version=kafka_version())
+    printed = run_java(
+        "AdminScreens", [str(file), prefix], classes=classes, version=kafka_version(), timeout_seconds=PATIENCE_SECONDS
+    ).output.replace(prefix, "x")
+    for address, name in _addresses(bootstrap).items():
+        printed = printed.replace(address, name)
+    return printed.splitlines()
+
+
+def test_admin_tools_see_what_they_see_without_the_proxy(
+    kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path, say: Callable[[str], None]
+) -> None:
+    """Each call of Java's Admin client that fills a screen of theirs, at Kafka and through the proxy."""
+    with ThreadPoolExecutor(2) as pool:
+        direct, seen = pool.map(lambda bootstrap: screens(bootstrap, tmp_path), [kafka.bootstrap, proxied.bootstrap])
+    say(f"{len(seen)} lines, of {len([line for line in seen if not line.startswith('  ')])} calls")
+    # The virtual configs are the proxy's own.
+    assert [line for line in seen if line.strip().partition("=")[0] not in VIRTUAL_CONFIGS] == direct
+    assert len(direct) > 50
+
+
+# --- Kafka Connect ----------------------------------------------------------------------------------------------------
+
+
+def test_a_file_goes_through_connect_into_a_topic_and_into_a_file(
+    kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
+) -> None:
+    """connect-standalone with a file source and a file sink; more is appended to the file while it runs."""
+    topic = _created(proxied.bootstrap, "connect")
+    (source := tmp_path / "source.txt").write_text("".join(f"{line}\n" for line in LINES))
+    sink = tmp_path / "sink.txt"
+    settings = connect.worker(
+        proxied.bootstrap, free_port(), {"offset.storage.file.filename": str(tmp_path / "offsets")}
+    )
+    given = [settings, connect.file_source(source, topic), connect.file_sink(sink, topic)]
+
+    with connect.running(connect.STANDALONE, tmp_path, given):
+        _until_there(sink, LINES, tmp_path)
+        with source.open("a") as file:
+            file.write("one more\n")
+        _until_there(sink, [*LINES, "one more"], tmp_path)
+
+    assert Log(kafka.bootstrap).values(topic) == [line.encode() for line in [*LINES, "one more"]]
+
+
+@pytest.mark.soak
+def test_connect_distributed_writes_a_file_exactly_once_over_a_restart(
+    kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
+) -> None:
+    """A worker that keeps its state in topics and its source's offsets in transactions; killed half way."""
+    topic = _created(proxied.bootstrap, "connect-once")
+    (source := tmp_path / "source.txt").write_text("".join(f"{line}\n" for line in LINES[:500]))
+    sink = tmp_path / "sink.txt"
+    port = free_port()
+    state = {f"{what}.storage.topic": unique_topic(f"connect-{what}") for what in ("config", "offset", "status")}
+    replicas = {f"{what}.storage.replication.factor": "1" for what in ("config", "offset", "status")}
+    more = {
+        "group.id": unique_topic("connect"),
+        "exactly.once.source.support": "enabled",
+        "connector.client.config.override.policy": "All",
+        **state,
+        **replicas,
+    }
+    settings = [connect.worker(proxied.bootstrap, port, more)]
+
+    with connect.running(connect.DISTRIBUTED, tmp_path, settings) as worker:
+        for each in (connect.file_source(source, topic), connect.file_sink(sink, topic)):
+            until(lambda each=each: _post(port, each), "the worker to take it", within_seconds=PATIENCE_SECONDS)  # type: ignore[misc]
+        _until_there(sink, LINES[:500], tmp_path)
+        worker.signal(signal.SIGKILL)
+        assert worker.wait(PATIENCE_SECONDS)
+    with source.open("a") as file:
+        file.write("".join(f"{line}\n" for line in LINES[500:]))
+    with connect.running(connect.DISTRIBUTED, tmp_path, settings):
+        # A sink tells Connect what it has written now and then: killed, it writes some of it anew.
+        _until(lambda: {*_lines(sink)} == {*LINES}, "the rest of the file in the sink", tmp_path)
+
+    log = Log(kafka.bootstrap)
+    assert log.values(topic) == [line.encode() for line in LINES]
+    assert all(each.is_transactional for each in log.batches(topic))
+
+
+# --- MirrorMaker 2 ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.soak
+def test_mirror_maker_copies_a_topic_and_a_groups_offsets(
+    kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
+) -> None:
+    """From one cluster to another, a proxy in front of each."""
+    topic, group = _created(proxied.bootstrap, "mirrored"), unique_topic("reader")
+    values = [line.encode() for line in LINES]
+    with Connection(proxied.bootstrap) as client:
+        for at in range(0, len(values), 100):
+            assert client.append(topic, batch(*values[at : at + 100])).error_code == 0
+    _commit(proxied.bootstrap, group, topic, len(values))
+    with running_kafka() as far, ProxyProcess(far.bootstrap, tmp_path) as far_proxy:
+        settings = {
+            "clusters": "near, far",
+            "near.bootstrap.servers": proxied.bootstrap,
+            "far.bootstrap.servers": far_proxy.bootstrap,
+            "near->far.enabled": "true",
+            "near->far.topics": topic,
+            "near->far.groups": group,
+            "near->far.sync.group.offsets.enabled": "true",
+            "near->far.offset.lag.max": "0",
+            **{f"{each}.replication.factor": "1" for each in _MIRROR_MAKERS_TOPICS},
+            **{f"{each}.interval.seconds": "1" for each in _MIRROR_MAKERS_INTERVALS},
+            "replication.factor": "1",
+        }
+        copy = f"near.{topic}"
+        with connect.running(connect.MIRROR_MAKER, tmp_path, [settings]):
+            log = Log(far.bootstrap)
+            _until(lambda: copy in _topics(far.bootstrap), f"{copy} in the other cluster", tmp_path)
+            _until(lambda: log.end(copy) >= len(values), f"{len(values)} records in {copy}", tmp_path)
+            _until(lambda: _committed(far.bootstrap, group, copy), f"the offset of {group} in {copy}", tmp_path)
+        assert log.values(copy) == values
+        assert _committed(far.bootstrap, group, copy) == len(values)
+
+
+_MIRROR_MAKERS_TOPICS = (
+    "checkpoints.topic",
+    "heartbeats.topic",
+    "offset-syncs.topic",
+    "offset.storage",
+    "status.storage",
+    "config.storage",
+)
+_MIRROR_MAKERS_INTERVALS = ("emit.checkpoints", "sync.group.offsets", "refresh.topics", "refresh.groups")
+
+
+# --- what tests share -------------------------------------------------------------------------------------------------
+
+
+def _created(bootstrap: str, prefix: str) -> str:
+    name = unique_topic(prefix)
+    with Connection(bootstrap) as admin:
+        assert admin.create_topic(name) == (0, None)
+    return name
+
+
+def _lines(file: Path) -> list[str]:
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def _until(there: Callable[[], object], what: str, directory: Path) -> None:
+    try:
+        until(there, what, within_seconds=PATIENCE_SECONDS)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{connect.log_of(directory).read_text()[-6000:]}") from None
+
+
+def _until_there(file: Path, lines: list[str], directory: Path) -> None:
+    _until(lambda: len(_lines(file)) >= len(lines), f"{len(lines)} lines in {file.name}", directory)
+    assert _lines(file) == lines
+
+
+def _post(port: int, connector: Mapping[str, str]) -> bool:
+    """Whether a worker of Connect has taken it. It refuses, or is not there, while it starts."""
+    body = json.dumps({"name": connector["name"], "config": connector}).encode()
+    request = Request(f"http://127.0.0.1:{port}/connectors", body, {"Content-Type": "application/json"})
+    try:
+        with urlopen(request, timeout=PATIENCE_SECONDS) as answer:
+            return bool(answer.status == HTTPStatus.CREATED)
+    except HTTPError as refused:
+        with refused:
+            return refused.code == HTTPStatus.CONFLICT and connector["name"] in refused.read().decode()
+    except URLError:
+        return False
+
+
+def _consumer(bootstrap: str, group: str) -> kafka_python.KafkaConsumer:
+    return kafka_python.KafkaConsumer(bootstrap_servers=bootstrap, group_id=group, enable_auto_commit=False)
+
+
+def _commit(bootstrap: str, group: str, topic: str, offset: int) -> None:
+    with closing(_consumer(bootstrap, group)) as consumer:
+        partition = kafka_python.TopicPartition(topic, 0)
+        consumer.assign([partition])
+        consumer.commit({partition: kafka_python.OffsetAndMetadata(offset, "", -1)})
+
+
+def _committed(bootstrap: str, group: str, topic: str) -> int | None:
+    with closing(_consumer(bootstrap, group)) as consumer:
+        found: int | None = consumer.committed(kafka_python.TopicPartition(topic, 0))
+    return found
+
+
+def _topics(bootstrap: str) -> set[str]:
+    with Connection(bootstrap) as client:
+        return {each.name for each in client.metadata().topics}

@@ -1,0 +1,74 @@
+"""SIGHUP at a running proxy: a changed file changes it, of one process and of several; a wrong one does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from kafka.protocol.metadata import ApiVersionsRequest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Closed, Connection, until
+
+pytestmark = pytest.mark.kafka
+
+AT_FIRST = "[limits]\nconnections_max = 100\n"
+
+
+def admitted(address: str, tries: int) -> int:
+    """How many of so many connections at once are served."""
+    count = 0
+    with ExitStack() as stack:
+        for _ in range(tries):
+            connection = stack.enter_context(Connection(address))
+            try:
+                connection.ask(ApiVersionsRequest(), 0)
+                count += 1
+            except (Closed, OSError):
+                pass
+    return count
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_running_proxy_takes_over_what_it_can(kafka: KafkaCluster, tmp_path: Path, workers: int) -> None:
+    arguments = ("--workers", str(workers))
+    with ProxyProcess(kafka.bootstrap, tmp_path, config=AT_FIRST, arguments=arguments) as proxy:
+        (file,) = tmp_path.glob("proxy-*.toml")
+        before = file.read_text()
+
+        def hang_up(text: str, wait_for: Callable[[str], bool]) -> str:
+            file.write_text(text)
+            seen = len(proxy.log)
+            os.kill(proxy.pid, signal.SIGHUP)
+            until(lambda: wait_for(proxy.log[seen:]), "what it says of the new file")
+            return proxy.log[seen:]
+
+        # Given: everybody gets in.
+        assert admitted(proxy.bootstrap, 4) == 4
+
+        # When: there is less room, and a setting that needs a restart.
+        changed = 'status = "127.0.0.1:1"\n' + before.replace("connections_max = 100", "connections_max = 1")
+        said = hang_up(changed, lambda log: "configuration read anew" in log)
+
+        # Then: one line says both, and each process serves one connection at once.
+        (line,) = [each for each in said.splitlines() if "configuration read anew" in each]
+        assert 'changed="limits.connections_max: 100 → 1"' in line
+        assert 'needs_restart="status: not set → \\"127.0.0.1:1\\""' in line
+        until(lambda: 1 <= admitted(proxy.bootstrap, 4) <= workers, "the new limit")
+
+        # When: the file is wrong, the limit stays, and the line is named.
+        said = hang_up(changed + "\n[limit]\n", lambda log: "the old one stays in force" in log)
+        assert f"{file}:{len(changed.splitlines()) + 2}: limit: unknown key; did you mean 'limits'?" in said
+        until(lambda: 1 <= admitted(proxy.bootstrap, 4) <= workers, "the limit as it was")
+
+        # When: it is as it was, so is the proxy; and logs look as the file says now.
+        hang_up(before + '\n[log]\nformat = "json"\n', lambda log: "configuration read anew" in log)
+        until(lambda: admitted(proxy.bootstrap, 4) == 4, "room for all")
+        assert proxy.stop() == 0
+        assert '"event": "drained"' in proxy.log
+        assert "Traceback" not in proxy.log

@@ -1,0 +1,565 @@
+"""The proxy does nothing for a client that the client may not do, and tells it nothing that it may not know.
+
+On a Kafka with an authorizer and passwords, each request is asked directly and through the proxy, where a topic is
+guarded, counted, and has virtual configs: who may not is told the same by both. (What concerns groups and transactions
+is in `test_group_rights.py` and `test_kip98_rights.py`.)
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.types import Address
+from tests.support.kafka import unique_topic
+from tests.support.messages import Closed, Fields, RawConnection
+from tests.support.ports import free_port
+from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.raw import Producer, Record, batch, until
+from tests.support.secured import User, allow, deny, proxy_of, secured_kafka
+
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(400)]
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, CREATE_TOPICS, DELETE_TOPICS = 0, 1, 2, 3, 19, 20
+DELETE_RECORDS, INIT_PRODUCER_ID, OFFSET_FOR_LEADER_EPOCH, ADD_PARTITIONS, END_TXN = 21, 22, 23, 24, 26
+DESCRIBE_CONFIGS, ALTER_CONFIGS, CREATE_PARTITIONS, INCREMENTAL_ALTER_CONFIGS = 32, 33, 37, 44
+DESCRIBE_PRODUCERS, DESCRIBE_TOPIC_PARTITIONS, CONSUMER_HEARTBEAT = 61, 75, 68
+SASL_HANDSHAKE = 17
+TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = 2, 3, 4, 5
+READ, WRITE, ALTER, DESCRIBE, CONFIGS_READ, CONFIGS_WRITE = 3, 4, 7, 8, 10, 11
+OK, NOT_LEADER, TIMED_OUT, DENIED, CLUSTER_DENIED, ILLEGAL_SASL_STATE, POLICY_VIOLATION = 0, 6, 7, 29, 31, 34, 44
+SET = 0
+STATE_TOPIC = "__fencepost_state"
+#: What each may do with the topic of a scene. blind: Kafka lets it write, and must not describe to it.
+MAY = {
+    "describer": (DESCRIBE,),
+    "reader": (READ,),
+    "writer": (WRITE,),
+    "leaving": (WRITE,),
+    "blind": (WRITE,),
+    "configurer": (CONFIGS_READ, CONFIGS_WRITE),
+    "grower": (ALTER,),
+}
+USERS = ("admin", "nobody", *MAY)
+GUARDS = {"check.expected.offsets": "required", "check.partition.count": "true", "idempotence.level": "off"}
+
+
+@pytest.fixture(scope="module")
+def kafka() -> Iterator[KafkaCluster]:
+    with secured_kafka(USERS) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def status() -> Address:
+    return Address("127.0.0.1", free_port())
+
+
+@pytest.fixture(scope="module")
+def proxy(kafka: KafkaCluster, status: Address, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    config = f'status = "{status}"\n{GUARDED_BY_NAME}\n[limits]\nexpansion_wait_seconds = 600\n'
+    with proxy_of(kafka, tmp_path_factory.mktemp("rights"), config) as proxy:
+        yield proxy
+        assert "Traceback" not in proxy.log
+
+
+@dataclass
+class Scene:
+    """A topic of one partition, with all virtual configs that guard, and `MAY` on it."""
+
+    kafka: KafkaCluster
+    direct: Address
+    through: Address
+    status: Address
+    topic: str
+    #: The batch that is there.
+    first: bytes
+
+    def ask(self, user: str, side: Address, api_key: int, version: int, body: Fields) -> Fields:
+        with User(side, user) as connection:
+            return connection.ask(api_key, version, body)
+
+    def same(self, user: str, api_key: int, version: int, body: Fields) -> Fields:
+        """The one answer that both sides give."""
+        direct, proxied = (self.ask(user, side, api_key, version, body) for side in (self.direct, self.through))
+        assert direct == proxied, (user, api_key, version)
+        return direct
+
+    def denied(self, user: str, api_key: int, version: int, body: Fields, code: int = DENIED) -> None:
+        told = self.same(user, api_key, version, body)
+        assert code in codes(told), (user, api_key, version, told)
+
+    def configs(self) -> dict[str, str]:
+        """All that is set on the topic, by who may know."""
+        told = self.ask("admin", self.through, DESCRIBE_CONFIGS, 4, _describe(self.topic))
+        return {each["Name"]: each["Value"] for each in told["Results"][0]["Configs"] if each["ConfigSource"] == 1}
+
+    def append(self, connection: RawConnection, records: bytes, partition: int = 0, version: int = 9) -> Fields:
+        body = _produce(self.topic, records, partition)
+        found: Fields = connection.ask(PRODUCE, version, body)["Responses"][0]["PartitionResponses"][0]
+        return found
+
+    def appended(self, user: str, records: bytes) -> Fields:
+        """What becomes of it in the end."""
+
+        def told() -> Fields | None:
+            with User(self.through, user) as connection:
+                found = self.append(connection, records)
+            return None if found["ErrorCode"] in (NOT_LEADER, TIMED_OUT, 3) else found
+
+        answer: Fields = until(told, "an answer")
+        return answer
+
+
+@pytest.fixture(scope="module")
+def still(kafka: KafkaCluster, proxy: ProxyProcess, status: Address) -> Scene:
+    """For those who change nothing: it has one record, and takes no more."""
+    return _scene(kafka, proxy, status)
+
+
+@pytest.fixture
+def scene(kafka: KafkaCluster, proxy: ProxyProcess, status: Address) -> Scene:
+    return _scene(kafka, proxy, status)
+
+
+def _scene(kafka: KafkaCluster, proxy: ProxyProcess, status: Address) -> Scene:
+    first = batch(b"first", expected=0, write_id=b"first")
+    found = Scene(
+        kafka, kafka.address(1, "SASL"), Address.parse(proxy.bootstrap), status, unique_topic("rights"), first
+    )
+    for user, operations in MAY.items():
+        for operation in operations:
+            allow(kafka, user, TOPIC, found.topic, operation)
+    deny(kafka, "blind", TOPIC, found.topic, DESCRIBE)
+    told = found.ask("admin", found.through, CREATE_TOPICS, 5, _create(found.topic, GUARDS))
+    assert codes(told) == {OK}, told
+    assert found.appended("writer", first)["ErrorCode"] == OK
+    return found
+
+
+def codes(answer: Any) -> set[int]:
+    """All error codes in an answer."""
+    if isinstance(answer, dict):
+        own = {value for name, value in answer.items() if name.endswith("ErrorCode")}
+        return own.union(*map(codes, answer.values())) if answer else own
+    return set().union(*map(codes, answer)) if isinstance(answer, list) else set()
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+def _create(topic: str, configs: Mapping[str, str], *, validate_only: bool = False) -> Fields:
+    set_to = [{"Name": name, "Value": value} for name, value in configs.items()]
+    wanted = {"Name": topic, "NumPartitions": 1, "ReplicationFactor": 1, "Assignments": [], "Configs": set_to}
+    return {"Topics": [wanted], "timeoutMs": 30_000, "validateOnly": validate_only}
+
+
+def _describe(topic: str, *names: str) -> Fields:
+    resource = {"ResourceType": TOPIC, "ResourceName": topic, "ConfigurationKeys": list(names) or None}
+    return {"Resources": [resource], "IncludeSynonyms": True, "IncludeDocumentation": True}
+
+
+def _alter(topic: str, configs: Mapping[str, str], *, incremental: bool, validate_only: bool = False) -> Fields:
+    more: Fields = {"ConfigOperation": SET} if incremental else {}
+    set_to = [{"Name": name, "Value": value, **more} for name, value in configs.items()]
+    resource = {"ResourceType": TOPIC, "ResourceName": topic, "Configs": set_to}
+    return {"Resources": [resource], "ValidateOnly": validate_only}
+
+
+def _grow(topic: str, count: int, *, validate_only: bool = False) -> Fields:
+    wanted = {"Name": topic, "Count": count, "Assignments": None}
+    return {"Topics": [wanted], "TimeoutMs": 5_000, "ValidateOnly": validate_only}
+
+
+def _produce(topic: str, records: bytes, partition: int = 0, acks: int = -1) -> Fields:
+    data = [{"Index": partition, "Records": records}]
+    return {"Acks": acks, "TimeoutMs": 10_000, "TopicData": [{"Name": topic, "PartitionData": data}]}
+
+
+# --- virtual configs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("user", ["nobody", "describer", "reader", "writer", "grower"])
+def test_virtual_configs_are_for_who_may_describe_and_alter_configs(still: Scene, user: str) -> None:
+    """Given a topic with virtual configs, when one without the right asks for them, by name or for all, or sets them,
+    alone or beside Kafka's own, for good or to see whether it could, then it is told what Kafka tells it, and nothing
+    is set."""
+    before = still.configs()
+    for version in (1, 2, 3, 4):
+        for names in ((), ("check.expected.offsets",), ("retention.ms", "idempotence.level")):
+            still.denied(user, DESCRIBE_CONFIGS, version, _describe(still.topic, *names))
+    wanted: tuple[dict[str, str], ...] = (
+        {"check.expected.offsets": "false"},
+        {"check.partition.count": "false", "retention.ms": "1000"},
+        {"retention.ms": "1000"},
+    )
+    for configs in wanted:
+        for validate_only in (False, True):
+            for version in (0, 1, 2):
+                alter = _alter(still.topic, configs, incremental=False, validate_only=validate_only)
+                still.denied(user, ALTER_CONFIGS, version, alter)
+            for version in (0, 1):
+                alter = _alter(still.topic, configs, incremental=True, validate_only=validate_only)
+                still.denied(user, INCREMENTAL_ALTER_CONFIGS, version, alter)
+    assert still.configs() == before
+    assert GUARDS.items() <= before.items()
+
+
+def test_who_may_describe_and_alter_configs_does_so(scene: Scene) -> None:
+    """Without which the one above would prove nothing."""
+    told = scene.ask("configurer", scene.through, DESCRIBE_CONFIGS, 4, _describe(scene.topic))
+    assert GUARDS.items() <= {each["Name"]: each["Value"] for each in told["Results"][0]["Configs"]}.items()
+    alter = _alter(scene.topic, {"check.partition.count": "false"}, incremental=True)
+    assert codes(scene.ask("configurer", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, alter)) == {OK}
+    assert scene.configs()["check.partition.count"] == "false"
+
+
+@pytest.mark.parametrize("user", ["nobody", "configurer"])
+def test_a_topic_that_one_may_not_create_gets_no_virtual_configs(still: Scene, user: str) -> None:
+    topic = unique_topic("not-mine")
+    for version in (2, 5, 7):
+        for validate_only in (True, False):
+            still.denied(user, CREATE_TOPICS, version, _create(topic, GUARDS, validate_only=validate_only))
+    assert codes(still.ask("admin", still.through, CREATE_TOPICS, 5, _create(topic, {}))) == {OK}
+    told = still.ask("admin", still.through, DESCRIBE_CONFIGS, 4, _describe(topic))
+    assert not [each for each in told["Results"][0]["Configs"] if each["ConfigSource"] == 1]
+
+
+# --- what a refusal tells ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("user", ["nobody", "describer", "reader", "configurer"])
+def test_who_may_not_write_learns_nothing_from_a_refusal(still: Scene, user: str) -> None:
+    """Given a guarded topic with a record, when one who may not write appends what would be refused, and what is there
+    already, byte for byte, then it is told what Kafka tells it: neither that it is guarded, nor an end, nor a count."""
+    known, stale = still.first, batch(b"stale", expected=1)
+    for records in (batch(b"unconditional"), stale, batch(b"theirs", expected=77), known):
+        for version in (3, 7, 8, 9, 12):
+            still.denied(user, PRODUCE, version, _produce(still.topic, records))
+    still.denied(user, PRODUCE, 9, _produce(still.topic, stale, partition=7))
+
+
+def test_who_may_write_and_nothing_else_is_told_no_more_than_an_append_tells(scene: Scene) -> None:
+    """Kafka itself tells one who may write, and must not describe, where its own append came to lie."""
+    with User(scene.direct, "blind") as direct:
+        assert codes(direct.ask(METADATA, 9, {"Topics": [{"Name": scene.topic}]})["Topics"]) == {DENIED}
+        told = scene.append(direct, batch(b"direct"))
+    assert (told["ErrorCode"], told["BaseOffset"], told["LogStartOffset"]) == (OK, 1, 0)
+    refused = scene.appended("blind", batch(b"theirs", expected=77))
+    assert (refused["ErrorCode"], refused["BaseOffset"], refused["LogStartOffset"]) == (POLICY_VIOLATION, 2, 0)
+    scene.denied("blind", LIST_OFFSETS, 5, _list_offsets(scene.topic))
+
+
+def _list_offsets(topic: str) -> Fields:
+    asked = {"Name": topic, "Partitions": [{"PartitionIndex": 0, "Timestamp": -1}]}
+    return {"ReplicaId": -1, "Topics": [asked]}
+
+
+def test_a_right_that_was_taken_away_is_gone_on_the_same_connection(scene: Scene) -> None:
+    """Given one who was told where the log ends, since it may write, when it may not any more and Kafka has said so
+    once, then a refusal tells it nothing either."""
+    with User(scene.through, "leaving") as client, User(scene.direct, "leaving") as direct:
+        assert scene.append(client, batch(b"theirs", expected=77))["BaseOffset"] == 1
+        deny(scene.kafka, "leaving", TOPIC, scene.topic, WRITE)
+        until(lambda: scene.append(direct, batch(b"direct"))["ErrorCode"] == DENIED, "the ACL to hold")
+        end = scene.append(client, batch(b"theirs", expected=77))["BaseOffset"]
+        told = scene.append(client, batch(b"fits", expected=end))
+        assert (told["ErrorCode"], told["BaseOffset"]) == (DENIED, -1)
+        told = scene.append(client, batch(b"theirs", expected=77))
+        assert told == scene.append(direct, batch(b"theirs", expected=77))
+
+
+def test_nobody_becomes_somebody_else_on_the_same_connection(still: Scene) -> None:
+    """Given one who was told where the log ends, when it logs in anew as another, then Kafka ends it, here as there."""
+    for side in (still.direct, still.through):
+        with User(side, "writer") as client:
+            if side == still.through:
+                assert still.append(client, batch(b"theirs", expected=77))["BaseOffset"] == 1
+            assert "Cannot change principals" in client.log_in("nobody")["ErrorMessage"]
+            with pytest.raises(Closed):
+                still.append(client, batch(b"theirs", expected=77))
+
+
+# --- without a login --------------------------------------------------------------------------------------------------
+
+
+def test_who_has_not_logged_in_is_told_nothing_and_changes_nothing(scene: Scene) -> None:
+    """Given one who has not logged in, when it begins with what the proxy has a say in, then its connection ends, as
+    Kafka's does, without an answer, or in the middle of a login with that; nothing is done, and the others go on."""
+    before = scene.configs()
+    new = unique_topic("not-mine")
+    requests = [
+        *((PRODUCE, 9, _produce(scene.topic, records)) for records in (batch(b"x"), batch(b"x", expected=77))),
+        (PRODUCE, 9, _produce(scene.topic, batch(b"x", expected=1))),
+        (PRODUCE, 9, _produce(STATE_TOPIC, batch(b"x"))),
+        (CREATE_PARTITIONS, 1, _grow(scene.topic, 2)),
+        (CREATE_TOPICS, 5, _create(new, GUARDS)),
+        (DELETE_TOPICS, 4, {"TopicNames": [scene.topic], "TimeoutMs": 5_000}),
+        (DELETE_TOPICS, 4, {"TopicNames": [STATE_TOPIC], "TimeoutMs": 5_000}),
+        (DESCRIBE_CONFIGS, 4, _describe(scene.topic)),
+        (INCREMENTAL_ALTER_CONFIGS, 1, _alter(scene.topic, {"check.expected.offsets": "false"}, incremental=True)),
+        (ALTER_CONFIGS, 1, _alter(scene.topic, {"check.expected.offsets": "false"}, incremental=False)),
+        (METADATA, 9, {"Topics": None}),
+    ]
+    for api_key, version, body in requests:
+        for side in (scene.direct, scene.through):
+            with RawConnection(side) as stranger, pytest.raises(Closed):
+                assert stranger.ask(api_key, version, body) is None
+            with RawConnection(side) as halfway:
+                assert halfway.ask(SASL_HANDSHAKE, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == OK
+                assert codes(halfway.ask(api_key, version, body)) <= {ILLEGAL_SASL_STATE, DENIED}
+                with pytest.raises(Closed):
+                    assert halfway.ask(api_key, version, body) is None
+    assert scene.configs() == before
+    told = scene.appended("writer", batch(b"second", expected=1))
+    assert (told["ErrorCode"], told["BaseOffset"]) == (OK, 1)
+    told = scene.ask("admin", scene.through, METADATA, 9, {"Topics": [{"Name": new}, {"Name": scene.topic}]})
+    assert [len(topic["Partitions"]) for topic in told["Topics"] if topic["Name"] == scene.topic] == [1]
+
+
+@pytest.mark.parametrize("check", ["required", "true"])
+def test_who_may_not_append_has_no_turn_at_a_gate(scene: Scene, check: str) -> None:
+    """Given a guarded topic, when strangers without a login append to it, one in the middle of a login, and one who may
+    not write it, then none of them has a turn, which others would have to wait for; and who may, has."""
+    checked = _alter(scene.topic, {"check.expected.offsets": check}, incremental=True)
+    assert codes(scene.ask("admin", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, checked)) == {OK}
+    before = _turns(scene)
+    for records in (batch(b"x"), batch(b"x", expected=1), batch(b"x", expected=77), scene.first):
+        for acks in (-1, 1, 0):
+            body = _produce(scene.topic, records, acks=acks)
+            for version in (7, 9):
+                with RawConnection(scene.through) as stranger, pytest.raises(Closed):
+                    stranger.ask(PRODUCE, version, body)
+            for side in (scene.direct, scene.through) if acks else ():
+                with RawConnection(side) as half:
+                    assert half.ask(SASL_HANDSHAKE, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == OK
+                    assert codes(half.ask(PRODUCE, 9, body)) == {ILLEGAL_SASL_STATE}
+                    with pytest.raises(Closed):
+                        half.ask(PRODUCE, 9, body)
+        with User(scene.through, "reader") as reader:
+            for _ in range(3):
+                assert scene.append(reader, records)["ErrorCode"] == DENIED
+            with pytest.raises(Closed):
+                reader.ask(PRODUCE, 9, _produce(scene.topic, records, acks=0))
+    assert _turns(scene) == before
+
+    told = scene.appended("writer", batch(b"second", expected=1))
+    assert (told["ErrorCode"], told["BaseOffset"]) == (OK, 1)
+    assert _turns(scene) > before, "else this would prove nothing"
+
+
+def _turns(scene: Scene) -> int:
+    """How many appends have had a turn at a gate so far."""
+    with urllib.request.urlopen(f"http://{scene.status}/metrics", timeout=60) as response:
+        text = response.read().decode()
+    (line,) = [each for each in text.splitlines() if each.startswith("fencepost_gate_wait_seconds_count ")]
+    return int(float(line.split()[1]))
+
+
+# --- topics that grow -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("user", ["nobody", "describer", "reader", "writer", "configurer"])
+def test_who_may_not_alter_a_topic_does_not_begin_its_growth(still: Scene, user: str) -> None:
+    for version in (0, 1, 2, 3):
+        for count in (1, 2):
+            for validate_only in (False, True):
+                still.denied(user, CREATE_PARTITIONS, version, _grow(still.topic, count, validate_only=validate_only))
+    refused = still.appended("writer", batch(b"x", expected=77))
+    assert refused["ErrorCode"] == POLICY_VIOLATION, "its door is open, and its gate answers"
+    assert not [each for each in _status(still)["expansions"] if each["topic"] == still.topic]
+
+
+def _status(scene: Scene) -> dict[str, Any]:
+    with urllib.request.urlopen(f"http://{scene.status}/status.json", timeout=60) as response:
+        found: dict[str, Any] = json.load(response)
+    return found
+
+
+def test_who_may_not_alter_a_topic_is_not_told_that_it_grows(scene: Scene) -> None:
+    """Given a topic that is about to grow and waits for a transaction, when others want it to grow, or append, then who
+    may not is told what Kafka tells it."""
+    name = unique_topic("txn")
+    owner = _begun(scene, name)
+    with User(scene.through, "grower") as grower:
+        with suppress(Closed):
+            grower.ask(CREATE_PARTITIONS, 1, _grow(scene.topic, 2))
+
+        def pending() -> list[Any]:
+            return [e for e in _status(scene)["expansions"] if e["topic"] == scene.topic and e["state"] == "pending"]
+
+        until(pending, "an expansion under way")
+        again = scene.ask("grower", scene.through, CREATE_PARTITIONS, 1, _grow(scene.topic, 4))
+        assert "EXPANSION_IN_PROGRESS" in again["Results"][0]["ErrorMessage"], "else this would prove nothing"
+        for user in ("nobody", "describer", "writer", "configurer"):
+            for count in (1, 2, 4):
+                for validate_only in (False, True):
+                    scene.denied(user, CREATE_PARTITIONS, 1, _grow(scene.topic, count, validate_only=validate_only))
+        for user in ("nobody", "describer", "reader"):
+            for records in (batch(b"x"), batch(b"x", expected=77)):
+                scene.denied(user, PRODUCE, 9, _produce(scene.topic, records))
+    assert pending()
+    end = {"TransactionalId": name, "ProducerId": owner["ProducerId"], "ProducerEpoch": owner["ProducerEpoch"]}
+    told = scene.ask("admin", scene.through, END_TXN, 3, end | {"Committed": False})
+    assert codes(told) == {OK}
+    until(lambda: not pending(), "its end")
+
+
+def _begun(scene: Scene, name: str) -> Fields:
+    """A transaction that is open on the scene's topic; a topic that requires expectations would have none."""
+    checked = _alter(scene.topic, {"check.expected.offsets": "true"}, incremental=True)
+    assert codes(scene.ask("admin", scene.through, INCREMENTAL_ALTER_CONFIGS, 1, checked)) == {OK}
+
+    def told(api_key: int, version: int, body: Fields) -> Fields | None:
+        answer = scene.ask("admin", scene.through, api_key, version, body)
+        return answer if codes(answer) == {OK} else None
+
+    owner: Fields = until(lambda: told(INIT_PRODUCER_ID, 4, _init(name)), "a coordinator")
+    until(lambda: told(ADD_PARTITIONS, 3, _add(name, owner, scene.topic)), "a partition")
+    records = batch(b"t", producer=Producer(owner["ProducerId"], owner["ProducerEpoch"], 0), transactional=True)
+    until(lambda: told(PRODUCE, 9, _produce(scene.topic, records) | {"TransactionalId": name}), "its append")
+    return owner
+
+
+def _init(name: str) -> Fields:
+    return {"TransactionalId": name, "TransactionTimeoutMs": 600_000, "ProducerId": -1, "ProducerEpoch": -1}
+
+
+def _add(name: str, producer: Fields, *topics: str) -> Fields:
+    return {
+        "V3AndBelowTransactionalId": name,
+        "V3AndBelowProducerId": producer["ProducerId"],
+        "V3AndBelowProducerEpoch": producer["ProducerEpoch"],
+        "V3AndBelowTopics": [{"Name": topic, "Partitions": [0]} for topic in topics],
+    }
+
+
+# --- the state topic --------------------------------------------------------------------------------------------------
+
+
+def test_the_state_topic_is_closed_to_who_may_everything(scene: Scene) -> None:
+    """Given one whom Kafka lets do everything, when it wants anything of the state topic, by name or by id, then it is
+    refused as if it might not; and it goes on as it was."""
+    with RawConnection(scene.kafka.address(1)) as kafka:
+        (found,) = kafka.ask(METADATA, 12, {"Topics": [{"Name": STATE_TOPIC}]})["Topics"]
+        topic_id = found["TopicId"]
+        assert found["ErrorCode"] == OK
+    one = [{"Name": STATE_TOPIC, "Partitions": [{"PartitionIndex": 0, "Timestamp": -1}]}]
+    refused: list[tuple[int, range, Fields]] = [
+        (PRODUCE, range(3, 13), _produce(STATE_TOPIC, batch(b"x"))),
+        (LIST_OFFSETS, range(1, 12), {"ReplicaId": -1, "Topics": one}),
+        (OFFSET_FOR_LEADER_EPOCH, range(2, 5), _epoch_end(STATE_TOPIC)),
+        (DELETE_RECORDS, range(3), _delete_records(STATE_TOPIC)),
+        (CREATE_TOPICS, range(2, 8), _create(STATE_TOPIC, {})),
+        (CREATE_PARTITIONS, range(4), _grow(STATE_TOPIC, 2)),
+        (DESCRIBE_CONFIGS, range(1, 5), _describe(STATE_TOPIC)),
+        (ALTER_CONFIGS, range(3), _alter(STATE_TOPIC, {"cleanup.policy": "delete"}, incremental=False)),
+        (INCREMENTAL_ALTER_CONFIGS, range(2), _alter(STATE_TOPIC, {"cleanup.policy": "delete"}, incremental=True)),
+        (DESCRIBE_PRODUCERS, range(1), {"Topics": [{"Name": STATE_TOPIC, "PartitionIndexes": [0]}]}),
+        (DELETE_TOPICS, range(1, 6), {"TopicNames": [STATE_TOPIC], "TimeoutMs": 5_000}),
+        (DELETE_TOPICS, range(6, 7), {"Topics": [{"Name": STATE_TOPIC}], "TimeoutMs": 5_000}),
+        (DELETE_TOPICS, range(6, 7), {"Topics": [{"Name": None, "TopicId": topic_id}], "TimeoutMs": 5_000}),
+        (FETCH, range(4, 13), _fetch({"Topic": STATE_TOPIC})),
+        (FETCH, range(13, 16), _fetch({"TopicId": topic_id})),
+        (METADATA, range(14), {"Topics": [{"Name": STATE_TOPIC}]}),
+        (METADATA, range(12, 14), {"Topics": [{"Name": None, "TopicId": topic_id}]}),
+        (DESCRIBE_TOPIC_PARTITIONS, range(1), {"Topics": [{"Name": STATE_TOPIC}]}),
+    ]
+    with User(scene.through, "admin") as admin:
+        for api_key, versions, body in refused:
+            for version in versions:
+                told = admin.ask(api_key, version, body)
+                assert codes(told) - {OK} == {DENIED}, (api_key, version, told)
+                assert topic_id.bytes not in repr(told).encode()
+        assert STATE_TOPIC not in [topic["Name"] for topic in admin.ask(METADATA, 12, {"Topics": None})["Topics"]]
+        name = unique_topic("txn")
+        owner = until(lambda: _if_ok(admin.ask(INIT_PRODUCER_ID, 4, _init(name))), "a coordinator")
+        assert codes(admin.ask(ADD_PARTITIONS, 3, _add(name, owner, STATE_TOPIC))) == {DENIED}
+
+
+def _if_ok(answer: Fields) -> Fields | None:
+    return answer if codes(answer) == {OK} else None
+
+
+def _epoch_end(topic: str) -> Fields:
+    return {"ReplicaId": -2, "Topics": [{"Topic": topic, "Partitions": [{"Partition": 0, "LeaderEpoch": 0}]}]}
+
+
+def _delete_records(topic: str) -> Fields:
+    return {"Topics": [{"Name": topic, "Partitions": [{"PartitionIndex": 0, "Offset": 0}]}], "TimeoutMs": 5_000}
+
+
+def _fetch(topic: Fields) -> Fields:
+    partition = {"Partition": 0, "FetchOffset": 0, "PartitionMaxBytes": 1000, "CurrentLeaderEpoch": -1}
+    wanted = topic | {"Partitions": [partition]}
+    return {"ReplicaId": -1, "MaxWaitMs": 1, "MinBytes": 0, "MaxBytes": 1000, "SessionEpoch": -1, "Topics": [wanted]}
+
+
+@pytest.mark.parametrize("subscription", ["names", "pattern"])
+def test_a_group_is_not_assigned_the_state_topic(scene: Scene, subscription: str) -> None:
+    """Given one whom Kafka lets do everything, when it subscribes to the state topic beside another, or to all there
+    are, then it is assigned the other alone; at Kafka itself it gets both."""
+    with RawConnection(scene.kafka.address(1)) as kafka:
+        topics = kafka.ask(METADATA, 12, {"Topics": [{"Name": each} for each in (STATE_TOPIC, scene.topic)]})["Topics"]
+        ids = {each["Name"]: each["TopicId"] for each in topics}
+    everything = {ids[STATE_TOPIC], ids[scene.topic]}
+    assert _assigned(scene.direct, everything, scene.topic, subscription) == everything
+    assert _assigned(scene.through, {ids[scene.topic]}, scene.topic, subscription) == {ids[scene.topic]}
+
+
+def _assigned(side: Address, wanted: set[uuid.UUID], topic: str, subscription: str) -> set[uuid.UUID]:
+    """All topics that it was told of until it had those that are wanted."""
+    who = {"GroupId": unique_topic("group"), "MemberId": str(uuid.uuid4()), "RebalanceTimeoutMs": 60_000}
+    first: Fields = {"SubscribedTopicNames": [STATE_TOPIC, topic], "TopicPartitions": []}
+    if subscription == "pattern":
+        first |= {"SubscribedTopicNames": None, "SubscribedTopicRegex": f"{STATE_TOPIC}|{topic}"}
+    epoch, seen = 0, set[uuid.UUID]()
+    with User(side, "admin") as member:
+
+        def assigned() -> bool:
+            nonlocal epoch
+            told = member.ask(CONSUMER_HEARTBEAT, 1, who | {"MemberEpoch": epoch} | (first if not epoch else {}))
+            if told["ErrorCode"] == OK:
+                epoch = told["MemberEpoch"]
+                if told["Assignment"] is not None:
+                    seen.update(each["TopicId"] for each in told["Assignment"]["TopicPartitions"])
+            return wanted <= seen
+
+        until(assigned, "an assignment")
+    return seen
+
+
+# --- what is on the status page ---------------------------------------------------------------------------------------
+
+
+def test_neither_status_page_nor_log_has_anything_of_records_or_logins(scene: Scene, proxy: ProxyProcess) -> None:
+    """Given traffic with words in it that occur nowhere else, when everything that HTTP tells is looked at, and the
+    log, then none of them is there."""
+    secret = {each: f"{each}-{uuid.uuid4().hex}" for each in ("value", "key", "header", "write", "password")}
+    headers = [("header", secret["header"].encode())]
+    record = Record(secret["value"].encode(), key=secret["key"].encode(), headers=headers)
+    write_id = secret["write"].encode()
+    for expected in (1, 77):
+        scene.appended("writer", batch(record, expected=expected, write_id=write_id))
+    scene.appended("writer", batch(record, Record(b"x", expected=secret["value"].encode())))
+    scene.appended("writer", batch(record))
+    with RawConnection(scene.through) as stranger:
+        assert stranger.ask(17, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == OK
+        told = stranger.ask(36, 2, {"AuthBytes": f"\0writer\0{secret['password']}".encode()})
+        assert told["ErrorCode"] != OK
+    texts = {"log": proxy.log}
+    for path in ("/", "/status.json", "/metrics", "/readyz", "/livez"):
+        with urllib.request.urlopen(f"http://{scene.status}{path}", timeout=60) as response:
+            texts[path] = response.read().decode()
+    assert scene.topic in texts["/"], "else this would prove nothing"
+    for where, text in texts.items():
+        for what, word in secret.items():
+            assert word not in text, (where, what)

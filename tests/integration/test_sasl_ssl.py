@@ -1,0 +1,588 @@
+"""TLS on both sides of the proxy, clients' logins through it, and its own, at a real Kafka that asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import aiokafka
+import confluent_kafka
+import pytest
+from kafka import KafkaProducer
+from kafka.protocol.metadata import MetadataRequest
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+
+from fencepost_proxy.config import ControlSasl, Limits, UpstreamTls
+from fencepost_proxy.net.broker import PLAIN, Access, BrokerConnection, UpstreamUnavailable, deadline_in
+from fencepost_proxy.net.certificates import upstream_context
+from fencepost_proxy.wire.apis import METADATA
+from fencepost_proxy.wire.schema import Message
+from tests.support.certificates import Authority
+from tests.support.ports import free_port
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Closed, Connection, Log, batch, produce_request, until
+from tests.support.sasl_ssl import (
+    ADMIN,
+    ALICE,
+    CONTROL,
+    MECHANISMS,
+    SHORT_SECONDS,
+    Secured,
+    SecuredConnection,
+    password,
+    plain,
+    sasl_ssl_kafka,
+)
+from tests.support.senders import JavaProducers
+
+pytestmark = [pytest.mark.kafka]
+
+WAIT_SECONDS = 60.0
+GUARDS = """
+[topics."required-*"]
+"check.expected.offsets" = "required"
+
+[topics."checked-*"]
+"check.expected.offsets" = "true"
+"""
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    with sasl_ssl_kafka(tmp_path_factory.mktemp("sasl-ssl")) as scene:
+        yield scene
+
+
+@pytest.fixture(scope="module")
+def through(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    """In front of `SECURED`, with TLS on its own listeners; leave it running."""
+    upstream = secured.kafka.bootstrap_of("SECURED")
+    config = secured.proxy_config() + GUARDS
+    with ProxyProcess(upstream, tmp_path_factory.mktemp("proxy"), config=config) as proxy:
+        yield proxy
+
+
+def created(secured: Secured, name: str) -> str:
+    with Connection(secured.kafka.bootstrap) as admin:
+        assert admin.create_topic(name) == (0, None)
+    until(lambda: Log(secured.kafka.bootstrap).end(name) == 0, f"the leader of {name}")
+    return name
+
+
+def expecting(offset: int, *values: bytes) -> bytes:
+    return batch(*values, expected=offset)
+
+
+# --- clients' logins --------------------------------------------------------------------------------------------------
+
+
+def by_kafka_python(bootstrap: str, secured: Secured, mechanism: str, topic: str) -> list[int]:
+    producer = KafkaProducer(bootstrap_servers=bootstrap, **secured.kafka_python(ADMIN, mechanism))
+    try:
+        headers = [("expected-offset", b"0")]
+        return [producer.send(topic, b"v", headers=headers, partition=0).get(WAIT_SECONDS).offset]
+    finally:
+        producer.close()
+
+
+def by_aiokafka(bootstrap: str, secured: Secured, mechanism: str, topic: str) -> list[int]:
+    async def send() -> list[int]:
+        async with aiokafka.AIOKafkaProducer(
+            bootstrap_servers=bootstrap, **secured.aiokafka(ADMIN, mechanism)
+        ) as producer:
+            met = await producer.send_and_wait(topic, b"v", headers=[("expected-offset", b"0")], partition=0)
+            return [met.offset]
+
+    return asyncio.run(send())
+
+
+def by_confluent(bootstrap: str, secured: Secured, mechanism: str, topic: str) -> list[int]:
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, **secured.confluent(ADMIN, mechanism)})
+    seen: list[Any] = []
+    producer.produce(
+        topic,
+        b"v",
+        partition=0,
+        headers=[("expected-offset", b"0")],
+        on_delivery=lambda error, message: seen.append(message.offset() if error is None else error),
+    )
+    assert producer.flush(WAIT_SECONDS) == 0
+    return seen
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("client", [by_kafka_python, by_aiokafka, by_confluent])
+def test_clients_log_in_through_the_proxy(
+    secured: Secured,
+    through: ProxyProcess,
+    unique_topic: Callable[..., str],
+    mechanism: str,
+    client: Callable[[str, Secured, str, str], list[int]],
+) -> None:
+    topic = created(secured, unique_topic("required"))
+
+    assert client(through.bootstrap, secured, mechanism, topic) == [0]
+
+    assert Log(secured.kafka.bootstrap).values(topic) == [b"v"]
+
+
+def test_java_logs_in_through_the_proxy(
+    secured: Secured, through: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
+    topic = created(secured, unique_topic("required"))
+    with JavaProducers() as java:
+        for number, mechanism in enumerate(MECHANISMS):
+            sender = java.open(through.bootstrap, secured.java(ADMIN, mechanism))
+            assert sender.send(topic, mechanism, expected=number).get().offset == number
+            sender.close()
+
+    assert Log(secured.kafka.bootstrap).values(topic) == [each.encode() for each in MECHANISMS]
+
+
+def test_a_wrong_password_is_told_as_kafka_tells_it(secured: Secured, through: ProxyProcess) -> None:
+    seen = []
+    for bootstrap in (secured.kafka.bootstrap_of("SECURED"), through.bootstrap):
+        with SecuredConnection(bootstrap, secured.trusting()) as client:
+            assert client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 1).error_code == 0
+            answer = client.ask(SaslAuthenticateRequest(auth_bytes=plain(ALICE, "guessed")), 1)
+            seen.append((answer.error_code, answer.error_message, client.is_closed(WAIT_SECONDS)))
+
+    assert seen[0] == seen[1]
+    assert seen[1] == (58, "Authentication failed: Invalid username or password", True)
+    assert "guessed" not in through.log
+
+
+def test_tokens_without_a_header_are_not_for_a_proxy(secured: Secured, through: ProxyProcess) -> None:
+    with SecuredConnection(through.bootstrap, secured.trusting()) as client:
+        versions = client.api_versions()
+        client.send(SaslHandshakeRequest(mechanism="PLAIN"), 0)
+        assert client.is_closed(WAIT_SECONDS)
+
+    assert versions[17] == (1, 1)
+    until(lambda: "SaslHandshake v0 is not served" in through.log, "the reason in the log")
+
+
+# --- who has not logged in --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prefix", ["plain", "required", "checked"])
+def test_who_has_not_logged_in_appends_nothing(
+    secured: Secured, through: ProxyProcess, unique_topic: Callable[..., str], prefix: str
+) -> None:
+    # Given: a topic, and a client of it that Kafka has let in.
+    topic = created(secured, unique_topic(prefix))
+    with SecuredConnection(through.bootstrap, secured.trusting()) as friend:
+        assert friend.log_in(ADMIN) == 0
+        until(lambda: friend.append(topic, expecting(0, b"friend")).error_code == 0, "the first append")
+
+        # When: another one appends without a login, as often as it likes.
+        for _ in range(3):
+            with SecuredConnection(through.bootstrap, secured.trusting()) as stranger, pytest.raises(Closed):
+                stranger.append(topic, expecting(1, b"stranger"))
+
+        # Then: nothing of it is there; neither did the proxy, who may everything, do it in its place.
+        def appended() -> bool:
+            return friend.append(topic, expecting(1, b"friend again")).error_code == 0
+
+        until(appended, "the gate to be free again")
+    assert Log(secured.kafka.bootstrap).values(topic) == [b"friend", b"friend again"]
+
+
+def test_who_may_not_write_appends_nothing(
+    secured: Secured, through: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
+    topic = created(secured, unique_topic("required"))
+    with SecuredConnection(through.bootstrap, secured.trusting()) as client:
+        assert client.log_in(ALICE) == 0
+
+        for expected in (0, 7):
+            answer = client.append(topic, expecting(expected, b"alice"))
+            assert (answer.error_code, answer.base_offset) == (29, -1)
+
+    assert Log(secured.kafka.bootstrap).end(topic) == 0
+
+
+# --- logging in anew --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def short(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    """In front of the listener where logins end after some seconds: the proxy's own, too."""
+    upstream = secured.kafka.bootstrap_of("SHORT")
+    config = secured.proxy_config("SCRAM-SHA-512") + GUARDS
+    with ProxyProcess(upstream, tmp_path_factory.mktemp("short"), config=config) as proxy:
+        yield proxy
+
+
+def test_java_logs_in_anew_under_load(secured: Secured, short: ProxyProcess, unique_topic: Callable[..., str]) -> None:
+    """With appends under way: Java's producer does so without waiting for them."""
+    topic = created(secured, unique_topic("required"))
+    began = time.monotonic()
+    count = 0
+    with JavaProducers() as java:
+        sender = java.open(short.bootstrap, {**secured.java(ADMIN, "SCRAM-SHA-256"), "batch.size": "0"})
+        while time.monotonic() - began < 3 * SHORT_SECONDS:
+            sendings = [sender.send(topic, f"{number}", expected=number) for number in range(count, count + 20)]
+            for number, sending in enumerate(sendings, count):
+                seen = sending.get()
+                assert seen.offset == number, seen
+            count += len(sendings)
+        sender.close()
+
+    assert Log(secured.kafka.bootstrap).values(topic) == [b"%d" % number for number in range(count)]
+    closed = [line for line in short.log.splitlines() if "connection closed" in line]
+    assert closed == []
+
+
+def test_nothing_of_ours_comes_into_a_login(
+    secured: Secured, short: ProxyProcess, tmp_path: Path, unique_topic: Callable[..., str]
+) -> None:
+    """An append whose stamp another process was faster with is sent once more: not while its client logs in anew."""
+    topic = created(secured, unique_topic("checked"))
+    config = secured.proxy_config() + GUARDS
+    rounds = 5
+    with ProxyProcess(secured.kafka.bootstrap_of("SHORT"), tmp_path, config=config) as other:
+        for _ in range(rounds):
+            with (
+                SecuredConnection(short.bootstrap, secured.trusting()) as client,
+                SecuredConnection(other.bootstrap, secured.trusting()) as rival,
+            ):
+                assert client.log_in(ADMIN) == rival.log_in(ADMIN) == 0
+                # Given: both processes know the end of the log, and then one of them is behind.
+                until(lambda: client.append(topic, batch(b"known")).error_code == 0, "the first append")
+                until(lambda: rival.append(topic, batch(b"r", b"r")).error_code == 0, "the rival's append")
+
+                # When: that one gets an append, and a login right behind it, in one piece.
+                _, append = client.frame(produce_request({topic: {0: batch(b"late")}}), 9)
+                _, login = client.frame(SaslHandshakeRequest(mechanism="PLAIN"), 1)
+                client.socket.sendall(append + login)
+
+                # Then: both are answered in their order, the login is taken, and what comes behind it.
+                assert client.receive_produce()[1][topic, 0].error_code == 0
+                assert client.receive(SaslHandshakeRequest, 1)[1].error_code == 0
+                assert client.ask(SaslAuthenticateRequest(auth_bytes=plain(ADMIN)), 1).error_code == 0
+                assert client.append(topic, batch(b"behind")).error_code == 0
+
+    values = Log(secured.kafka.bootstrap).values(topic)
+    assert values.count(b"late") == values.count(b"behind") == rounds
+
+
+def test_the_proxy_logs_in_anew_itself(secured: Secured, short: ProxyProcess) -> None:
+    """Its connections outlive its logins: Kafka would close them at the first request after that."""
+    access = Access(lambda: upstream_context(secured.upstream_tls), secured.control_sasl("SCRAM-SHA-256"))
+    logins = []
+    access = replace(access, on_login=logins.append)
+
+    async def ask_for_long() -> int:
+        address = secured.kafka.address(1, "SHORT")
+        connection = await BrokerConnection.open(address, limits=Limits(), client_id="test", access=access)
+        asked = 0
+        try:
+            while len(logins) < 3:
+                answers = await asyncio.gather(
+                    *(
+                        connection.request(METADATA, 9, Message(topics=[]), deadline=deadline_in(WAIT_SECONDS))
+                        for _ in range(10)
+                    )
+                )
+                asked += len(answers)
+                await asyncio.sleep(0.05)
+            assert not connection.closed
+        finally:
+            await connection.close()
+        return asked
+
+    assert asyncio.run(ask_for_long()) > 20
+    assert logins == [True] * 3
+
+
+# --- the proxy's own login, and why it fails --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_the_proxy_logs_in_by_each_mechanism(secured: Secured, mechanism: str) -> None:
+    assert opened(secured, "SECURED", Access(lambda: upstream_context(secured.upstream_tls),
+                                             secured.control_sasl(mechanism))) is None  # fmt: skip
+
+
+def opened(secured: Secured, listener: str, access: Access) -> str | None:
+    """Why a connection of the proxy's own does not come to anything; None: it does."""
+
+    async def ask() -> str | None:
+        address = secured.kafka.address(1, listener)
+        limits = Limits(connect_timeout_seconds=WAIT_SECONDS, request_timeout_seconds=WAIT_SECONDS)
+        try:
+            connection = await BrokerConnection.open(address, limits=limits, client_id="test", access=access)
+            try:
+                await connection.request(METADATA, 9, Message(topics=[]), deadline=deadline_in(WAIT_SECONDS))
+            finally:
+                await connection.close()
+        except UpstreamUnavailable as error:
+            return str(error).replace(str(address), "HERE")
+        return None
+
+    return asyncio.run(ask())
+
+
+def test_why_kafka_does_not_let_the_proxy_in(secured: Secured, tmp_path: Path) -> None:
+    tls, login = secured.upstream_tls, secured.control_sasl()
+    (wrong := tmp_path / "wrong").write_text("wrong\n")
+    strangers = Authority(tmp_path / "strangers")
+    guest = secured.authority.sign("proxy")
+
+    def why(listener: str, tls: UpstreamTls | None, login: ControlSasl | None = None) -> str | None:
+        access = PLAIN if tls is None and login is None else Access(lambda: tls and upstream_context(tls), login)
+        return opened(secured, listener, access)
+
+    found = {
+        "right": why("SECURED", tls, login),
+        "wrong password": why("SECURED", tls, replace(login, password_file=wrong)),
+        "wrong scram password": why("SECURED", tls, ControlSasl("SCRAM-SHA-256", CONTROL, wrong)),
+        "no password": why("SECURED", tls, replace(login, password_file=tmp_path / "absent")),
+        "no login": why("SECURED", tls),
+        "no tls": why("SECURED", None),
+        "tls to a plain one": why("PLAINTEXT", tls),
+        "unknown authority": why("SECURED", UpstreamTls(strangers.file), login),
+        "no certificate": why("MUTUAL", tls),
+        "a certificate": why("MUTUAL", replace(tls, certificate_file=guest.certificate, key_file=guest.key)),
+    }
+    print(found)
+    assert found.pop("right") is None
+    assert found.pop("a certificate") is None
+    said = {
+        "wrong password": "SASL PLAIN as control: Authentication failed: Invalid username or password",
+        "wrong scram password": "SASL SCRAM-SHA-256 as control: Authentication failed during authentication due to "
+        "invalid credentials with SASL mechanism SCRAM-SHA-256",
+        "no password": "control_sasl.password_file: ",
+        "no login": "does it want a login there (control_sasl)?",
+        "no tls": "it speaks TLS; set upstream_tls",
+        "tls to a plain one": "it ended the connection during the TLS handshake",
+        "unknown authority": "its certificate is not trusted: unable to get local issuer certificate "
+        "(upstream_tls.ca_file)",
+        "no certificate": "it wants a certificate that it trusts",
+    }
+    assert {what: words in found[what] for what, words in said.items()} == dict.fromkeys(said, True), found  # type: ignore[operator]
+
+
+def test_what_is_wrong_with_its_files_is_waited_for(secured: Secured, tmp_path: Path) -> None:
+    # Given: a proxy that trusts another authority than Kafka's, and whose password is not Kafka's.
+    status = free_port()
+    (file := tmp_path / "changing").write_text("wrong\n")
+    (trusted := tmp_path / "trusted").write_bytes(Authority(tmp_path / "strangers").file.read_bytes())
+    config = secured.proxy_config(more=f'status = "127.0.0.1:{status}"')
+    config = config.replace(str(secured.login_files()[0]), str(file))
+    config = config.replace(f'ca_file = "{secured.authority.file}"', f'ca_file = "{trusted}"')
+    upstream = secured.kafka.bootstrap_of("SECURED")
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(ProxyProcess, upstream, tmp_path, config=config)
+
+        # Then: it says why it is not ready.
+        until(lambda: page(status, "readyz"), "the reason", is_there=lambda text: "is not trusted" in (text or ""))
+
+        # When: the one file is put right, the other one is what is left, and nothing is said of the password.
+        trusted.write_bytes(secured.authority.file.read_bytes())
+        said = until(
+            lambda: page(status, "readyz"), "the reason", is_there=lambda text: "Invalid username" in (text or "")
+        )
+        assert "SASL PLAIN as control: Authentication failed: Invalid username or password" in said
+
+        # When: that file is put right, it starts by itself.
+        file.write_text(password(CONTROL) + "\n")
+        with starting.result(WAIT_SECONDS) as proxy:
+            assert page(status, "readyz").strip() == "ready"
+            logins = re.findall(r'fencepost_control_logins_total\{result="(\w+)"\} (\d+)', page(status, "metrics"))
+            assert {result for result, count in logins if int(count)} == {"ok", "failed"}
+            for secret in ("wrong\n", password(CONTROL)):
+                assert secret not in proxy.log
+            assert password(CONTROL) not in page(status, "status.json")
+
+
+def page(status: int, path: str) -> str:
+    try:
+        with urlopen(f"http://127.0.0.1:{status}/{path}", timeout=WAIT_SECONDS) as answer:
+            text: str = answer.read().decode()
+    except HTTPError as error:
+        with error:
+            text = error.read().decode()
+    return text
+
+
+# --- certificates -----------------------------------------------------------------------------------------------------
+
+
+def test_who_does_not_speak_tls_is_told_apart_in_the_log(secured: Secured, through: ProxyProcess) -> None:
+    with Connection(through.bootstrap) as client, pytest.raises(Closed):
+        client.api_versions()
+    until(lambda: "this listener needs security.protocol=SSL or SASL_SSL" in through.log, "the reason in the log")
+
+
+def test_clients_have_to_show_a_certificate(secured: Secured, tmp_path: Path, unique_topic: Callable[..., str]) -> None:
+    # Given: a proxy that lets in whose certificate it trusts, and Kafka asks for a password beside.
+    friend = secured.authority.sign("friend")
+    stranger = Authority(tmp_path / "strangers").sign("stranger")
+    listen = f'client_certificates = "required"\nclient_ca_file = "{secured.authority.file}"'
+    config = secured.proxy_config(listen=listen) + GUARDS
+    topic = created(secured, unique_topic("required"))
+
+    def append(number: int, certificate: Any) -> int:
+        context = secured.trusting()
+        if certificate is not None:
+            context.load_cert_chain(certificate.certificate, certificate.key)
+        with SecuredConnection(proxy.bootstrap, context) as client:
+            assert client.log_in(ADMIN) == 0
+            return client.append(topic, expecting(number, b"v")).base_offset
+
+    with ProxyProcess(secured.kafka.bootstrap_of("SECURED"), tmp_path, config=config) as proxy:
+        assert append(0, friend) == 0
+        for who in (None, stranger):
+            with pytest.raises((Closed, ssl.SSLError)):
+                append(1, who)
+        until(lambda: "client_certificates is required" in proxy.log, "why the one without")
+        until(lambda: "its certificate is not trusted" in proxy.log, "why the stranger")
+        assert append(1, friend) == 1
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_start_with_a_certificate_that_is_not_there(tmp_path: Path, workers: str) -> None:
+    (file := tmp_path / "fencepost.toml").write_text(f'[listen_tls]\ncertificate_file = "{tmp_path}/absent.pem"\n')
+    here = ["--upstream", "127.0.0.1:1", "--listen", f"127.0.0.1:{free_port()}", "--config", str(file)]
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "fencepost_proxy", "proxy", *here, "--workers", workers],
+        capture_output=True,
+        text=True,
+        timeout=WAIT_SECONDS,
+        check=False,
+    )
+
+    assert ended.returncode == 2
+    assert "listen_tls.certificate_file: " in ended.stderr
+    assert "absent.pem cannot be read: No such file or directory" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_certificates_are_read_anew(secured: Secured, tmp_path: Path) -> None:
+    # Given: a proxy, a connection to it, and another authority's certificate, for the same host.
+    other = Authority(tmp_path / "other")
+    certificate, key = tmp_path / "listener.pem", tmp_path / "listener.key"
+    certificate.write_bytes(secured.server.certificate.read_bytes())
+    key.write_bytes(secured.server.key.read_bytes())
+    config = secured.proxy_config().replace(str(secured.server.certificate), str(certificate))
+    config = config.replace(str(secured.server.key), str(key))
+
+    def shown(authority: Authority) -> bool:
+        context = ssl.create_default_context(cafile=str(authority.file))
+        try:
+            with SecuredConnection(proxy.bootstrap, context) as client:
+                return bool(client.api_versions())
+        except ssl.SSLCertVerificationError:
+            return False
+
+    with (
+        ProxyProcess(secured.kafka.bootstrap_of("SECURED"), tmp_path, config=config) as proxy,
+        SecuredConnection(proxy.bootstrap, secured.trusting()) as old,
+    ):
+        assert old.log_in(ADMIN) == 0
+        assert not shown(other)
+
+        # When: half of the files is there.
+        new = other.sign("new")
+        certificate.write_bytes(new.certificate.read_bytes())
+        proxy.signal_reload()
+
+        # Then: the old one stays in force, and it is said why.
+        until(lambda: "could not be loaded anew" in proxy.log, "the error in the log")
+        assert shown(secured.authority)
+
+        # When: the other half is there too, and nobody says so.
+        key.write_bytes(new.key.read_bytes())
+
+        # Then: new connections are shown the new one, and the old connection goes on.
+        until(lambda: shown(other), "the new certificate")
+        assert not shown(secured.authority)
+        assert old.ask(MetadataRequest(topics=[]), 9) is not None
+
+
+# --- several workers --------------------------------------------------------------------------------------------------
+
+
+def test_a_connection_with_tls_comes_to_the_owner(
+    secured: Secured, tmp_path: Path, unique_topic: Callable[..., str]
+) -> None:
+    topic, other = created(secured, unique_topic("checked")), created(secured, unique_topic("plain"))
+    config = secured.proxy_config() + GUARDS
+    large = b"x" * 700_000
+    proxy = ProxyProcess(secured.kafka.bootstrap_of("SECURED"), tmp_path, config=config, arguments=("--workers", "3"))
+    with proxy:
+        clients = [SecuredConnection(proxy.bootstrap, secured.trusting()) for _ in range(6)]
+        for client in clients:
+            assert client.log_in(ADMIN) == 0
+        until(lambda: clients[0].append(topic, expecting(0, b"first")).error_code == 0, "the first append")
+        # Each of them, most at another worker, appends in its turn; and large ones pass both ways.
+        for number, client in enumerate(clients, 1):
+            assert client.append(topic, expecting(number, large)).base_offset == number
+            assert client.append(other, batch(large)).error_code == 0
+        # And when all of it ends, each connection does so in order, whoever has which end of it.
+        host, _, port = proxy.bootstrap.rpartition(":")
+        with socket.create_connection((host, int(port))) as never_secured:
+            never_secured.sendall(b"\x16\x03\x01\x02\x00\x01")
+            assert proxy.stop() == 0
+        for client in clients:
+            assert client.is_closed()
+            client.close()
+    assert "not everything was answered in time" not in proxy.log
+    values = Log(secured.kafka.bootstrap).values(topic)
+    assert values == [b"first", *[large] * 6]
+    assert proxy.log.count("ERROR") == 0
+
+
+# --- beside a broker --------------------------------------------------------------------------------------------------
+
+
+def test_a_sidecar_ends_tls_before_a_listener_on_the_loopback(
+    secured: Secured, tmp_path: Path, unique_topic: Callable[..., str]
+) -> None:
+    """And speaks TLS to the others: the listener between brokers is not on the loopback."""
+    topic = created(secured, unique_topic("required"))
+    arguments = ("--mode", "sidecar", "--broker", str(secured.kafka.address(1, "LOOPBACK")))
+    config = secured.proxy_config(more='advertised_host = "127.0.0.1"\nbroker_tls = false') + GUARDS
+    with ProxyProcess(secured.kafka.bootstrap_of("SECURED"), tmp_path, config=config, arguments=arguments) as sidecar:
+        # Its own question gets in there: the answer is that clients are not sent to this sidecar.
+        until(lambda: "does not advertise this sidecar" in sidecar.log, "its broker to be asked")
+        # So does a client's login, from TLS.
+        with Connection(sidecar.bootstrap, enter=secured.entering(ADMIN)) as client:
+            until(lambda: client.append(topic, expecting(0, b"first")).error_code == 0, "the first append")
+            assert client.append(topic, expecting(0, b"second")).error_code == 44
+    assert Log(secured.kafka.bootstrap).values(topic) == [b"first"]
+
+
+# --- floods -----------------------------------------------------------------------------------------------------------
+
+
+def test_who_never_ends_its_handshake_costs_kafka_nothing(secured: Secured, tmp_path: Path) -> None:
+    config = secured.proxy_config() + "\n[limits]\nhandshake_seconds = 2.0\n"
+    with ProxyProcess(secured.kafka.bootstrap_of("SECURED"), tmp_path, config=config) as proxy:
+        host, _, port = proxy.bootstrap.rpartition(":")
+        slow = [socket.create_connection((host, int(port))) for _ in range(100)]
+        for each in slow:
+            each.sendall(b"\x16\x03\x01\x02\x00\x01")
+        # Meanwhile others are served.
+        with SecuredConnection(proxy.bootstrap, secured.trusting()) as client:
+            assert client.log_in(ADMIN) == 0
+        for each in slow:
+            each.settimeout(WAIT_SECONDS)
+            with each:
+                assert each.recv(1) in (b"", b"\x15")
+        until(lambda: "no TLS handshake within 2 s (limits.handshake_seconds)" in proxy.log, "the reason in the log")

@@ -1,0 +1,79 @@
+"""The same scripts as in `test_equivalence`, with TLS and a login: at Kafka itself, and through the proxy.
+
+Each client logs in by another mechanism, and plays what sends and waits most. All by all, at three brokers, is
+`python -m tests.sasl_ssl_proof`, which the long run does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.test_equivalence import SCRIPTS, skip_what_kafka_lacks
+from tests.sasl_ssl_proof import both, play
+from tests.support.java_clients import JAVA_SCRIPTS
+from tests.support.proxy import ProxyProcess
+from tests.support.sasl_ssl import Secured, sasl_ssl_kafka
+
+pytestmark = [pytest.mark.kafka]
+
+MECHANISMS = {
+    "Java": "OAUTHBEARER",
+    "kafka-python": "PLAIN",
+    "aiokafka": "SCRAM-SHA-256",
+    "confluent-kafka": "SCRAM-SHA-512",
+}
+#: What else there is differs from these in words, not in the ways that bytes take.
+SHORT = [each for each in SCRIPTS if re.search("produce|transactions|group", each)]
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    # Without an authorizer: its rules are the cluster's, and both sides play at once.
+    with sasl_ssl_kafka(tmp_path_factory.mktemp("kafka"), more={"authorizer.class.name": ""}) as secured:
+        yield secured
+
+
+@pytest.fixture(scope="module")
+def proxy(secured: Secured, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    upstream = secured.kafka.bootstrap_of("SECURED")
+    config = secured.proxy_config("SCRAM-SHA-512")
+    with ProxyProcess(upstream, tmp_path_factory.mktemp("proxy"), config=config) as proxy:
+        yield proxy
+
+
+@pytest.mark.parametrize("scripts", [*([each] for each in SHORT), list(JAVA_SCRIPTS)], ids=lambda each: each[0])
+def test_a_client_sees_the_same_with_tls_and_a_login(
+    secured: Secured, proxy: ProxyProcess, scripts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Kafka may not answer the end of a connection that comes on the heels of an append which nobody confirms.
+    monkeypatch.setattr(asyncio.constants, "SSL_SHUTDOWN_TIMEOUT", 1.0)
+    for script in scripts:
+        skip_what_kafka_lacks(script)
+    mechanism = MECHANISMS[scripts[0].partition(":")[0]]
+
+    direct, proxied = both(
+        lambda where: play(scripts, where, brokers=1, secured=secured, mechanism=mechanism, directory=tmp_path),
+        secured.kafka.bootstrap_of("SECURED"),
+        proxy.bootstrap,
+    )
+
+    for script in scripts:
+        assert proxied[script] == direct[script]
+        assert len(direct[script]) > 20
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(5400)
+def test_all_clients_see_the_same_by_all_mechanisms() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.sasl_ssl_proof"], capture_output=True, text=True, timeout=5000, check=False
+    )
+
+    assert ended.returncode == 0, ended.stdout[-10_000:] + ended.stderr[-2_000:]

@@ -1,0 +1,401 @@
+"""The format `fencepost` on real Spark and real Kafka, the proxy between."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kafka.partitioner import murmur2
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.proxy import ProxyProcess
+from tests.support.spark import QUERY_SECONDS, TEST_SECONDS, append, contents, create, grow, running_spark
+
+pytestmark = [
+    pytest.mark.kafka,
+    pytest.mark.no_cover,
+    pytest.mark.spark,
+    pytest.mark.timeout(TEST_SECONDS),
+    # PySpark's own: sockets that it leaves to the garbage collector, and what it thinks of this pandas.
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"),
+]
+
+PARTITIONS = 3
+GUARDED, REQUIRED, COUNTED = "guarded", "required", "counted"
+CONFIG = f"""
+[topics."{GUARDED}-*"]
+"check.expected.offsets" = "true"
+[topics."{REQUIRED}-*"]
+"check.expected.offsets" = "required"
+[topics."{COUNTED}-*"]
+"check.expected.offsets" = "true"
+"check.partition.count" = "true"
+"""
+
+
+@pytest.fixture(scope="module")
+def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=CONFIG) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    with running_spark({"spark.sql.execution.arrow.maxRecordsPerBatch": "500"}) as session:
+        import fencepost.spark  # noqa: PLC0415
+
+        fencepost.spark.register(session)
+        yield session
+
+
+@pytest.fixture
+def topic(proxy: ProxyProcess, unique_topic: Callable[..., str]) -> Callable[..., str]:
+    def make(kind: str = GUARDED, partitions: int = PARTITIONS) -> str:
+        name = unique_topic(kind)
+        create(proxy.bootstrap, name, partitions=partitions)
+        return name
+
+    return make
+
+
+def values(kafka: KafkaCluster, topic: str) -> Counter[bytes]:
+    return Counter((record.value or b"").strip() for records in contents(kafka, topic).values() for record in records)
+
+
+def numbers(count: int, start: int = 0) -> Counter[bytes]:
+    return Counter(b"%d" % number for number in range(start, start + count))
+
+
+def rows(spark: Any, count: int, start: int = 0, tasks: int = 2) -> Any:
+    return spark.range(start, start + count, 1, tasks).selectExpr(
+        "CAST(id % 50 AS STRING) AS key", "CAST(id AS STRING) AS value"
+    )
+
+
+def save(df: Any, proxy: ProxyProcess, topic: str, sink: str = "load", **more: str) -> None:
+    writer = df.write.format("fencepost").mode("append").option("kafka.bootstrap.servers", proxy.bootstrap)
+    for name, value in {"topic": topic, "sink.id": sink, **more}.items():
+        writer = writer.option(name, value)
+    writer.save()
+
+
+def refusal(spark_call: Callable[[], Any]) -> str:
+    import fencepost.spark  # noqa: PLC0415
+
+    with pytest.raises(Exception) as raised:  # noqa: PT011 - Spark's, whose text is looked at
+        spark_call()
+    said = fencepost.spark.said(raised.value)
+    assert said is not None, raised.value
+    return said
+
+
+def test_a_load_is_there_once_however_often_it_is_run(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    name = topic(REQUIRED)
+    report = tmp_path / "report.json"
+    save(rows(spark, 5000), proxy, name, report=str(report))
+    first = json.loads(report.read_text())[name]
+    assert values(kafka, name) == numbers(5000)
+    assert sum(each["appended"] for each in first.values()) == 5000
+    assert [first[str(p)]["first"] for p in range(PARTITIONS)] == [0, 0, 0]
+
+    save(rows(spark, 5000), proxy, name, report=str(report))
+
+    again = json.loads(report.read_text())[name]
+    assert sum(each["found"] for each in again.values()) == 5000
+    assert sum(each["appended"] for each in again.values()) == 0
+    found = contents(kafka, name)
+    assert sum(map(len, found.values())) == 5000
+    for partition, records in found.items():
+        assert {(murmur2(r.key or b"") & 0x7FFFFFFF) % PARTITIONS for r in records} == {partition}
+        for key in {r.key for r in records}:
+            order = [int(r.value or b"") for r in records if r.key == key]
+            halves = [[v for v in order if v < 2500], [v for v in order if v >= 2500]]
+            assert all(half == sorted(half) for half in halves)  # of each task
+
+
+def test_a_thread_writes_once_it_has_made_the_format_known(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
+) -> None:
+    """Without, Spark says DATA_SOURCE_NOT_FOUND there: a new thread has no active session."""
+    import fencepost.spark  # noqa: PLC0415
+
+    name, df = topic(), rows(spark, 100)
+
+    def write() -> None:
+        fencepost.spark.register(spark)
+        save(df, proxy, name)
+
+    with ThreadPoolExecutor(1) as threads:
+        threads.submit(write).result(QUERY_SECONDS)
+
+    assert values(kafka, name) == numbers(100)
+
+
+# --- a load that is interrupted ---------------------------------------------------------------------------------------
+
+
+#: With these a row of `with_long_row` does not go through, when those before it are on their way.
+FAILS = {"kafka.max.request.size": "2000", "batch.bytes": "4000"}
+
+
+def with_long_row(spark: Any, count: int, tasks: int = 2) -> Any:
+    """The row before the last hundred is long."""
+    df = rows(spark, count, tasks=tasks)
+    return df.selectExpr("key", f"rpad(value, IF(CAST(value AS INT) = {count - 100}, 3000, 6), ' ') AS value")
+
+
+def test_a_load_that_failed_in_the_middle_goes_on_where_it_stopped(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    name, report = topic(), tmp_path / "report.json"
+
+    assert "raise that option" in refusal(lambda: save(with_long_row(spark, 4000), proxy, name, **FAILS))
+    assert 0 < values(kafka, name).total() < 4000
+
+    # Another split: what is there was written by other tasks, or it is other data.
+    said = refusal(lambda: save(with_long_row(spark, 4000, tasks=5), proxy, name))
+    assert "split into tasks otherwise" in said
+    assert "unmatched.rows=compare" in said
+    assert values(kafka, name).most_common(1)[0][1] == 1
+
+    save(with_long_row(spark, 4000, tasks=5), proxy, name, report=str(report), **{"unmatched.rows": "compare"})
+    done = json.loads(report.read_text())[name].values()
+    assert sum(each["appended"] + each["found"] for each in done) == 4000
+    assert values(kafka, name) == numbers(4000)
+
+
+def test_arranged_rows_are_in_order_and_go_on_whatever_the_split(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    import fencepost.spark  # noqa: PLC0415
+
+    name, report = topic(partitions=4), tmp_path / "report.json"
+
+    # Half of it, by tasks that are no more.
+    refusal(lambda: save(with_long_row(spark, 3000, tasks=3), proxy, name, **FAILS))
+    there = values(kafka, name).total()
+    assert there
+
+    df = with_long_row(spark, 3000, tasks=7).selectExpr("*", "CAST(value AS INT) AS at")
+    options = {"kafka.bootstrap.servers": proxy.bootstrap}
+    arranged = fencepost.spark.arrange(df, topic=name, options=options, order_by=["at"])
+    save(arranged, proxy, name, arranged="true", report=str(report))
+
+    assert values(kafka, name) == numbers(3000)
+    done = json.loads(report.read_text())[name].values()
+    assert sum(each["found"] for each in done) >= there
+    assert sum(each["found"] + each["appended"] for each in done) == 3000
+
+    # What is in order from the beginning is in order for good.
+    ordered = topic(partitions=4)
+    df = rows(spark, 3000, tasks=5).selectExpr("*", "CAST(value AS INT) AS at")
+    arranged = fencepost.spark.arrange(df, 4, order_by=["at"])
+    assert arranged.columns == ["key", "value", "partition", "partition_count"]
+    save(arranged, proxy, ordered, arranged="true")
+    for partition, records in contents(kafka, ordered).items():
+        order = [int(r.value or b"") for r in records]
+        assert order == sorted(order)
+        assert {(murmur2(r.key or b"") & 0x7FFFFFFF) % 4 for r in records} <= {partition}
+
+
+def test_other_data_under_the_name_of_a_load_is_refused(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
+) -> None:
+    name = topic()
+    save(rows(spark, 300), proxy, name)
+    said = refusal(lambda: save(rows(spark, 300, start=1), proxy, name))
+    # Which row is met first decides how it is told: one that the data lacks, or one that another task wrote.
+    assert "that the data does not have now" in said or "split into tasks otherwise" in said
+    assert "sink.id" in said
+    assert values(kafka, name) == numbers(300)
+
+    save(rows(spark, 300), proxy, name, sink="again")  # another name: behind it
+    assert set(values(kafka, name).values()) == {2}
+    append(proxy.bootstrap, name, 0, b"foreign")
+    save(rows(spark, 300), proxy, name)  # the first one's mark lies behind others' records
+    assert values(kafka, name).total() == 601
+
+
+# --- columns ----------------------------------------------------------------------------------------------------------
+
+
+def test_columns_are_what_sparks_own_sink_has(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
+) -> None:
+    one, two = topic(), topic(COUNTED)
+    df = spark.range(6).selectExpr(
+        f"CASE WHEN id < 3 THEN '{one}' ELSE '{two}' END AS topic",
+        "CAST(id AS STRING) AS value",
+        "CAST(NULL AS BINARY) AS key",
+        "CAST(id % 3 AS INT) AS partition",
+        "CAST(1600000000 + id AS TIMESTAMP) AS timestamp",
+        "array(named_struct('key', 'h', 'value', CAST(CAST(id AS STRING) AS BINARY))) AS headers",
+    )
+
+    save(df, proxy, "", topics=f"{one},{two}", **{"kafka.compression.type": "lz4"})
+
+    for first, name in ((0, one), (3, two)):
+        for partition, [record] in contents(kafka, name).items():
+            number = first + partition
+            assert (record.key, record.value) == (None, b"%d" % number)
+            own = [h for h in record.headers if h[0] in ("h", "event-time")]
+            assert own == [("h", b"%d" % number), ("event-time", b"%d" % ((1_600_000_000 + number) * 1000))]
+            assert {h[0] for h in record.headers} - {"h", "event-time"} == {"expected-offset", "fencepost-sink"} | (
+                {"partition-count"} if name == two else set()
+            )
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+class Stream:
+    """A query over the files of a directory: one file, one batch."""
+
+    def __init__(self, spark: Any, proxy: ProxyProcess, topic: str, home: Path) -> None:
+        self.spark, self.proxy, self.topic, self.home = spark, proxy, topic, home
+        (home / "in").mkdir(parents=True)
+        self.checkpoint = home / "checkpoint"
+
+    def file(self, name: str, start: int, count: int = 200) -> None:
+        text = "".join(f"{number}\n" for number in range(start, start + count))
+        half = self.home / name
+        half.write_text(text)
+        half.rename(self.home / "in" / name)
+
+    def run(self, sink: str = "stream", *, tasks: int = 2, arranged: bool = False, **more: str) -> None:
+        """All there is, then ends."""
+        import fencepost.spark  # noqa: PLC0415
+
+        df = self.spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(self.home / "in"))
+        df = df.selectExpr("CAST(CAST(value AS INT) % 20 AS STRING) AS key", "value").repartition(tasks, "key")
+        if arranged:
+            df, more = fencepost.spark.arrange(df, PARTITIONS), {**more, "arranged": "true"}
+        writer = df.writeStream.format("fencepost").option("checkpointLocation", str(self.checkpoint))
+        options = {"kafka.bootstrap.servers": self.proxy.bootstrap, "topic": self.topic, "sink.id": sink, **more}
+        for name, value in options.items():
+            writer = writer.option(name, value)
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(QUERY_SECONDS)
+
+    def forget_commit(self, batch: int) -> None:
+        """As if the driver had died before it wrote down that the batch was through."""
+        for name in (f"{batch}", f".{batch}.crc"):
+            (self.checkpoint / "commits" / name).unlink()
+
+
+def test_a_stream_puts_each_row_once_whatever_its_checkpoint_remembers(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    name = topic(REQUIRED)
+    stream = Stream(spark, proxy, name, tmp_path)
+    stream.file("a", 0)
+    stream.run()
+    shutil.copytree(stream.checkpoint, tmp_path / "backup")
+    stream.file("b", 200)
+    stream.run()
+    assert values(kafka, name) == numbers(400)
+
+    # Batch 1 comes again: all of it is there.
+    stream.forget_commit(1)
+    stream.run()
+    assert values(kafka, name) == numbers(400)
+
+    # So do batches whose checkpoint is a backup: batch 1 is recognised, then it goes on.
+    stream.file("c", 400)
+    stream.run()
+    shutil.rmtree(stream.checkpoint)
+    shutil.copytree(tmp_path / "backup", stream.checkpoint)
+    stream.run()
+    assert values(kafka, name) == numbers(600)
+
+    # But not if the source gives other rows for them.
+    shutil.rmtree(stream.checkpoint)
+    shutil.copytree(tmp_path / "backup", stream.checkpoint)
+    (tmp_path / "in" / "b").unlink()
+    stream.file("b2", 9000, count=150)
+    said = refusal(stream.run)
+    assert "the checkpoint was restored from before later batches" in said or "that the data does not have" in said
+    assert values(kafka, name) == numbers(600)
+
+
+def test_an_arranged_stream_goes_on_whatever_the_split(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    name = topic()
+    stream = Stream(spark, proxy, name, tmp_path)
+    stream.file("a", 0)
+    stream.run(arranged=True)
+    stream.forget_commit(0)
+    stream.file("b", 200)
+
+    stream.run(tasks=5, arranged=True)
+
+    assert values(kafka, name) == numbers(400)
+
+
+def test_a_new_checkpoint_is_refused_and_another_name_is_not(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    name = topic()
+    stream = Stream(spark, proxy, name, tmp_path)
+    stream.file("a", 0)
+    stream.run()
+
+    shutil.rmtree(stream.checkpoint)
+    said = refusal(stream.run)
+    assert "restore its checkpoint" in said
+    assert "new sink.id" in said
+    assert values(kafka, name) == numbers(200)
+
+    shutil.rmtree(stream.checkpoint)
+    stream.run(sink="another")
+    assert values(kafka, name) == numbers(200) + numbers(200)
+
+
+def test_a_stream_goes_on_over_a_topic_that_has_grown_in_the_middle_of_a_batch(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    name = topic(COUNTED)
+    stream = Stream(spark, proxy, name, tmp_path)
+    stream.file("a", 0)
+    stream.run()
+    grow(proxy.bootstrap, name, 6)
+
+    stream.forget_commit(0)
+    stream.file("b", 200)
+    stream.run()
+
+    assert values(kafka, name) == numbers(400)
+    found = contents(kafka, name)
+    assert any(found[partition] for partition in (3, 4, 5))
+    for partition, records in found.items():
+        later = [r for r in records if int(r.value or b"") >= 200]
+        assert {(murmur2(r.key or b"") & 0x7FFFFFFF) % 6 for r in later} <= {partition}
+
+
+# --- what is refused at once ------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_is_said_before_the_first_row(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str]
+) -> None:
+    name, unguarded = topic(), topic("open")
+    df = rows(spark, 10)
+    assert "option 'sink.id' is required" in refusal(lambda: save(df, proxy, name, sink=""))
+    assert "is it 'sink.id'?" in refusal(lambda: save(df, proxy, name, **{"sinkid": "x"}))
+    assert "check.expected.offsets is off" in refusal(lambda: save(df, proxy, unguarded))
+    direct = {"kafka.bootstrap.servers": kafka.bootstrap}
+    assert "kafka.bootstrap.servers the proxy?" in refusal(lambda: save(df, proxy, name, **direct))
+    assert "no column 'value'" in refusal(lambda: save(df.drop("value"), proxy, name))
+    assert "needs the column `partition`" in refusal(lambda: save(df, proxy, name, arranged="true"))
+    placed = df.selectExpr("*", "CAST(CAST(value AS INT) % 3 AS INT) AS partition")
+    assert "although arranged=true" in refusal(lambda: save(placed, proxy, name, sink="wrongly", arranged="true"))
+    assert values(kafka, name).total() <= 10

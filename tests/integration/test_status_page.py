@@ -1,0 +1,150 @@
+"""The status page of a real proxy: whoever is connected, whatever was refused, whichever worker knows of it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from kafka import KafkaAdminClient
+
+from fencepost_proxy.cli.main import main
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.fake_cluster import FakeClusterProcess
+from tests.support.kafka import unique_topic
+from tests.support.ports import free_ports_in_a_row
+from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
+from tests.support.raw import Connection, batch, until
+
+pytestmark = pytest.mark.kafka
+
+_PATIENCE_SECONDS = 90.0
+
+
+class Shown(ProxyProcess):
+    """With a status page."""
+
+    def __init__(self, upstream: str, directory: Path, *arguments: str) -> None:
+        self.status = f"127.0.0.1:{free_ports_in_a_row(1)}"
+        super().__init__(upstream, directory, config=GUARDED_FOR_LONG, arguments=("--status", self.status, *arguments))
+
+    def text(self, path: str) -> str:
+        with urllib.request.urlopen(f"http://{self.status}{path}", timeout=60) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    def rows(self, what: str, **asked: object) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = json.loads(self.text(f"/{what}.json?{urlencode(asked)}"))["rows"]
+        return found
+
+
+def eventually(what: str, found: Callable[[], Any]) -> Any:
+    return until(found, what, within_seconds=_PATIENCE_SECONDS)
+
+
+@pytest.fixture(scope="module")
+def page(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    with Shown(kafka.bootstrap, tmp_path_factory.mktemp("page"), "--workers", "2") as proxy:
+        yield proxy
+
+
+def appended(client: Connection, topic: str, expected: int) -> int:
+    """Its error code; a topic that is still being made is asked again."""
+    code: int = until(
+        lambda: client.append(topic, batch(b"secret", expected=expected), timeout_ms=60_000).error_code,
+        "an answer",
+        is_there=lambda found: found not in (None, 3, 5, 6),
+        within_seconds=_PATIENCE_SECONDS,
+    )
+    return code
+
+
+@pytest.mark.parametrize("check", ["required", "checked"])
+def test_where_a_log_ends_and_who_was_refused_last_through_any_worker(
+    check: str, page: Shown, kafka: KafkaCluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Given a guarded topic, one append to it, and clients on both workers that expected something else.
+    topic = unique_topic(check)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(Connection(page.bootstrap)) for _ in range(4)]
+        assert clients[0].create_topic(topic)[0] == 0
+        for number, client in enumerate(clients):
+            client.client_id = f"{topic}-writer-{number}"
+            client.api_versions(3)
+        assert appended(clients[0], topic, 0) == 0
+        for client in clients:
+            assert appended(client, topic, 9) == 44
+
+        # Then the page has each of them once, with the software that it named, wherever it is served by now
+        found = eventually("all clients", lambda: _all(4, page.rows("clients", search=f"{topic}-writer")))
+        assert [(each["client_id"], each["software"], each["version"]) for each in found] == [
+            (f"{topic}-writer-{number}", "raw", "1") for number in range(4)
+        ]
+        # and the topic, with its end and its refusals.
+        (row,) = page.rows("topics", topic=topic)
+        assert row["check"] == {"required": "required", "checked": "true"}[check]
+        assert (row["log_end_offsets"], row["ends_known"], row["refusals"] >= 4) == (1, 1, True)
+        (partition,) = page.rows("partitions", topic=topic)
+        assert (partition["state"], partition["log_end_offset"], partition["leader"]) == ("open", 1, 1)
+        last = partition["last_refusal"]
+        assert (last["reason"], last["expected"], last["log_end_offset"]) == ("offset_mismatch", 9, 1)
+        assert last["client_id"] in {client.client_id for client in clients}
+        assert page.rows("refusals", search=topic) == [last]
+
+        # So do the pages for people, and the commands.
+        assert f"{topic}-0" in page.text(f"/partitions?topic={topic}")
+        assert topic in page.text(f"/topics?search={topic.upper()}")
+        assert main(["topics", topic, "--status", page.status]) == 0
+        assert "offset_mismatch" in capsys.readouterr().out
+        assert main(["status", "--status", page.status]) in (0, 1)  # other tests use this Kafka, and break it
+        assert page.bootstrap in capsys.readouterr().out
+        # What was appended stands nowhere.
+        for path in ("/", "/status.json", "/topics", f"/partitions?topic={topic}", "/clients", "/refusals", "/metrics"):
+            assert "secret" not in page.text(path), path
+
+    # And clients that have left are gone.
+    eventually("nobody left", lambda: not page.rows("clients", search=f"{topic}-writer"))
+
+
+def _all(count: int, rows: list[dict[str, Any]]) -> list[dict[str, Any]] | None:
+    return rows if len(rows) == count and all(each["software"] for each in rows) else None
+
+
+def test_clients_of_every_day_say_what_they_are(page: Shown) -> None:
+    of_python, of_librdkafka = unique_topic("python"), unique_topic("librdkafka")
+    admin = KafkaAdminClient(bootstrap_servers=page.bootstrap, client_id=of_python)
+    librdkafka = AdminClient({"bootstrap.servers": page.bootstrap, "client.id": of_librdkafka})
+    try:
+        admin.list_topics()
+        librdkafka.list_topics(timeout=_PATIENCE_SECONDS)
+        for client_id, software in ((of_python, "kafka-python"), (of_librdkafka, "confluent-kafka-python")):
+            found = eventually(client_id, lambda name=client_id: _all(1, page.rows("clients", search=name)[:1]))
+            assert found[0]["software"] == software
+        assert "kafka-python" in page.text("/")
+    finally:
+        admin.close()
+
+
+def test_a_broker_that_cannot_be_reached_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with FakeClusterProcess(brokers=1) as cluster, Shown(cluster.bootstrap, tmp_path) as proxy:
+        (broker,) = json.loads(proxy.text("/status.json"))["brokers"]
+        assert broker["problem"] is None
+        host, _, port = broker["listener"].rpartition(":")
+
+        cluster.close()
+
+        def problems() -> list[str]:
+            with suppress(OSError), socket.create_connection((host, int(port)), timeout=10) as client:
+                client.recv(1)  # until it is closed
+            return [each["what"] for each in json.loads(proxy.text("/status.json"))["problems"]]
+
+        eventually("its name", lambda: any(f"Broker {broker['node_id']}" in each for each in problems()))
+        assert "Is that broker up" in proxy.text("/")
+        assert "something is wrong" in proxy.text("/") or "Not ready" in proxy.text("/")

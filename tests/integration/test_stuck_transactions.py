@@ -1,0 +1,429 @@
+"""Transactions that are open, and one that hangs, on real Kafka: what the proxy shows, and how it is ended.
+
+A transaction is made to hang as it happens in the field: a batch of a producer that does not know of transactions v2 is
+appended after its coordinator has ended the transaction. Since Kafka 3.6 leaders ask the coordinator before they take
+such a batch, unless told not to. What takes minutes to go wrong is in the long form (marker soak).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+from kafka.protocol.metadata import FindCoordinatorRequest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.jars import DEFAULT_VERSION
+from fencepost_proxy.dev.tools import run_tool
+from tests.support.instances import Process
+from tests.support.kafka import kafka_version, running_kafka, unique_topic
+from tests.support.ports import free_port
+from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.raw import Answer, Connection, Log, Producer, batch, until
+from tests.support.transactions import Transactional, open_transactions, transaction_state
+
+pytestmark = [pytest.mark.kafka, pytest.mark.brokers, pytest.mark.timeout(600)]
+
+_PATIENCE_SECONDS = 120.0
+NOT_LEADER, OFFSET_MISMATCH = 6, 44
+
+
+def hanging(reason: str) -> str:
+    return f'fencepost_kafka_hanging_transactions{{reason="{reason}"}}'
+
+
+HANGING, NOT_LISTED, OVERDUE, MARKERS_MISSING = map(
+    hanging, ("unknown_to_coordinator", "not_listed", "overdue", "markers_missing")
+)
+
+
+@pytest.fixture(scope="module")
+def trusting_kafka() -> Iterator[KafkaCluster]:
+    """Its leaders do not ask the coordinator about a batch."""
+    with running_kafka(1, properties={"transaction.partition.verification.enable": "false"}) as cluster:
+        yield cluster
+
+
+class Page:
+    """The status page of a proxy."""
+
+    def __init__(self) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+
+    def text(self, path: str) -> str:
+        with urlopen(f"http://{self.address}{path}", timeout=60) as answer:
+            return str(answer.read().decode())
+
+    def metrics(self) -> dict[str, float]:
+        lines = [each for each in self.text("/metrics").splitlines() if not each.startswith("#")]
+        return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+    def metric(self, name: str, wanted: float) -> dict[str, float]:
+        """All of them, once this one has that value."""
+
+        def there() -> dict[str, float] | None:
+            found = self.metrics()
+            return found if found.get(name) == wanted else None
+
+        return until(there, f"{name} {wanted}", within_seconds=_PATIENCE_SECONDS)
+
+
+def create(kafka: KafkaCluster, topic: str) -> None:
+    with Connection(kafka.bootstrap) as admin:
+        assert admin.create_topic(topic, partitions=2) == (0, None)
+    for partition in range(2):
+        assert Log(kafka.bootstrap).end(topic, partition) == 0  # once its leader knows that it is one
+
+
+def conditional(proxy: ProxyProcess, topic: str, expected: int) -> Answer:
+    with Connection(proxy.bootstrap) as client:
+        return client.append(topic, batch(b"mine", expected=expected))
+
+
+def transactions(*arguments: str) -> tuple[int, str]:
+    """`fencepost transactions`: its exit status, and what it printed, to both ends."""
+    command = [sys.executable, "-m", "fencepost_proxy", "transactions", *arguments]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=_PATIENCE_SECONDS, check=False)
+    return done.returncode, done.stdout + done.stderr
+
+
+def of_json(*arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(transactions(*arguments, "--json")[1])
+    return found
+
+
+def kafka_transactions(*arguments: str) -> str:
+    return run_tool("kafka-transactions", arguments, version=kafka_version()).output
+
+
+def test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended(
+    trusting_kafka: KafkaCluster, tmp_path: Path
+) -> None:
+    page, topic, name = Page(), unique_topic("checked"), unique_topic("payments")
+    create(trusting_kafka, topic)
+    lag = f'fencepost_kafka_last_stable_offset_lag{{partition="0",topic="{topic}"}}'
+    with (
+        ProxyProcess(
+            trusting_kafka.bootstrap, tmp_path, config=GUARDED_BY_NAME, arguments=("--status", page.address)
+        ) as proxy,
+        Transactional(trusting_kafka.bootstrap, name, protocol=1) as producer,
+    ):
+        # Given a transaction that is open, on a topic that is guarded
+        producer.begin(topic)
+        producer.append(topic, b"a", b"b")
+
+        # Then the metrics have it, and it does not hang
+        seen = page.metric(lag, 2)
+        assert seen[f'fencepost_kafka_last_stable_offset{{partition="0",topic="{topic}"}}'] == 0
+        assert seen[f'fencepost_kafka_partition_producer_ids{{partition="0",topic="{topic}"}}'] == 1
+        seen = page.metric("fencepost_kafka_open_transactions", 1)
+        assert seen['fencepost_kafka_transactional_ids{state="Ongoing"}'] == 1
+        until(
+            lambda: page.metrics()["fencepost_kafka_open_transaction_age_seconds_max"] > 0,
+            "its age",
+            within_seconds=_PATIENCE_SECONDS,
+        )
+        assert name in page.text("/")
+
+        # and so has the command, asked through the proxy as at Kafka
+        for bootstrap in (proxy.bootstrap, trusting_kafka.bootstrap):
+            (opened,) = of_json("--bootstrap", bootstrap)["open"]
+            assert (opened["transactional_id"], opened["producer_id"]) == (name, producer.producer.id)
+            assert opened["first_partitions"] == [f"{topic}-0"]
+        described = of_json("describe", name, "--bootstrap", proxy.bootstrap)
+        assert described["state"] == "Ongoing"
+        (place,) = described["partitions"]
+        assert (place["start_offset"], place["last_stable_offset"], place["high_watermark"]) == (0, 0, 2)
+        status, text = transactions("hanging", "--bootstrap", proxy.bootstrap)
+        assert (status, text.splitlines()[0]) == (0, "no transaction was found that hangs")
+
+        # When its coordinator has ended it, and a batch of it comes late
+        assert producer.end(commit=True) == 0
+        until(lambda: not open_transactions(trusting_kafka.bootstrap, topic), "the marker")
+        late = producer.append(topic, b"late")
+        assert (late.error_code, late.base_offset) == (0, 3)
+        # Its coordinator writes that down after the marker.
+        until(
+            lambda: transaction_state(trusting_kafka.bootstrap, name) == ("CompleteCommit", set()),
+            "the end of the transaction",
+            within_seconds=_PATIENCE_SECONDS,
+        )
+
+        # and one of a producer that no coordinator has ever heard of,
+        with Connection(trusting_kafka.bootstrap) as stranger:
+            records = batch(b"whose?", producer=Producer(987_654_321, 0, 0), transactional=True)
+            settings: dict[str, Any] = {"version": 11, "transactional_id": f"{name}-unknown"}
+            assert stranger.append(topic, records, partition=1, **settings).error_code == 0
+
+        # Then it hangs: the metrics say so, the page, the log, the command, and Kafka's own tool
+        page.metric("fencepost_kafka_open_transactions", 0)
+        assert page.metric(HANGING, 1)[lag] == 1
+        page.metric(NOT_LISTED, 1)
+        found, nobodys = sorted(
+            of_json("hanging", "--status", page.address)["hanging"], key=lambda each: each["partition"]
+        )
+        assert (found["topic"], found["partition"], found["start_offset"]) == (topic, 0, 3)
+        assert (found["producer_id"], found["transactional_id"]) == (producer.producer.id, name)
+        assert (nobodys["producer_id"], nobodys["transactional_id"]) == (987_654_321, None)
+        assert "its coordinator does not know of it" in page.text("/")
+        line = f"a transaction hangs: its partition's committed readers stand still partition={topic}-0"
+        until(lambda: line in proxy.log, "a line in the log")
+        status, text = transactions("hanging", "--bootstrap", proxy.bootstrap)
+        assert status == 1
+        assert "no coordinator lists its producer" in text
+        advice = [line.partition("to end it:")[2] for line in text.splitlines() if "to end it:" in line]
+        # Conditional appends wait for it all the while,
+        assert conditional(proxy, topic, 4).error_code == NOT_LEADER
+        listed = kafka_transactions(
+            "--bootstrap-server", proxy.bootstrap, "find-hanging", "--broker-id", "1", "--max-transaction-timeout", "0"
+        )
+        assert topic in listed
+
+        # When an administrator does what the command says, through the proxy
+        assert len(advice) == 2
+        for each in advice:
+            tool, *arguments = shlex.split(each)
+            assert tool == "kafka-transactions.sh"
+            kafka_transactions(*arguments)
+
+        # Then nothing hangs any more
+        until(lambda: not open_transactions(trusting_kafka.bootstrap, topic), "the markers")
+        page.metric(NOT_LISTED, 0)
+        seen = page.metric(HANGING, 0)
+        assert lag not in seen
+        # and conditional appends go on behind its marker.
+        landed = until(
+            lambda: conditional(proxy, topic, 5), "its turn", is_there=lambda answer: answer.error_code != NOT_LEADER
+        )
+        assert (landed.error_code, landed.base_offset) == (0, 5)
+        assert transactions("hanging", "--bootstrap", proxy.bootstrap)[0] == 0
+
+
+def test_a_transaction_that_will_not_commit_is_shown_until_it_is_aborted(
+    trusting_kafka: KafkaCluster, tmp_path: Path
+) -> None:
+    page, topic, name = Page(), unique_topic("checked"), unique_topic("transfers")
+    create(trusting_kafka, topic)
+    with (
+        ProxyProcess(
+            trusting_kafka.bootstrap, tmp_path, config=GUARDED_BY_NAME, arguments=("--status", page.address)
+        ) as proxy,
+        Transactional(proxy.bootstrap, name, protocol=1) as producer,
+    ):
+
+        def shown() -> list[dict[str, Any]]:
+            found: list[dict[str, Any]] = json.loads(page.text("/status.json"))["poisoned"]
+            return found
+
+        assert shown() == []
+        producer.begin(topic)
+        until(lambda: producer.append(topic, b"a", expected=7).error_code == OFFSET_MISMATCH, "where the log ends")
+
+        (found,) = until(shown, "it on the page", within_seconds=_PATIENCE_SECONDS)
+        assert (found["transactional_id"], found["producer_id"]) == (name, producer.producer.id)
+        assert "expected=7" in found["why"]
+        assert name in page.text("/")
+
+        assert producer.end(commit=False) == 0
+        until(lambda: not shown(), "it gone", within_seconds=_PATIENCE_SECONDS)
+
+
+def test_of_several_workers_one_looks_and_their_page_shows_it(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
+    page, topic, name = Page(), unique_topic("stuck"), unique_topic("payments")
+    create(trusting_kafka, topic)
+    with (
+        ProxyProcess(
+            trusting_kafka.bootstrap, tmp_path, arguments=("--status", page.address, "--workers", "2")
+        ) as proxy,
+        Transactional(proxy.bootstrap, name, protocol=1) as producer,
+    ):
+        producer.begin(topic)
+        producer.append(topic, b"a")
+        page.metric("fencepost_kafka_open_transactions", 1)
+        (opened,) = of_json("--status", page.address)["open"]
+        assert opened["transactional_id"] == name
+
+        # When an administrator ends it, which newer tools can
+        if not kafka_version().startswith(("3.", "4.0")):
+            kafka_transactions(
+                "--bootstrap-server", proxy.bootstrap, "forceTerminateTransaction", "--transactionalId", name
+            )
+        else:
+            assert producer.end(commit=False) == 0
+        page.metric("fencepost_kafka_open_transactions", 0)
+        until(lambda: not open_transactions(trusting_kafka.bootstrap, topic), "the marker")
+
+
+def test_nobody_looks_where_it_is_switched_off(trusting_kafka: KafkaCluster, tmp_path: Path) -> None:
+    page = Page()
+    config = "watch_transactions = false"
+    with ProxyProcess(trusting_kafka.bootstrap, tmp_path, config=config, arguments=("--status", page.address)):
+        assert json.loads(page.text("/status.json"))["transactions"] is None
+        assert not [name for name in page.metrics() if name.startswith("fencepost_kafka")]
+        status, text = transactions("--status", page.address)
+        assert (status, "watch_transactions" in text) == (2, True)
+
+
+# --- what takes minutes to go wrong -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stubborn_kafka() -> Iterator[KafkaCluster]:
+    """Its coordinators look for transactions beyond their timeout once an hour, and forget idle ids after a while; who
+    stands still goes on leading."""
+    properties = {
+        "transaction.partition.verification.enable": "false",
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": "3600000",
+        "transactional.id.expiration.ms": "10000",
+        "transaction.remove.expired.transaction.cleanup.interval.ms": "1000",
+        "broker.session.timeout.ms": "600000",
+        "replica.lag.time.max.ms": "4000",
+    }
+    with running_kafka(3, properties=properties) as cluster:
+        yield cluster
+
+
+def led_elsewhere(kafka: KafkaCluster, node_id: int, prefix: str) -> str:
+    """A transactional id whose coordinator is not on that broker."""
+    with Connection(kafka.bootstrap.split(",")[0]) as admin:
+        for number in range(50):
+            name = f"{prefix}-cut{number}"
+            (found,) = admin.ask(FindCoordinatorRequest(key_type=1, coordinator_keys=[name]), 4).coordinators
+            if found.error_code == 0 and found.node_id != node_id:
+                return name
+    raise AssertionError(f"all coordinators are on broker {node_id}")
+
+
+def create_on(proxy: ProxyProcess, topics: Mapping[str, Sequence[int]]) -> None:
+    with Connection(proxy.bootstrap) as admin:
+        for topic, nodes in topics.items():
+            assert admin.create_topic(topic, on=nodes) == (0, None)
+
+
+@pytest.mark.soak
+@pytest.mark.no_cover
+@pytest.mark.timeout(900)
+def test_a_coordinator_that_does_not_look_a_leader_that_stands_still_and_an_id_that_has_expired(
+    stubborn_kafka: KafkaCluster, tmp_path: Path
+) -> None:
+    page, log = Page(), Log(stubborn_kafka.bootstrap)
+    fine, away = unique_topic("fine"), unique_topic("away")
+    with (
+        ProxyProcess(stubborn_kafka.bootstrap, tmp_path, arguments=("--status", page.address)) as proxy,
+        Process("kafka-python", stubborn_kafka.bootstrap, tmp_path) as producers,
+    ):
+        create_on(proxy, {fine: [1, 2, 3], away: [3]})
+
+        # Given a transaction whose time is over after a second,
+        producers.do("init", "overdue", f"{fine}-overdue", 1_000)
+        producers.do("begin", "overdue")
+        producers.do("send", "overdue", fine, 0, "a", "-")
+        # a late batch of one that has ended, whose transactional id expires,
+        producers.do("init", "expired", f"{fine}-expired", 60_000)
+        producers.do("begin", "expired")
+        offset = int(producers.do("send", "expired", fine, 0, "b", "-"))
+        (sent,) = [each for each in log.batches(fine) if each.base_offset == offset]
+        producers.do("commit", "expired")
+        until(lambda: [each for each in log.batches(fine) if each.is_control], "the marker")
+        late = batch(b"late", producer=Producer(sent.producer_id, sent.producer_epoch, 1), transactional=True)
+        with log.connect(fine) as leader:
+            answer = leader.append(fine, late, version=11, transactional_id=f"{fine}-expired")
+        assert answer.error_code == 0, answer
+
+        # Then the one hangs as one that nobody lists, though its coordinator knew of it at first
+        page.metric(NOT_LISTED, 1)
+        (found,) = of_json("hanging", "--status", page.address)["hanging"]
+        assert (found["producer_id"], found["start_offset"]) == (sent.producer_id, answer.base_offset)
+
+        # When one commits while the leader of one of its partitions stands still
+        cut = led_elsewhere(stubborn_kafka, 3, away)
+        producers.do("init", "cut", cut, 300_000)
+        producers.do("begin", "cut")
+        producers.do("send", "cut", fine, 0, "c", "-")
+        producers.do("send", "cut", away, 0, "d", "-")
+        stubborn_kafka.pause(3)
+        producers.do("commit", "cut")
+
+        # Then its markers are missing, and the first one is overdue: the metrics say so, the page, and the command
+        page.metric(OVERDUE, 1)
+        page.metric(MARKERS_MISSING, 1)
+        stuck = {each["transactional_id"]: each for each in of_json("--status", page.address)["open"]}
+        assert stuck[f"{fine}-overdue"]["stuck"] == "overdue"
+        assert (stuck[cut]["stuck"], stuck[cut]["state"]) == ("markers_missing", "PrepareCommit")
+        assert stuck[cut]["first_partitions"] == [f"{away}-0"]
+        text = page.text("/")
+        for why in ("should have aborted it by now", "its markers are not written"):
+            assert why in text
+        others = ",".join(str(stubborn_kafka.address(each)) for each in (1, 2))
+        described = of_json("describe", cut, "--bootstrap", others)
+        assert [(each["topic"], each["leader"]) for each in described["partitions"]] == [(away, 3)]
+        status, text = transactions("hanging", "--bootstrap", others)
+        assert (status, f"{fine}-overdue" in text) == (1, True)
+
+        # When the broker goes on, and the other transaction's producer comes again
+        stubborn_kafka.resume(3)
+        producers.do("init", "overdue", f"{fine}-overdue", 60_000)
+
+        # Then neither is stuck any more.
+        page.metric(MARKERS_MISSING, 0)
+        page.metric(OVERDUE, 0)
+
+
+@pytest.mark.soak
+@pytest.mark.no_cover
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("version", "skips_it"), [("4.0.2", False), (DEFAULT_VERSION, True)])
+def test_the_marker_of_a_partition_that_nobody_leads(version: str, skips_it: bool, tmp_path: Path) -> None:
+    """Where the leader comes back, its marker is written; but by newer releases it never is (KAFKA-20734): what they
+    have committed there hangs, though they say that it has committed."""
+    page = Page()
+    fine, away = unique_topic("fine"), unique_topic("away")
+    with (
+        KafkaCluster(3, version=version) as kafka,
+        ProxyProcess(kafka.bootstrap, tmp_path, arguments=("--status", page.address)) as proxy,
+        Process("kafka-python", kafka.bootstrap, tmp_path) as producers,
+    ):
+        create_on(proxy, {fine: [1, 2, 3], away: [3]})
+        # Given a transaction on two partitions, one of which has lost its only broker
+        cut = led_elsewhere(kafka, 3, away)
+        producers.do("init", "cut", cut, 300_000)
+        producers.do("begin", "cut")
+        producers.do("send", "cut", fine, 0, "c", "-")
+        producers.do("send", "cut", away, 0, "d", "-")
+        kafka.pause(3)
+        others = ",".join(str(kafka.address(each)) for each in (1, 2))
+        log = Log(others)
+        until(lambda: not log._leader(away, 0), "nobody to lead", within_seconds=_PATIENCE_SECONDS)
+
+        # When it commits
+        producers.do("commit", "cut")
+        ended = "CompleteCommit" if skips_it else "PrepareCommit"
+        described = until(
+            lambda: of_json("describe", cut, "--bootstrap", others),
+            ended,
+            is_there=lambda found: found["state"] == ended,
+            within_seconds=_PATIENCE_SECONDS,
+        )
+        assert [(each["topic"], each["leader"]) for each in described["partitions"]] == (
+            [] if skips_it else [(away, None)]
+        )
+        until(lambda: not open_transactions(log.leader(fine), fine), "the other marker")
+
+        # and the broker is back, then the marker comes, or the transaction hangs
+        kafka.resume(3)
+        log = Log(kafka.bootstrap)
+        if skips_it:
+            page.metric(HANGING, 1)
+            (found,) = of_json("hanging", "--status", page.address)["hanging"]
+            assert (found["topic"], found["start_offset"], found["transactional_id"]) == (away, 0, cut)
+            assert open_transactions(log.leader(away), away) == {found["producer_id"]}
+        else:
+            until(lambda: not open_transactions(log.leader(away), away), "the marker", within_seconds=_PATIENCE_SECONDS)
+            assert log.batches(away)[-1].is_control

@@ -1,0 +1,561 @@
+"""Compare-and-append over several partitions with each of the three client libraries, and what they do with a commit
+that is refused, lost, or never heard of again.
+
+Kafka itself says what is in the log. A pipe between the proxy and Kafka decides what becomes of a commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import aiokafka
+import confluent_kafka
+import pytest
+from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import NewTopic
+from kafka.errors import KafkaError
+
+import fencepost.aiokafka
+import fencepost.confluent
+import fencepost.kafka_python
+from fencepost import (
+    CheckIsOff,
+    LogRecord,
+    OffsetMismatch,
+    OutcomeUnknown,
+    Record,
+    RetryPolicy,
+    TransactionAborted,
+    TransactionConflict,
+    WriterFenced,
+    retrying,
+)
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.jars import OLD_CLIENTS_LOCK, RELEASES, classpath
+from fencepost_proxy.dev.java import QUICK_JVM, find_jdk
+from fencepost_proxy.dev.tools import compile_java, run_java
+from fencepost_proxy.types import Address
+from tests.support.clients import LIBRARIES
+from tests.support.endings import EndTxnPipe
+from tests.support.kafka import kafka_version, running_kafka
+from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.raw import Connection, Log, until
+from tests.support.transactions import set_transaction_version, transaction_state
+
+pytestmark = [
+    pytest.mark.kafka,
+    # Of producers and consumers that fail to connect: kafka-python leaves their sockets to the garbage collector.
+    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
+]
+
+JAVA = Path(__file__).parents[1] / "java" / "ConditionalTransactions.java"
+Place = tuple[str, int]
+PATIENCE_SECONDS = 60.0
+POLICY = RetryPolicy(attempt_seconds=3, total_seconds=60)
+#: Gives an answer up soon.
+HASTY = RetryPolicy(attempt_seconds=2, total_seconds=60)
+
+
+class _Awaited:
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self.runner = asyncio.Runner()
+
+        async def made() -> Any:
+            return make()
+
+        self.inner = self.runner.run(made())
+
+    def close(self) -> None:
+        self.runner.run(self.inner.stop())
+        self.runner.close()
+
+
+class _AwaitedWriter(_Awaited):
+    def append(self, wanted: Mapping[Any, Any]) -> dict[Any, int]:
+        offsets: dict[Any, int] = self.runner.run(self.inner.append(wanted))
+        return offsets
+
+
+class _AwaitedReader(_Awaited):
+    def __init__(self, make: Callable[[], Any]) -> None:
+        super().__init__(make)
+        self.runner.run(self.inner.start())
+
+    def read_to_end(self, apply: Callable[[Any, LogRecord], None]) -> dict[Any, int]:
+        ends: dict[Any, int] = self.runner.run(self.inner.read_to_end(apply))
+        return ends
+
+
+def writer_of(library: str, bootstrap: str, name: str, retry: RetryPolicy = POLICY) -> Any:
+    if library == "confluent-kafka":
+        return fencepost.confluent.TransactionalWriter(name, {"bootstrap.servers": bootstrap}, retry=retry)
+    if library == "aiokafka":
+        return _AwaitedWriter(
+            lambda: fencepost.aiokafka.TransactionalWriter(name, bootstrap_servers=bootstrap, retry=retry)
+        )
+    return fencepost.kafka_python.TransactionalWriter(name, bootstrap_servers=bootstrap, retry=retry)
+
+
+def reader_of(library: str, bootstrap: str, topic: str) -> Any:
+    places = [(topic, 0), (topic, 1)]
+    if library == "confluent-kafka":
+        return fencepost.confluent.LogReader(places, {"bootstrap.servers": bootstrap}, retry=POLICY)
+    if library == "aiokafka":
+        return _AwaitedReader(lambda: fencepost.aiokafka.LogReader(places, bootstrap_servers=bootstrap, retry=POLICY))
+    return fencepost.kafka_python.LogReader(places, bootstrap_servers=bootstrap, retry=POLICY)
+
+
+@pytest.fixture(scope="module")
+def pipe() -> Iterator[EndTxnPipe]:
+    with EndTxnPipe() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def own_kafka(pipe: EndTxnPipe) -> Iterator[KafkaCluster]:
+    in_front = Address("127.0.0.1", pipe.port)
+    with running_kafka(1, listeners={"WIRE": "PLAINTEXT"}, advertised={"WIRE": in_front}) as cluster:
+        address = cluster.address(1, "WIRE")
+        pipe.target = (address.host, address.port)
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def own_proxy(
+    pipe: EndTxnPipe, own_kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProxyProcess]:
+    upstream = f"127.0.0.1:{pipe.port}"
+    with ProxyProcess(upstream, tmp_path_factory.mktemp("proxy"), config=GUARDED_BY_NAME) as process:
+        yield process
+
+
+@pytest.fixture
+def topic(own_kafka: KafkaCluster, own_proxy: ProxyProcess, unique_topic: Callable[..., str]) -> str:
+    """Two partitions, `check.expected.offsets=true`, and both brokers and proxy know of it."""
+    name = unique_topic("checked")
+    with closing(KafkaAdminClient(bootstrap_servers=own_kafka.bootstrap)) as admin:
+        admin.create_topics([NewTopic(name, 2, 1)])
+    for partition in range(2):
+        assert Log(own_kafka.bootstrap).end(name, partition) == 0
+    until(lambda: _is_checked(own_proxy, name), "the proxy to show it")
+    return name
+
+
+def _is_checked(proxy: ProxyProcess, topic: str) -> bool:
+    with suppress(AssertionError), Connection(proxy.bootstrap) as client:
+        return client.describe_topic(topic)["check.expected.offsets"] == "true"
+    return False
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """What the marked warnings are about, while they are expected."""
+    yield
+    gc.collect()
+
+
+class Committed:
+    """What Kafka itself shows to read_committed readers, once every transaction of these has ended."""
+
+    def __init__(self, kafka: KafkaCluster, topic: str) -> None:
+        self._kafka = kafka
+        self._topic = topic
+
+    def __call__(self) -> list[list[bytes]]:
+        until(self._all_ended, "the markers", within_seconds=PATIENCE_SECONDS)
+        return [self._values(partition) for partition in (0, 1)]
+
+    def _all_ended(self) -> bool:
+        with closing(self._consumer("read_committed")) as stable, closing(self._consumer("read_uncommitted")) as high:
+            tps = [TopicPartition(self._topic, partition) for partition in (0, 1)]
+            return bool(stable.end_offsets(tps) == high.end_offsets(tps))
+
+    def _values(self, partition: int) -> list[bytes]:
+        tp = TopicPartition(self._topic, partition)
+        with closing(self._consumer("read_committed")) as consumer:
+            consumer.assign([tp])
+            consumer.seek_to_beginning(tp)
+            end, found = consumer.end_offsets([tp])[tp], []
+            while consumer.position(tp) < end:
+                found += [record.value for record in consumer.poll(500).get(tp, [])]
+            return found
+
+    def _consumer(self, isolation: str) -> Any:
+        return KafkaConsumer(
+            bootstrap_servers=self._kafka.bootstrap,
+            isolation_level=isolation,
+            auto_offset_reset="earliest",
+            enable_auto_commit=False,
+        )
+
+
+@pytest.fixture
+def committed(own_kafka: KafkaCluster, topic: str) -> Committed:
+    return Committed(own_kafka, topic)
+
+
+def records(*values: bytes) -> list[Record]:
+    return [Record(value) for value in values]
+
+
+def _tried(writer: Any, place: Place) -> bool:
+    try:
+        writer.append({place: (0, records(b"no"))})
+    except CheckIsOff:  # it was created just now
+        return False
+    return True
+
+
+def nothing(_: Any, __: LogRecord) -> None: ...
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_all_partitions_get_their_records_where_they_were_expected_or_none_does(
+    library: str, own_proxy: ProxyProcess, topic: str, committed: Committed
+) -> None:
+    read: list[tuple[Place, bytes | None]] = []
+    with (
+        closing(writer_of(library, own_proxy.bootstrap, f"{topic}-w")) as writer,
+        closing(reader_of(library, own_proxy.bootstrap, topic)) as reader,
+    ):
+        # given two partitions that were empty
+        first, second = (topic, 0), (topic, 1)
+        assert writer.append({second: (0, records(b"x", b"y")), first: (0, records(b"a"))}) == {first: 0, second: 0}
+        # then the next offset is behind the records and the marker, and that is what a reader is told
+        assert writer.append({first: (2, records(b"b")), second: (3, records(b"z"))}) == {first: 2, second: 3}
+        ends = until(
+            lambda: (
+                found if (found := reader.read_to_end(lambda p, r: read.append((p, r.value))))[first] == 4 else None
+            ),
+            "the markers",
+        )
+        assert ends == {first: 4, second: 5}
+        assert sorted(read) == [(first, b"a"), (first, b"b"), (second, b"x"), (second, b"y"), (second, b"z")]
+        # when one of two is expected elsewhere, whichever
+        for stale in ({first: (4, records(b"no")), second: (3, records(b"no"))}, {first: (99, records(b"no"))}):
+            with pytest.raises(OffsetMismatch) as refusal:
+                writer.append(stale)
+            (place,) = [each for each, (expected, _) in stale.items() if expected != ends[each]]
+            assert (refusal.value.topic, refusal.value.partition) == place
+            assert refusal.value.expected == stale[place][0]
+            # then nothing of either is there, and the same writer goes on, decided on what is
+            ends = retrying(lambda: _append_at_the_ends(writer, reader, b"next"), POLICY)
+    assert committed() == [[b"a", b"b", b"next", b"next"], [b"x", b"y", b"z", b"next", b"next"]]
+
+
+def _append_at_the_ends(writer: Any, reader: Any, value: bytes) -> dict[Place, int]:
+    expected = reader.read_to_end(nothing)
+    writer.append({place: (offset, records(value)) for place, offset in expected.items()})
+    return {place: offset + 2 for place, offset in expected.items()}
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_commit_that_is_refused_leaves_nothing_and_the_writer_goes_on(  # noqa: PLR0917
+    library: str, pipe: EndTxnPipe, own_proxy: ProxyProcess, own_kafka: KafkaCluster, topic: str, committed: Committed
+) -> None:
+    with (
+        closing(writer_of(library, own_proxy.bootstrap, f"{topic}-w")) as writer,
+        closing(reader_of(library, own_proxy.bootstrap, topic)) as reader,
+    ):
+        refused = len(pipe.refused)
+        pipe.refuse_next_commit()
+        with pytest.raises(TransactionConflict, match="commit was refused"):
+            writer.append({(topic, 0): (0, records(b"no")), (topic, 1): (0, records(b"no"))})
+        assert len(pipe.refused) == refused + 1
+        # It has aborted by then: nobody has to wait for a timeout.
+        until(lambda: transaction_state(own_kafka.bootstrap, f"{topic}-w")[0] != "Ongoing", "the abort")
+        retrying(lambda: _append_at_the_ends(writer, reader, b"yes"), POLICY)
+    assert committed() == [[b"yes"], [b"yes"]]
+
+
+@pytest.mark.parametrize(
+    "after", [pytest.param(True, id="answered"), pytest.param(False, id="not even sent", marks=pytest.mark.soak)]
+)
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_commit_whose_answer_is_lost_is_settled(  # noqa: PLR0917
+    library: str, after: bool, pipe: EndTxnPipe, own_proxy: ProxyProcess, topic: str, committed: Committed
+) -> None:
+    """For longer than the writer waits for an answer nothing gets through. Then a new producer, and the log, tell."""
+    with (
+        closing(writer_of(library, own_proxy.bootstrap, f"{topic}-w", HASTY)) as writer,
+        closing(reader_of(library, own_proxy.bootstrap, topic)) as reader,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        writer.append({(topic, 0): (0, records(b"first")), (topic, 1): (0, records(b"first"))})
+        pipe.break_at_next_commit(after=after)
+        healed = pool.submit(_heal, pipe, HASTY.attempt_seconds + 1.5)
+        wanted = {(topic, 0): (2, records(b"second")), (topic, 1): (2, records(b"second"))}
+        if after:
+            assert writer.append(wanted) == {(topic, 0): 2, (topic, 1): 2}
+        else:
+            with pytest.raises(TransactionAborted):
+                writer.append(wanted)
+        healed.result()
+        retrying(lambda: _append_at_the_ends(writer, reader, b"third"), POLICY)
+    expected = [b"first", b"second", b"third"] if after else [b"first", b"third"]
+    assert committed() == [expected, expected]
+
+
+def _heal(pipe: EndTxnPipe, after_seconds: float) -> None:
+    assert pipe.struck.wait(PATIENCE_SECONDS)
+    threading.Event().wait(after_seconds)
+    pipe.open()
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_where_it_cannot_be_found_out_the_outcome_is_unknown_until_it_can_be_read(
+    library: str, pipe: EndTxnPipe, own_proxy: ProxyProcess, topic: str, committed: Committed
+) -> None:
+    gives_up = RetryPolicy(attempt_seconds=4, total_seconds=8)
+    with (
+        closing(writer_of(library, own_proxy.bootstrap, f"{topic}-w", gives_up)) as writer,
+        closing(reader_of(library, own_proxy.bootstrap, topic)) as reader,
+    ):
+        pipe.break_at_next_commit(after=True)
+        try:
+            with pytest.raises(OutcomeUnknown) as unknown:
+                writer.append({(topic, 0): (0, records(b"first")), (topic, 1): (0, records(b"first"))})
+            assert unknown.value.expected == {(topic, 0): 0, (topic, 1): 0}
+        finally:
+            pipe.open()
+        read: list[LogRecord] = []
+        until(lambda: reader.read_to_end(lambda _, r: read.append(r)) and len(read) == 2, "it", within_seconds=60)
+        assert all(("write-id", unknown.value.write_id) in record.headers for record in read)
+        until(lambda: _appended(writer, reader, b"second"), "the writer to go on", within_seconds=PATIENCE_SECONDS)
+    assert committed() == [[b"first", b"second"]] * 2
+
+
+def _appended(writer: Any, reader: Any, value: bytes) -> bool:
+    try:
+        _append_at_the_ends(writer, reader, value)
+    except (OffsetMismatch, TransactionAborted):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_second_writer_of_the_same_name_fences_the_first(
+    library: str, own_proxy: ProxyProcess, topic: str, committed: Committed
+) -> None:
+    with (
+        closing(writer_of(library, own_proxy.bootstrap, f"{topic}-w")) as first,
+        closing(writer_of(library, own_proxy.bootstrap, f"{topic}-w")) as second,
+        closing(reader_of(library, own_proxy.bootstrap, topic)) as reader,
+    ):
+        retrying(lambda: _append_at_the_ends(first, reader, b"first"), POLICY)
+        retrying(lambda: _append_at_the_ends(second, reader, b"second"), POLICY)
+        for _ in range(2):
+            with pytest.raises(WriterFenced):
+                retrying(lambda: _append_at_the_ends(first, reader, b"zombie"), POLICY)
+        retrying(lambda: _append_at_the_ends(second, reader, b"third"), POLICY)
+    assert committed() == [[b"first", b"second", b"third"]] * 2
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_what_nothing_would_check_is_not_sent(
+    library: str, own_kafka: KafkaCluster, own_proxy: ProxyProcess, topic: str, committed: Committed
+) -> None:
+    with closing(writer_of(library, own_kafka.bootstrap, f"{topic}-direct")) as writer, pytest.raises(CheckIsOff):
+        writer.append({(topic, 0): (0, records(b"no"))})
+    with closing(writer_of(library, own_proxy.bootstrap, f"{topic}-w")) as writer:
+        with pytest.raises(ValueError, match="no partition has an expected offset"):
+            writer.append({(topic, 0): (None, records(b"no"))})
+        with closing(KafkaAdminClient(bootstrap_servers=own_kafka.bootstrap)) as admin:
+            admin.create_topics([NewTopic(f"required-{topic}", 1, 1)])
+        with pytest.raises(ValueError, match="nobody may write within a transaction"):
+            until(lambda: _tried(writer, (f"required-{topic}", 0)), "the topic")
+        # one of them may come wherever it comes
+        writer.append({(topic, 0): (0, records(b"yes")), (topic, 1): (None, records(b"wherever"))})
+    assert committed() == [[b"yes"], [b"wherever"]]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_writer_that_goes_around_the_proxy_costs_a_transaction_but_never_half_of_one(
+    library: str, own_kafka: KafkaCluster, own_proxy: ProxyProcess, topic: str, committed: Committed
+) -> None:
+    """Kafka does not compare the offsets of a transaction's batches: one lands elsewhere, and the whole is aborted."""
+    with (
+        closing(writer_of(library, own_proxy.bootstrap, f"{topic}-w")) as writer,
+        closing(reader_of(library, own_proxy.bootstrap, topic)) as reader,
+        closing(KafkaProducer(bootstrap_servers=own_kafka.bootstrap)) as bypassing,
+    ):
+        retrying(lambda: _append_at_the_ends(writer, reader, b"first"), POLICY)
+        committed()
+        expected = reader.read_to_end(nothing)
+        bypassing.send(topic, b"around", partition=1).get(PATIENCE_SECONDS)
+        with pytest.raises((OffsetMismatch, TransactionConflict)):
+            writer.append({place: (offset, records(b"no")) for place, offset in expected.items()})
+        retrying(lambda: _append_at_the_ends(writer, reader, b"second"), POLICY)
+    assert committed() == [[b"first", b"second"], [b"first", b"around", b"second"]]
+
+
+# --- unmodified clients: the table of docs/client.md, "A commit that is refused" --------------------------------------
+
+
+class _KafkaPython:
+    def __init__(self, bootstrap: str, name: str) -> None:
+        self.inner = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=name)
+        self.inner.init_transactions()
+
+    def send(self, topic: str, value: bytes) -> None:
+        self.inner.begin_transaction()
+        self.inner.send(topic, value, partition=0).get(PATIENCE_SECONDS)
+
+    def commit(self) -> None:
+        self.inner.commit_transaction()
+
+    def abort(self) -> None:
+        self.inner.abort_transaction()
+
+    def close(self) -> None:
+        self.inner.close(5)
+
+
+class _Confluent:
+    def __init__(self, bootstrap: str, name: str) -> None:
+        self.inner = confluent_kafka.Producer(
+            {"bootstrap.servers": bootstrap, "transactional.id": name, "log_level": 2}
+        )
+        self.inner.init_transactions(PATIENCE_SECONDS)
+
+    def send(self, topic: str, value: bytes) -> None:
+        self.inner.begin_transaction()
+        self.inner.produce(topic, value, partition=0)
+        self.inner.flush(PATIENCE_SECONDS)
+
+    def commit(self) -> None:
+        self.inner.commit_transaction(PATIENCE_SECONDS)
+
+    def abort(self) -> None:
+        self.inner.abort_transaction(PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+class _Aiokafka:
+    def __init__(self, bootstrap: str, name: str) -> None:
+        self.runner = asyncio.Runner()
+
+        async def start() -> aiokafka.AIOKafkaProducer:
+            producer = aiokafka.AIOKafkaProducer(bootstrap_servers=bootstrap, transactional_id=name)
+            await producer.start()
+            return producer
+
+        self.inner = self.runner.run(start())
+
+    def send(self, topic: str, value: bytes) -> None:
+        self.runner.run(self.inner.begin_transaction())
+        self.runner.run(self.inner.send_and_wait(topic, value, partition=0))
+
+    def commit(self) -> None:
+        self.runner.run(self.inner.commit_transaction())
+
+    def abort(self) -> None:
+        self.runner.run(self.inner.abort_transaction())
+
+    def close(self) -> None:
+        self.runner.run(self.inner.stop())
+        self.runner.close()
+
+
+@pytest.mark.parametrize(
+    ("made", "version", "raised", "goes_on"),
+    [
+        (_KafkaPython, 3, "Unhandled error in EndTxnResponse: [Error 59]", False),
+        (_Aiokafka, 0, "Unexpected error during batch delivery", False),
+        (_Confluent, 1, "UNKNOWN_PRODUCER_ID", True),
+    ],
+    ids=["kafka-python", "aiokafka", "confluent-kafka"],
+)
+def test_what_users_of_other_producers_see_of_a_refused_commit(  # noqa: PLR0917
+    made: Any,
+    version: int,
+    raised: str,
+    goes_on: bool,
+    pipe: EndTxnPipe,
+    own_proxy: ProxyProcess,
+    topic: str,
+    committed: Committed,
+) -> None:
+    client = made(own_proxy.bootstrap, f"{topic}-w")
+    with closing(client):
+        client.send(topic, b"no")
+        pipe.refuse_next_commit()
+        with pytest.raises(Exception, match=re.escape(raised)) as refusal:
+            client.commit()
+        assert pipe.refused[-1] == version
+        if goes_on:
+            assert refusal.value.args[0].txn_requires_abort()
+            client.abort()
+            client.send(topic, b"yes")
+            client.commit()
+        else:
+            with pytest.raises((KafkaError, AssertionError)):  # aiokafka: of its own states
+                client.abort()
+    with closing(made(own_proxy.bootstrap, f"{topic}-w")) as another:
+        another.send(topic, b"another")
+        another.commit()
+    assert committed()[0] == ([b"yes", b"another"] if goes_on else [b"another"])
+
+
+def _java_client(release: str, arguments: list[str]) -> list[str]:
+    """What it prints, on the jars of that release of the client; 3.7.2 is no release that tests have a broker of."""
+    if release in RELEASES:
+        classes = compile_java([JAVA], version=release)
+        ran = run_java("ConditionalTransactions", arguments, classes=classes, version=release, timeout_seconds=200)
+        return ran.output.splitlines()
+    path = os.pathsep.join([str(compile_java([JAVA])), classpath(OLD_CLIENTS_LOCK)])
+    command = [str(find_jdk().java), *QUICK_JVM, "-cp", path, "ConditionalTransactions", *arguments]
+    ended = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=200, check=True)
+    return ended.stdout.splitlines()
+
+
+older = pytest.mark.soak
+
+
+@pytest.mark.parametrize(
+    ("release", "transactions", "version", "raised"),
+    [
+        (kafka_version(), 1, 4, "TransactionAbortableException"),
+        (kafka_version(), 2, 5, "TransactionAbortableException"),
+        pytest.param("4.0.2", 1, 4, "TransactionAbortableException", marks=older),
+        pytest.param("4.0.2", 2, 5, "TransactionAbortableException", marks=older),
+        pytest.param("3.9.2", 1, 4, "TransactionAbortableException", marks=older),
+        pytest.param("3.9.2", 2, 4, "TransactionAbortableException", marks=older),
+        pytest.param("3.7.2", 1, 3, "UnknownProducerIdException", marks=older),
+        pytest.param("3.7.2", 2, 3, "UnknownProducerIdException", marks=older),
+    ],
+)
+def test_what_java_sees_of_a_refused_commit(  # noqa: PLR0917
+    release: str,
+    transactions: int,
+    version: int,
+    raised: str,
+    pipe: EndTxnPipe,
+    own_kafka: KafkaCluster,
+    own_proxy: ProxyProcess,
+    topic: str,
+    committed: Committed,
+) -> None:
+    set_transaction_version(own_kafka.bootstrap, transactions)
+    pipe.refuse_next_commit()
+    try:
+        steps = ["begin", f"{topic}=0", "commit", "abort", "begin", f"{topic}=2", "commit"]
+        told = _java_client(release, [own_proxy.bootstrap, f"{topic}-w", *steps])
+    finally:
+        set_transaction_version(own_kafka.bootstrap, 2)
+    assert pipe.refused[-1] == version
+    assert told[2].startswith(raised)
+    assert [*told[:2], *told[3:]] == ["ok", "ok 0", "ok", "ok", "ok 2", "ok"]
+    assert committed()[0] == [b"expects 2"]

@@ -1,0 +1,141 @@
+"""Two accounts on two partitions, as a person runs it: many writers of every client library, and money is conserved,
+also where writers and proxies are killed; in transactions without expectations it is not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from kafka import KafkaAdminClient
+from kafka.admin import NewTopic
+
+from fencepost import LogRecord, Record
+from fencepost.kafka_python import LogReader, TransactionalWriter
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.tools import compile_java, run_java
+from tests.support.clients import set_check
+from tests.support.kafka import kafka_version
+from tests.support.ports import free_ports_in_a_row
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import until
+from tests.support.transactions import set_transaction_version
+
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(900)]
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "transfer.py"
+JAVA = Path(__file__).parents[1] / "java" / "TransferWriter.java"
+LONG_SECONDS = 1500
+PAID_IN = 1000
+
+
+@pytest.fixture(scope="module")
+def bank_proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
+    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy")) as process:
+        yield process
+
+
+def _run(topic: str, *options: str, seconds: float = 600) -> tuple[int, str]:
+    command = [sys.executable, str(EXAMPLE), "--topic", topic, *options]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    assert result.returncode in (0, 1), result.stderr
+    return result.returncode, result.stdout + result.stderr
+
+
+def _conserved(status: int, told: str) -> None:
+    print(told)
+    assert status == 0, told
+    assert "transfers lost: 0   doubled: 0   decided on a balance that was not there: 0" in told
+    assert "CONSERVED" in told
+
+
+def test_many_writers_neither_make_nor_lose_money(bank_proxy: ProxyProcess, unique_topic: Callable[..., str]) -> None:
+    status, told = _run(
+        unique_topic("bank"), "--bootstrap", bank_proxy.bootstrap, "--writers", "3", "--transfers", "12"
+    )
+    _conserved(status, told)
+    decided = re.search(r"36 transfers were decided (\d+) times", told)
+    assert decided is not None
+    assert int(decided[1]) > 36, "they never met: nothing was shown"
+
+
+def test_transactions_alone_lose_it(bank_proxy: ProxyProcess, unique_topic: Callable[..., str]) -> None:
+    status, told = _run(
+        *(unique_topic("bank-plain"), "--bootstrap", bank_proxy.bootstrap, "--plain"),
+        *("--writers", "3", "--transfers", "15", "--client", "kafka-python"),
+    )
+    print(told)
+    assert status == 1, told
+    assert "NOT CONSERVED" in told
+    assert "transfers lost: 0" in told, "each transfer is all or nothing, but that does not help"
+
+
+def test_writers_and_proxies_are_killed(kafka: KafkaCluster, unique_topic: Callable[..., str]) -> None:
+    _conserved(*_killed(kafka, unique_topic("bank-kills"), writers=3, transfers=6, kills=4, seconds=700))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(LONG_SECONDS + 100)
+def test_writers_and_proxies_are_killed_many_times(kafka: KafkaCluster, unique_topic: Callable[..., str]) -> None:
+    told = _killed(kafka, unique_topic("bank-kills"), writers=6, transfers=200, kills=120, seconds=LONG_SECONDS)
+    _conserved(*told)
+
+
+def _killed(
+    kafka: KafkaCluster, topic: str, *, writers: int, transfers: int, kills: int, seconds: float
+) -> tuple[int, str]:
+    ports = ",".join(str(free_ports_in_a_row(3)) for _ in range(2))
+    status, told = _run(
+        *(topic, "--kafka", kafka.bootstrap, "--ports", ports, "--kills", str(kills)),
+        *("--writers", str(writers), "--transfers", str(transfers)),
+        seconds=seconds,
+    )
+    counts = re.search("^killed: (.*)$", told, re.MULTILINE)
+    assert counts is not None, told
+    assert sum(map(int, re.findall(r"(\d+) times", counts[1]))) >= kills - 1, told
+    return status, told
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_java_writers_do_it_by_hand(
+    version: int, kafka: KafkaCluster, bank_proxy: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
+    """As docs/client.md shows it, in clusters of both transaction versions."""
+    release, before = kafka_version(), PAID_IN
+    classes = compile_java([JAVA], version=release)
+    topic = unique_topic("bank-java")
+    with closing(KafkaAdminClient(bootstrap_servers=bank_proxy.bootstrap)) as admin:
+        admin.create_topics([NewTopic(topic, 2, 1)])
+    set_check(bank_proxy.bootstrap, topic, "true")
+    places = [(topic, account) for account in (0, 1)]
+    set_transaction_version(kafka.bootstrap, version)
+    try:
+        with TransactionalWriter(f"{topic}-deposit", bootstrap_servers=bank_proxy.bootstrap) as writer:
+            writer.append({place: (0, [Record(b"deposit %d" % before)]) for place in places})
+
+        def write(name: str) -> int:
+            arguments = [bank_proxy.bootstrap, topic, name, "6"]
+            ran = run_java("TransferWriter", arguments, classes=classes, version=release, timeout_seconds=400)
+            return int(ran.output.split()[-1])
+
+        with ThreadPoolExecutor(2) as pool:
+            decided = sum(pool.map(write, ("a", "b")))
+    finally:
+        set_transaction_version(kafka.bootstrap, 2)
+    values: dict[int, list[tuple[str, int]]] = {0: [], 1: []}
+
+    def apply(place: tuple[str, int], record: LogRecord) -> None:
+        name, balance = (record.value or b"").decode().split()
+        values[place[1]].append((name, int(balance)))
+
+    with LogReader(places, bootstrap_servers=bank_proxy.bootstrap) as log:
+        until(lambda: log.read_to_end(apply) and len(values[0]) == len(values[1]) == 13, "the last markers")
+    print(f"transactions v{version}: 12 transfers were decided {decided} times")
+    assert [name for name, _ in values[0]] == [name for name, _ in values[1]], "not in the same order"
+    assert sorted(name for name, _ in values[0]) == sorted(["deposit", *(f"{w}-{n}" for w in "ab" for n in range(6))])
+    assert {mine + other for (_, mine), (_, other) in zip(values[0], values[1], strict=True)} == {2 * before}

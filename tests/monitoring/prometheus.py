@@ -1,0 +1,116 @@
+"""What of Prometheus is at hand: its own tools where they are installed, and a parser of PromQL everywhere.
+
+`promtool` comes with Prometheus; Debian has both in the package `prometheus`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from fencepost_proxy.net.exposition import TABLE, Kind
+
+ROOT: Final = Path(__file__).parents[2]
+RULES: Final = ROOT / "deploy" / "prometheus" / "alerts.rules.yml"
+DASHBOARD: Final = ROOT / "deploy" / "grafana" / "fencepost.json"
+PROMTOOL: Final = shutil.which("promtool")
+
+#: Grafana's variables, as one panel's query might have them.
+_VARIABLES: Final = {"$__rate_interval": "1m", "$__range": "1h", "$job": "fencepost", "$instance": ".*"}
+#: Labels of every series: whose it is.
+_WHOSE: Final = frozenset({"job", "instance"})
+#: By metric, as it is scraped, the labels that it has.
+LABELS: Final[Mapping[str, frozenset[str]]] = {
+    name: _WHOSE | labels
+    for section in TABLE
+    for shown in section.shown
+    for name, labels in (
+        (
+            (f"{shown.name}_bucket", frozenset({*shown.labels, "le"})),
+            (f"{shown.name}_count", frozenset(shown.labels)),
+            (f"{shown.name}_sum", frozenset(shown.labels)),
+        )
+        if shown.kind is Kind.HISTOGRAM
+        else ((shown.name, frozenset(shown.labels)),)
+    )
+}
+#: Beside the proxy's own: Prometheus's word on the target, and what any process has.
+OTHERS: Final[Mapping[str, frozenset[str]]] = dict.fromkeys(
+    (
+        "up",
+        "process_cpu_seconds_total",
+        "process_max_fds",
+        "process_open_fds",
+        "process_resident_memory_bytes",
+        "process_start_time_seconds",
+    ),
+    _WHOSE,
+)
+
+
+def promtool(*arguments: str | Path, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
+    """What it says is in stdout, errors too."""
+    assert PROMTOOL is not None
+    return subprocess.run(
+        [PROMTOOL, *map(str, arguments)],
+        input=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
+        timeout=120,
+    )
+
+
+def selectors(expression: str) -> list[Any]:
+    """What is asked for. Raises ValueError for what is no PromQL: syntax, functions, and types of arguments."""
+    promql = pytest.importorskip("promql_parser", reason="it has no wheel for this machine")
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, promql.VectorSelector):
+            found.append(node)
+
+    promql.walk(promql.parse(expression), visit)
+    return found
+
+
+def metrics_in(expression: str) -> set[str]:
+    """The names of the metrics that are asked for."""
+    return {each.name for each in selectors(expression) if each.name is not None}
+
+
+def unknown_in(expression: str) -> list[str]:
+    """Of the proxy's metrics and labels that an expression asks for, those that there are not."""
+    unknown = []
+    for each in selectors(expression):
+        name = each.name or ""
+        labels = LABELS.get(name, OTHERS.get(name))
+        if labels is None:
+            unknown.append(name)
+            continue
+        unknown += [f"{name}{{{label.name}}}" for label in each.matchers.matchers if label.name not in labels]
+    return unknown
+
+
+def panels() -> list[dict[str, Any]]:
+    """Rows, too."""
+    dashboard = json.loads(DASHBOARD.read_text("utf-8"))
+    found: list[dict[str, Any]] = dashboard["panels"]
+    return found
+
+
+def queries() -> list[tuple[str, str]]:
+    """Panel and query, as Grafana would send it."""
+    return [(panel["title"], _filled(target["expr"])) for panel in panels() for target in panel.get("targets", ())]
+
+
+def _filled(expression: str) -> str:
+    for name, value in _VARIABLES.items():
+        expression = expression.replace(name, value)
+    return expression

@@ -1,0 +1,75 @@
+"""The alert rules: promtool takes them and plays their stories, where it is installed; each has its page.
+
+Without promtool it is checked that they are PromQL, that they ask for metrics and labels that there are, and that there
+are such stories (`alerts.test.yml`).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.monitoring.prometheus import PROMTOOL, ROOT, RULES, metrics_in, promtool, selectors, unknown_in
+
+STORIES = Path(__file__).parent / "alerts.test.yml"
+
+
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(RULES.read_text("utf-8"))["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def test_every_alert_asks_for_metrics_and_labels_that_there_are() -> None:
+    for alert in alerts():
+        assert metrics_in(alert["expr"]), alert["alert"]
+        assert not unknown_in(alert["expr"]), alert["alert"]
+
+
+def test_a_slip_in_an_expression_is_found() -> None:
+    assert unknown_in('rate(fencepost_refusals_total{reson="x"}[5m]) > up{job="a"}') == [
+        "fencepost_refusals_total{reson}"
+    ]
+    assert unknown_in("fencepost_redy == 0") == ["fencepost_redy"]
+    for slip in ("sum(fencepost_ready", "rate(fencepost_requests_total)", "fencepost_ready > > 1", "avrg(up)"):
+        with pytest.raises(ValueError, match=r"."):
+            selectors(slip)
+
+
+def test_every_alert_says_how_severe_it_is_and_where_to_read_on() -> None:
+    for alert in alerts():
+        assert alert["labels"]["severity"] in ("critical", "warning", "info")
+        assert alert["annotations"].keys() == {"summary", "description", "runbook"}
+        assert alert["annotations"]["runbook"] == f"docs/alerts.md#{alert['alert'].lower()}"
+
+
+def test_every_alert_has_its_page_and_no_other_has() -> None:
+    page = (ROOT / "docs" / "alerts.md").read_text("utf-8")
+    sections = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
+
+    assert sections.keys() == {alert["alert"] for alert in alerts()}
+    for name, text in sections.items():
+        assert "**Meaning.**" in text, name
+        assert "**What to do.**" in text, name
+
+
+def test_every_alert_has_a_story_in_which_it_is_raised_and_one_in_which_it_is_not() -> None:
+    told: dict[str, set[bool]] = {}
+    for story in yaml.safe_load(STORIES.read_text("utf-8"))["tests"]:
+        for each in story["alert_rule_test"]:
+            told.setdefault(each["alertname"], set()).add(bool(each["exp_alerts"]))
+
+    assert told == {alert["alert"]: {True, False} for alert in alerts()}
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+def test_promtool_takes_the_rules_and_their_stories_come_out_as_told() -> None:
+    checked = promtool("check", "rules", RULES)
+    assert checked.returncode == 0, checked.stdout.decode()
+    assert f"{len(alerts())} rules found" in checked.stdout.decode()
+
+    played = promtool("test", "rules", STORIES)
+    assert played.returncode == 0, played.stdout.decode()

@@ -1,0 +1,56 @@
+"""The dashboard: what it asks for is there, in the rows that an operator looks for, with an explanation each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.monitoring.prometheus import DASHBOARD, PROMTOOL, panels, promtool, queries, selectors, unknown_in
+
+ROWS = ["Overview", "Traffic", "Conditional publish", "Growth", "Transactions", "Security and errors"]
+
+
+def test_it_has_its_rows_and_each_panel_is_explained() -> None:
+    assert [panel["title"] for panel in panels() if panel["type"] == "row"] == ROWS
+    for panel in panels():
+        if panel["type"] != "row":
+            assert panel["description"], panel["title"]
+            assert panel["targets"], panel["title"]
+    numbers = [panel["id"] for panel in panels()]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_no_panel_lies_on_another() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in panels():
+        place = panel["gridPos"]
+        cells = {(place["x"] + dx, place["y"] + dy) for dx in range(place["w"]) for dy in range(place["h"])}
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_its_queries_are_whole_and_keep_to_what_was_chosen() -> None:
+    for title, query in queries():
+        assert "$" not in query, (title, query)
+        assert not unknown_in(query), (title, query)
+        # Of one job and the proxies that were chosen, whatever it is about.
+        for each in selectors(query):
+            assert {'job="fencepost"', 'instance=~".*"'} <= {str(label) for label in each.matchers.matchers}, (
+                title,
+                query,
+            )
+    assert '"uid": "${datasource}"' in DASHBOARD.read_text("utf-8")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
+def test_promtool_takes_its_queries(tmp_path: Path) -> None:
+    rules = [{"record": f"query:number_{number}", "expr": query} for number, (_, query) in enumerate(queries())]
+    file = tmp_path / "queries.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+
+    checked = promtool("check", "rules", file)
+
+    assert checked.returncode == 0, checked.stdout.decode()

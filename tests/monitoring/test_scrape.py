@@ -1,0 +1,252 @@
+"""What real proxies show of real work: the names that dashboard and alerts ask for, in a form that Prometheus takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fencepost_proxy.net.exposition import TABLE
+from tests.monitoring.prometheus import PROMTOOL, RULES, metrics_in, promtool, queries
+from tests.support.fake_cluster import FakeClusterProcess
+from tests.support.ports import free_port
+from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
+from tests.support.raw import Answer, Connection, batch, until
+
+NOT_LEADER, POLICY_VIOLATION = 6, 44
+PARTITIONS, SHOWN = 3, 2
+CONFIG = f"{GUARDED_FOR_LONG}\n[limits]\nmetric_partitions_shown_max = {SHOWN}\n"
+
+
+class Watched(ProxyProcess):
+    """A proxy that is scraped."""
+
+    def __init__(self, upstream: str, directory: Path, *arguments: str) -> None:
+        self.status = f"127.0.0.1:{free_port()}"
+        super().__init__(upstream, directory, config=CONFIG, arguments=("--status", self.status, *arguments))
+
+    def scrape(self) -> str:
+        with urllib.request.urlopen(f"http://{self.status}/metrics", timeout=60) as answer:
+            text: str = answer.read().decode()
+            return text
+
+
+@pytest.fixture(scope="module")
+def proxies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Watched, Watched]]:
+    """One process, and one of two workers. What Kafka it is that they stand before is all the same here."""
+    with ExitStack() as stack:
+        topics = {"required-by-one": PARTITIONS, "required-by-two": 1}
+        kafka = stack.enter_context(FakeClusterProcess(brokers=1, topics=topics))
+        one = stack.enter_context(Watched(kafka.bootstrap, tmp_path_factory.mktemp("one")))
+        two = stack.enter_context(Watched(kafka.bootstrap, tmp_path_factory.mktemp("two"), "--workers", "2"))
+        yield one, two
+
+
+def append(connection: Connection, topic: str, partition: int, expected: int) -> Answer:
+    """3, 5 and 6 are answers while a topic, its leader or a gate is new."""
+
+    def answered() -> Answer | None:
+        answer = connection.append(topic, batch(b"value", expected=expected), partition=partition)
+        return None if answer.error_code in (3, 5, NOT_LEADER) else answer
+
+    found: Answer = until(answered, f"an append to {topic}-{partition}")
+    return found
+
+
+def values(text: str) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def total(text: str, name: str, **labels: str) -> float:
+    return sum(value for (found, of), value in values(text).items() if found == name and of >= labels.items())
+
+
+def names_in(text: str) -> set[str]:
+    """As PromQL asks for them; of families without a value yet, too."""
+    found = set()
+    for family in text_string_to_metric_families(text):
+        found |= {family.name, f"{family.name}_total", f"{family.name}_info"}
+        found |= {f"{family.name}_{suffix}" for suffix in ("bucket", "count", "sum")}
+    return found
+
+
+def test_what_was_done_is_shown_and_of_partitions_so_many(proxies: tuple[Watched, Watched]) -> None:
+    # Given a guarded topic of three partitions, of which a scrape may name two
+    proxy, _ = proxies
+    topic = "required-by-one"
+    with Connection(proxy.bootstrap) as connection:
+        before = proxy.scrape()
+
+        # When each of them gets an append, the first a second one, and then one that expects what is no longer so
+        for partition in range(PARTITIONS):
+            assert append(connection, topic, partition, 0).base_offset == 0
+        assert append(connection, topic, 0, 1).base_offset == 1
+        assert append(connection, topic, 0, 1).error_code == POLICY_VIOLATION
+
+        # Then the scrape says so
+        def grown(after: str) -> list[float]:
+            return [
+                total(after, name, **labels) - total(before, name, **labels)
+                for name, labels in (
+                    ("fencepost_refusals_total", {"reason": "offset_mismatch"}),
+                    ("fencepost_gates", {"phase": "open"}),
+                    ("fencepost_partitions_left_out", {}),
+                )
+            ]
+
+        what = "all three partitions to be told of"
+        after = until(proxy.scrape, what, is_there=lambda text: grown(text) == [1, PARTITIONS, PARTITIONS - SHOWN])
+    assert total(after, "fencepost_requests_total", api="Produce", version="9") >= 5
+    assert total(after, "fencepost_partition_log_end_offset", topic=topic, partition="0") == 2
+    assert total(after, "fencepost_partition_log_end_offset", topic=topic) == 3
+    assert total(after, "fencepost_partition_stamp_shift", topic=topic) == 0
+    assert total(after, "fencepost_ready") == 1
+    assert total(after, "fencepost_log_lines_total", level="info") >= 3
+
+
+def test_all_that_there_is_to_show_is_shown_and_all_that_is_asked_for(proxies: tuple[Watched, Watched]) -> None:
+    one, two = (each.scrape() for each in proxies)
+    there = names_in(one) | names_in(two)
+
+    assert {shown.name for section in TABLE for shown in section.shown} <= there
+    assert "fencepost_worker" not in one
+    for title, query in queries():
+        assert metrics_in(query) <= there, (title, query)
+
+
+def test_prometheus_finds_nothing_wrong_with_it(proxies: tuple[Watched, Watched]) -> None:
+    for proxy in proxies:
+        text = proxy.scrape()
+        families = list(text_string_to_metric_families(text))
+        assert all(family.documentation for family in families)
+        assert len({family.name for family in families}) == len(families)
+        if PROMTOOL is not None:
+            checked = promtool("check", "metrics", stdin=text.encode())
+            assert (checked.returncode, checked.stdout) == (0, b"")
+
+
+def test_a_scrape_of_workers_is_their_sum(proxies: tuple[Watched, Watched]) -> None:
+    _, proxy = proxies
+    topic = "required-by-two"
+    with ExitStack() as stack:
+        connections = [stack.enter_context(Connection(proxy.bootstrap)) for _ in range(4)]
+        for expected, connection in enumerate(connections):
+            assert append(connection, topic, 0, expected).base_offset == expected
+        text = proxy.scrape()
+
+    assert total(text, "fencepost_client_connections") >= 4
+    assert total(text, "fencepost_requests_total") == total(text, "fencepost_worker_requests_total")
+    assert total(text, "fencepost_worker_client_connections", worker="0") > 0
+    assert total(text, "fencepost_worker_client_connections", worker="1") > 0
+    assert total(text, "fencepost_client_connections_max") == 2 * 2_000
+    # Both may know the partition: the one that appended last knows where it ends.
+    assert total(text, "fencepost_partition_log_end_offset", topic=topic) == len(connections)
+
+
+def test_what_becomes_of_connections_to_brokers_is_counted(tmp_path: Path) -> None:
+    # Given a request on its way to a broker that stands still
+    with FakeClusterProcess(topics={"plain": 1}) as kafka, Watched(kafka.bootstrap, tmp_path) as proxy:
+        with Connection(proxy.bootstrap) as connection:
+            connection.api_versions()
+            before = proxy.scrape()
+            os.kill(kafka.pid, signal.SIGSTOP)
+            connection.send_produce({"plain": {0: batch(b"value")}})
+            until(lambda: total(proxy.scrape(), "fencepost_requests_in_flight") == 1, "the request in flight")
+
+            # When the broker dies
+            os.kill(kafka.pid, signal.SIGKILL)
+            assert connection.is_closed()
+
+        # Then that is told of its client, of those that come thereafter, and of the proxy's own connection
+        def told(of: str, reason: str) -> float:
+            return total(proxy.scrape(), "fencepost_upstream_errors_total", of=of, reason=reason)
+
+        def a_late_client_is_told() -> bool:
+            with Connection(proxy.bootstrap) as late:
+                assert late.is_closed()
+            return told("clients", "unreachable") >= 1
+
+        assert total(before, "fencepost_upstream_errors_total") == 0
+        assert told("clients", "lost") == 1
+        until(a_late_client_is_told, "a client that finds no broker")
+        until(lambda: told("proxy", "unreachable") >= 1, "the proxy's own connection to be missed")
+        until(lambda: "fencepost_requests_in_flight 0.0" in proxy.scrape(), "nothing to be in flight any more")
+
+
+@pytest.mark.soak
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="Prometheus is not installed")
+def test_a_prometheus_evaluates_every_query_and_every_rule(proxies: tuple[Watched, Watched], tmp_path: Path) -> None:
+    # Given a Prometheus that scrapes both proxies every second, with our rules
+    address = f"127.0.0.1:{free_port()}"
+    config = tmp_path / "prometheus.yml"
+    targets = [each.status for each in proxies]
+    scraped = {"job_name": "fencepost", "static_configs": [{"targets": targets}]}
+    every = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+    config.write_text(json.dumps({"global": every, "rule_files": [str(RULES)], "scrape_configs": [scraped]}))
+
+    def ask(path: str, **parameters: str) -> Any:
+        """What the API answers; an error is an answer, too."""
+        url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=60) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            if error.code not in (400, 422):
+                raise  # it is not up yet
+            return json.load(error)
+
+    def scraped_for_a_while() -> bool:
+        found = ask("query", query='min(count_over_time(up{job="fencepost"}[1m])) > 10')
+        return bool(found["data"]["result"])
+
+    process = subprocess.Popen(
+        [
+            "prometheus",
+            f"--config.file={config}",
+            f"--storage.tsdb.path={tmp_path / 'data'}",
+            f"--web.listen-address={address}",
+            "--log.level=warn",
+        ]
+    )
+    try:
+        until(scraped_for_a_while, "ten scrapes of each")
+        # Then both are up, each query of the dashboard has an answer, over a time as in a graph, and as it is now
+        now = time.time()
+        empty = []
+        for title, query in queries():
+            span = {"start": str(now - 10), "end": str(now), "step": "1"}
+            for found in (ask("query_range", query=query, **span), ask("query", query=query)):
+                assert found["status"] == "success", (title, query, found)
+            if not found["data"]["result"]:
+                empty.append((title, query))
+
+        # And every rule has been evaluated without an error
+        def evaluated() -> list[Any] | None:
+            rules = [rule for group in ask("rules")["data"]["groups"] for rule in group["rules"]]
+            return rules if all(rule["health"] != "unknown" for rule in rules) else None
+
+        rules = until(evaluated, "all rules to be evaluated")
+        assert [rule for rule in rules if rule["health"] != "ok"] == []
+        assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
+        assert [each for each in ask("query", query="up")["data"]["result"] if each["value"][1] != "1"] == []
+        print(f"{len(queries())} queries, {len(rules)} rules; without a value yet: {empty}")
+    finally:
+        process.terminate()
+        process.wait(60)

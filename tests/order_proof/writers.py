@@ -1,0 +1,332 @@
+"""Producers that write per-key counters through a growing topic, each kind as its users have it.
+
+    declared        librdkafka; says over how many partitions it placed each record, and places again what is refused
+    silent          Java's own producer, which says nothing: the proxy places its keys anew while a grown topic settles
+    library …       the client library's OrderedProducer, which is never asked to wait between records
+    transactional   librdkafka; every round is one transaction, which is aborted and written anew when one is refused
+
+Each has keys of its own, so all of them write to one topic at the same time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import confluent_kafka
+from aiokafka.errors import KafkaError as AiokafkaError
+from kafka.errors import KafkaError as KafkaPythonError
+
+from tests.support.keyed import end_java, java_process
+from tests.support.ordered_producers import producer
+
+INVALID_PARTITIONS = 37
+#: (key, count) → partition.
+Place = Callable[[str, int], int]
+_PAUSE_SECONDS = 0.05
+#: Brokers and proxies may be killed and started again meanwhile.
+PATIENCE_SECONDS = 180.0
+#: librdkafka's: what it says of connections that break is no news here.
+_QUIET = {"log_level": 0}
+#: How many rounds the library is given at once.
+_BURST = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What to write. `count` – how many partitions the topic begins with."""
+
+    bootstrap: str
+    topic: str
+    place: Place
+    count: int
+    keys: int
+    rounds_per_second: float
+
+
+class Writer:
+    """`written` – by key, how many of its records were acknowledged. `refused` – how often one was sent again because
+    of the topic's count (nobody sees that of the library's producers)."""
+
+    kind = ""
+
+    def __init__(self, work: Work) -> None:
+        self.name = self.kind
+        self.written: dict[str, int] = {}
+        self.refused = 0
+        self.error: BaseException | None = None
+        self._bootstrap, self._topic, self._place, self._count = work.bootstrap, work.topic, work.place, work.count
+        self._keys, self._pause = work.keys, 1 / work.rounds_per_second
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self.written = {f"{self.name.replace(' ', '-')}-{i}": 0 for i in range(self._keys)}
+        self._thread.start()
+
+    @property
+    def rounds(self) -> int:
+        return min(self.written.values())
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._thread.is_alive():
+            self._thread.join(PATIENCE_SECONDS)
+
+    def end(self) -> None:
+        self.stop()
+        if self.error is not None:
+            raise self.error
+        assert not self._thread.is_alive(), f"{self.name} does not end"
+
+    def _run(self) -> None:
+        try:
+            self._open()
+            while not self._ended.wait(self._pause):
+                self._round()
+        except BaseException as error:
+            self.error = error
+        finally:
+            self._close()
+
+    def _open(self) -> None: ...
+
+    def _close(self) -> None: ...
+
+    def _round(self) -> None:
+        """One more record of each key, or several; comes back when all are acknowledged."""
+        raise NotImplementedError
+
+    def _learn_count(self, client: Any) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                self._count = len(client.list_topics(self._topic, 10).topics[self._topic].partitions)
+                return
+            except confluent_kafka.KafkaException:
+                # A refusal for its count closes a client's connection.
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+
+    def _header(self) -> list[tuple[str, str | bytes | None]]:
+        return [("partition-count", b"%d" % self._count)]
+
+
+class ByRounds(Writer):
+    """One record per key and round; a round ends when all of it is acknowledged, so a key's records are in the order of
+    their counters whatever was sent again."""
+
+    def _round(self) -> None:
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        left = list(self.written)
+        while left:
+            failed = self._send(left)
+            for key in left:
+                if key not in failed:
+                    self.written[key] += 1
+            left = list(failed)
+            if not left:
+                return
+            assert time.monotonic() < deadline, f"{self.name}'s records are refused for ever: {set(failed.values())}"
+            self.refused += len(left)
+            time.sleep(_PAUSE_SECONDS)
+            self._after_refusal()
+
+    def _send(self, keys: list[str]) -> dict[str, str]:
+        """The next record of each; which failed, and why."""
+        raise NotImplementedError
+
+    def _after_refusal(self) -> None: ...
+
+
+class Declared(ByRounds):
+    """`learns` – of a growth by refusals alone; else it asks how many partitions there are before every round."""
+
+    kind = "declared"
+    learns = True
+
+    def _open(self) -> None:
+        self._producer = confluent_kafka.Producer(
+            {"bootstrap.servers": self._bootstrap, "enable.idempotence": True, "linger.ms": 1, **_QUIET}
+        )
+
+    def _round(self) -> None:
+        if not self.learns:
+            self._learn_count(self._producer)
+        super()._round()
+
+    def _send(self, keys: list[str]) -> dict[str, str]:
+        outcomes: dict[str, str | None] = {}
+        self._hand_over(keys, outcomes)
+        assert self._producer.flush(PATIENCE_SECONDS) == 0, f"{self.name}'s records were not acknowledged"
+        return {key: error for key, error in outcomes.items() if error is not None}
+
+    def _hand_over(self, keys: list[str], outcomes: dict[str, str | None]) -> None:
+        """`outcomes` – by key, later: None, or what is wrong."""
+
+        def delivered(key: str, error: confluent_kafka.KafkaError | None) -> None:
+            outcomes[key] = None if error is None else error.name()
+
+        for key in keys:
+            self._producer.produce(
+                self._topic,
+                b"%d" % (self.written[key] + 1),
+                key,
+                self._place(key, self._count),
+                on_delivery=lambda error, _, key=key: delivered(key, error),  # type: ignore[misc]
+                headers=self._header(),
+            )
+
+    def _after_refusal(self) -> None:
+        self._learn_count(self._producer)
+
+
+class Asking(Declared):
+    """For a topic that nobody orders."""
+
+    learns = False
+
+
+class Silent(ByRounds):
+    """Places keys as Kafka's producers do by default, whatever `place` is."""
+
+    kind = "silent"
+
+    def _open(self) -> None:
+        self._tags = itertools.count()
+        self._java = java_process()
+        self._answers: queue.Queue[list[str]] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        # The count is never looked up by the clock: a refusal tells.
+        self._tell("open", "p", self._bootstrap, "metadata.max.age.ms=300000", "linger.ms=1")
+
+    def _close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._tell("close", "p")
+        end_java(self._java)
+
+    def _read(self) -> None:
+        stdout = self._java.stdout
+        assert stdout is not None
+        with contextlib.suppress(ValueError):  # closed
+            for line in stdout:
+                self._answers.put(line.rstrip("\n").split("\t"))
+
+    def _tell(self, *words: str) -> None:
+        assert self._java.stdin is not None
+        self._java.stdin.write("\t".join(words) + "\n")
+        self._java.stdin.flush()
+
+    def _send(self, keys: list[str]) -> dict[str, str]:
+        sent = {}
+        for key in keys:
+            tag = f"t{next(self._tags)}"
+            sent[tag] = key
+            self._tell("send", "p", tag, self._topic, key, f"{self.written[key] + 1}", "-")
+        failed = {}
+        while sent:
+            answer = self._answers.get(timeout=PATIENCE_SECONDS)
+            key = sent.pop(answer[0])
+            if answer[1] != "ok":
+                failed[key] = answer[2]
+        return failed
+
+
+class Library(Writer):
+    """One record after the other; waits only to be told of all of a burst."""
+
+    def __init__(self, work: Work, library: str) -> None:
+        super().__init__(work)
+        self.name = f"library {library}"
+        self._library = library
+
+    def _open(self) -> None:
+        place = self._place
+        self._producer = producer(
+            self._library,
+            self._bootstrap,
+            partitioner=lambda key, count: place(key.decode(), count),
+            settle_seconds=PATIENCE_SECONDS,
+        )
+
+    def _close(self) -> None:
+        self._producer.close()
+
+    def _round(self) -> None:
+        for number in range(1, _BURST + 1):
+            for key, before in self.written.items():
+                self._send(key, f"{before + number}")
+            time.sleep(self._pause)
+        failed = self._producer.settle()
+        assert not failed, f"{self.name}: {failed[:3]}"
+        for key in self.written:
+            self.written[key] += _BURST
+
+    def _send(self, key: str, value: str) -> None:
+        """Now and then it asks whether the check is still on; where nobody can be asked, nothing is sent."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return self._producer.send(self._topic, key, value)
+            except (KafkaPythonError, AiokafkaError, confluent_kafka.KafkaException):
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+
+
+class Transactional(Declared):
+    kind = "transactional"
+
+    def _open(self) -> None:
+        config = {"transactional.id": f"order-{uuid4().hex}", "linger.ms": 1, "transaction.timeout.ms": 30_000}
+        self._producer = confluent_kafka.Producer({"bootstrap.servers": self._bootstrap, **config, **_QUIET})
+        self._again(lambda: self._producer.init_transactions(10))
+
+    def _send(self, keys: list[str]) -> dict[str, str]:
+        self._producer.begin_transaction()
+        outcomes: dict[str, str | None] = {}
+        try:
+            self._hand_over(keys, outcomes)
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            # Not flush(): once one is refused, librdkafka sends none of the others any more, and waits for their end.
+            while len(outcomes) < len(keys) and not any(outcomes.values()):
+                assert time.monotonic() < deadline, f"{self.name}'s records were not acknowledged"
+                self._producer.poll(_PAUSE_SECONDS)
+            if not any(outcomes.values()):
+                self._again(lambda: self._producer.commit_transaction(10))
+                return {}
+        except confluent_kafka.KafkaException as error:
+            # One that was refused while others were still handed over leaves a state that allows nothing but to abort.
+            code = error.args[0].code()
+            if not error.args[0].txn_requires_abort() and code != confluent_kafka.KafkaError._STATE:
+                raise
+        self._again(lambda: self._producer.abort_transaction(10))
+        return dict.fromkeys(keys, next(filter(None, outcomes.values()), "aborted"))
+
+    def _again(self, call: Callable[[], None]) -> None:
+        """Until it has an outcome: brokers may be away."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            try:
+                return call()
+            except confluent_kafka.KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() >= deadline:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
+
+
+WRITERS: dict[str, Callable[[Work], Writer]] = {
+    "declared": Declared,
+    "silent": Silent,
+    "transactional": Transactional,
+    **{f"library {each}": partial(Library, library=each) for each in ("kafka-python", "aiokafka", "confluent-kafka")},
+}

@@ -1,0 +1,133 @@
+"""What comes over a bridge comes out at its other end, at that end's pace, until one of them ends."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import ssl
+import time
+from pathlib import Path
+
+import pytest
+
+from fencepost_proxy.config import ListenTls
+from fencepost_proxy.net.bridge import Bridge
+from fencepost_proxy.net.certificates import listener_context
+from fencepost_proxy.net.side import UNSENT_BYTES_MAX, Buffers
+from fencepost_proxy.net.tls import TlsSocket, secure
+from tests.support.certificates import Authority
+
+WAIT_SECONDS = 60.0
+
+
+@pytest.fixture(scope="module")
+def contexts(tmp_path_factory: pytest.TempPathFactory) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Of the proxy, of its client."""
+    directory: Path = tmp_path_factory.mktemp("authority")
+    authority = Authority(directory)
+    server = authority.sign("server")
+    return (
+        listener_context(ListenTls(server.certificate, server.key)),
+        ssl.create_default_context(cafile=str(authority.file)),
+    )
+
+
+class Scene:
+    """A client with TLS, and the end of the bridge that another process has."""
+
+    def __init__(self) -> None:
+        self.ended: list[Bridge] = []
+
+    async def begin(self, contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            client = socket.create_connection(listening.getsockname())
+            accepted, _ = listening.accept()
+        buffers = Buffers()
+        near = TlsSocket(accepted, contexts[0], buffers.tls)
+        wrapping = asyncio.to_thread(contexts[1].wrap_socket, client, server_hostname="localhost")
+        self.client, _ = await asyncio.gather(wrapping, secure(near))
+        self.client.settimeout(WAIT_SECONDS)
+        self.bridge = Bridge(near, buffers, self.ended.append)
+        self.far = self.bridge.far
+        self.far.settimeout(WAIT_SECONDS)
+
+    async def until_ended(self) -> None:
+        deadline = time.monotonic() + WAIT_SECONDS
+        while not self.ended:
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+
+
+def receive(sock: socket.socket, size: int) -> bytes:
+    received = bytearray()
+    while len(received) < size and (data := sock.recv(100_000)):
+        received += data
+    return bytes(received)
+
+
+def test_bytes_pass_both_ways_and_ends_too(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    up, down = (random.Random(seed).randbytes(2_000_000) for seed in (1, 2))
+
+    async def play() -> tuple[bytes, bytes, bytes]:
+        scene = Scene()
+        await scene.begin(contexts)
+        _, at_far = await asyncio.gather(
+            asyncio.to_thread(scene.client.sendall, up), asyncio.to_thread(receive, scene.far, len(up))
+        )
+        _, at_client = await asyncio.gather(
+            asyncio.to_thread(scene.far.sendall, down), asyncio.to_thread(receive, scene.client, len(down))
+        )
+        # The other process sends its last words and ends: the client gets them, and is told the end.
+        scene.far.sendall(b"last words")
+        scene.far.close()
+        last = await asyncio.to_thread(receive, scene.client, 1_000)
+        await scene.until_ended()
+        scene.client.close()
+        return at_far, at_client, last
+
+    assert asyncio.run(play()) == (up, down, b"last words")
+
+
+def test_a_client_that_ends(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    async def play() -> bytes:
+        scene = Scene()
+        await scene.begin(contexts)
+        scene.client.sendall(b"last words")
+        scene.client.close()
+        heard = await asyncio.to_thread(receive, scene.far, 1_000)
+        await scene.until_ended()
+        scene.far.close()
+        return heard
+
+    assert asyncio.run(play()) == b"last words"
+
+
+def test_who_does_not_read_holds_up_the_other(contexts: tuple[ssl.SSLContext, ssl.SSLContext]) -> None:
+    async def play() -> int:
+        scene = Scene()
+        await scene.begin(contexts)
+        scene.client.setblocking(False)
+        sent, silent_since = 0, time.monotonic()
+        # Until nothing more is taken for a while: the kernel's buffers are full, and nothing is kept beside them.
+        while time.monotonic() - silent_since < 1.0:
+            await asyncio.sleep(0.005)
+            try:
+                sent += scene.client.send(bytes(65_536))
+                silent_since = time.monotonic()
+            except (ssl.SSLWantWriteError, BlockingIOError):
+                continue
+        kept = max(end._unsent_bytes for end in scene.bridge._ends)
+        assert 0 < kept <= UNSENT_BYTES_MAX + 256 * 1024
+        # And where that goes on for ever, it is ended.
+        now = time.monotonic()
+        scene.bridge.close_stuck(now, drain_seconds=60.0, idle_seconds=60.0)
+        await asyncio.sleep(0.01)
+        assert not scene.ended
+        scene.bridge.close_stuck(now + 121.0, drain_seconds=60.0, idle_seconds=60.0)
+        await scene.until_ended()
+        scene.client.close()
+        scene.far.close()
+        return sent
+
+    assert asyncio.run(play()) > UNSENT_BYTES_MAX

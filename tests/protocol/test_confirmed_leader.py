@@ -1,0 +1,276 @@
+"""Whether the leader of the state topic leads still, asked of others: played brokers that know different things."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from fencepost_proxy.config import Limits
+from fencepost_proxy.net import control
+from fencepost_proxy.net.broker import UpstreamUnavailable
+from fencepost_proxy.net.control import ControlClient
+from fencepost_proxy.net.state_topic import StateTopic
+from fencepost_proxy.types import Address, TopicPartition
+from fencepost_proxy.wire import control as wire
+from fencepost_proxy.wire.apis import METADATA
+from fencepost_proxy.wire.schema import Message
+from tests.support.fake_cluster import FakeCluster
+from tests.support.waiting import until
+
+NAME = "__state"
+STATE = TopicPartition(NAME, 0)
+LIST_OFFSETS = 2
+#: What is not confirmed is given up after the connection timeout. Nobody else asks for metadata meanwhile.
+LIMITS = Limits(connect_timeout_seconds=2.0, metadata_refresh_seconds=3600.0)
+
+
+class Brokers(FakeCluster):
+    """Broker 1 leads the state topic. `epochs` – what a broker takes for its leader epoch, `replicas` – and for those
+    that hold it, if not what is so. `silent` – those that do not answer. `asked` – (broker, API key), in their order.
+    """
+
+    def __init__(self, brokers: int, replicas: int, in_sync: int) -> None:
+        super().__init__(brokers)
+        self.create(NAME, 1, replicas, {"cleanup.policy": "compact", "min.insync.replicas": str(in_sync)})
+        self.epochs: dict[int, int] = {}
+        self.replicas: dict[int, list[int]] = {}
+        self.silent: set[int] = set()
+        self.asked: list[tuple[int, int]] = []
+        self._answering = 0
+
+    def answer(self, node_id: int, frame: bytes) -> Any:
+        key = wire.parse_request_header(frame).api_key
+        self.asked.append((node_id, key))
+        if node_id in self.silent:
+            return None
+        self._answering = node_id
+        self.changed()  # each has an answer of its own
+        return super().answer(node_id, frame)
+
+    def _metadata(self, version: int, request: Message) -> Message:
+        answer = super()._metadata(version, request)
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                partition.leader_epoch = self.epochs.get(self._answering, partition.leader_epoch)
+                partition.replica_nodes = self.replicas.get(self._answering, partition.replica_nodes)
+        return answer
+
+
+Story = Callable[[Brokers, ControlClient], Awaitable[None]]
+
+
+def with_brokers(story: Story, *, brokers: int = 3, replicas: int = 3, in_sync: int = 2) -> None:
+    async def run() -> None:
+        kafka = Brokers(max(brokers, replicas), replicas, in_sync)
+        await kafka.start()
+        client = ControlClient([Address.parse(kafka.bootstrap.split(",")[0])], LIMITS)
+        try:
+            await client.start(timeout_seconds=60)
+            await client.refresh_metadata([NAME])
+            await story(kafka, client)
+        finally:
+            await client.close()
+            kafka.close()
+
+    asyncio.run(run())
+
+
+async def confirmed(client: ControlClient, in_sync: int = 2, seconds: float = 60.0) -> bool:
+    try:
+        return await client.confirmed_high_watermark(STATE, in_sync=in_sync, timeout_seconds=seconds) == 0
+    except UpstreamUnavailable:
+        return False
+
+
+def who_were_asked(kafka: Brokers) -> list[int]:
+    return [node_id for node_id, key in kafka.asked if key == METADATA]
+
+
+@pytest.mark.parametrize(
+    ("replicas", "in_sync", "others"), [(3, 2, 1), (5, 2, 3), (5, 3, 2), (3, 1, 2), (3, 3, 0), (2, 2, 0), (1, 1, 0)]
+)
+def test_no_more_are_asked_than_need_be(
+    replicas: int, in_sync: int, others: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "_ONE_MORE_SECONDS", 60.0)
+
+    async def story(kafka: Brokers, client: ControlClient) -> None:
+        assert await confirmed(client, in_sync)
+        kafka.asked.clear()
+
+        assert await confirmed(client, in_sync)
+
+        assert (1, LIST_OFFSETS) in kafka.asked
+        asked = who_were_asked(kafka)
+        assert len(asked) == len(set(asked)) == others
+        assert 1 not in asked
+        assert len(kafka.asked) == 1 + others
+
+    with_brokers(story, replicas=replicas, in_sync=in_sync)
+
+
+def test_who_is_away_is_left_out_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(kafka: Brokers, client: ControlClient) -> None:
+        assert await confirmed(client)
+        (first,) = who_were_asked(kafka)[-1:]
+        kafka.silent.add(first)
+
+        assert await confirmed(client)
+
+        monkeypatch.setattr(control, "_ONE_MORE_SECONDS", 60.0)
+        kafka.asked.clear()
+        assert await confirmed(client)
+        assert who_were_asked(kafka) == [5 - first]
+
+    with_brokers(story)
+
+
+def test_too_few_that_answer_confirm_nothing() -> None:
+    async def story(kafka: Brokers, client: ControlClient) -> None:
+        kafka.silent |= {2, 3}
+        assert not await confirmed(client, seconds=0.6)
+
+        kafka.silent.clear()
+        assert await confirmed(client)
+
+    with_brokers(story)
+
+
+@pytest.mark.parametrize("knows", [2, 3])
+def test_a_later_leader_is_believed_by_whoever_tells_of_it(knows: int) -> None:
+    async def story(kafka: Brokers, client: ControlClient) -> None:
+        # Given that both others are needed, and one of them knows of an election that the leader does not know of
+        kafka.epochs[knows] = 7
+        asking = asyncio.create_task(confirmed(client, in_sync=1, seconds=3600))
+
+        def believed() -> bool:
+            leader = client.leader(STATE)
+            return leader is not None and leader.leader_epoch == 7
+
+        await until(believed)
+        assert not asking.done()
+        asking.cancel()
+
+    with_brokers(story)
+
+
+def test_replicas_that_are_being_added_count_as_soon_as_one_tells_of_them() -> None:
+    async def story(kafka: Brokers, client: ControlClient) -> None:
+        # Given two more replicas that are being made, of whom the leader has not heard: a later one may need only those
+        kafka.replicas = {node_id: [1, 2, 3, 4, 5] for node_id in (2, 3)}
+        kafka.silent |= {4, 5}
+        assert not await confirmed(client, seconds=0.6)
+
+        kafka.silent.clear()
+        kafka.asked.clear()
+        assert await confirmed(client)
+        assert {4, 5} & set(who_were_asked(kafka))
+
+    with_brokers(story, brokers=5)
+
+
+# --- the lease
+
+
+@asynccontextmanager
+async def followed(client: ControlClient, lease_seconds: float) -> AsyncIterator[StateTopic]:
+    state = StateTopic(client, name=NAME, lease_seconds=lease_seconds, limits=LIMITS)
+    await state.start()
+    try:
+        yield state
+    finally:
+        await state.close()
+
+
+def test_a_view_that_others_do_not_confirm_is_not_fresh_until_they_do() -> None:
+    async def story(kafka: Brokers, client: ControlClient) -> None:
+        # Given that the others cannot be asked, and that the leader answers as ever
+        kafka.silent |= {2, 3}
+        async with followed(client, 30.0) as state:
+            read = state._read_as_of
+            await until(lambda: state._read_as_of > read)
+            assert not state.fresh
+
+            kafka.silent.clear()
+            await until(lambda: state.fresh)
+
+    with_brokers(story)
+
+
+def test_a_view_is_as_old_as_what_confirmed_it() -> None:
+    async def story(kafka: Brokers, client: ControlClient) -> None:
+        async with followed(client, 1.0) as state:
+            await until(lambda: state.fresh)
+            kafka.silent |= {2, 3}
+            silent_at = time.monotonic()
+            await until(lambda: not state.fresh)
+            assert state.fresh_until <= silent_at + 1.0
+            # The leader's own word goes on.
+            await until(lambda: state._read_as_of > silent_at)
+
+            kafka.silent.clear()
+            await until(lambda: state.fresh)
+
+    with_brokers(story)
+
+
+def test_one_that_is_away_makes_no_gap() -> None:
+    async def story(kafka: Brokers, client: ControlClient) -> None:
+        async with followed(client, 30.0) as state:
+            (confirms,) = who_were_asked(kafka)[-1:]
+            kafka.silent.add(confirms)
+            silent_at = time.monotonic()
+            ends = []
+
+            def renewed() -> bool:
+                ends.append(state.fresh_until - time.monotonic())
+                return state.fresh_until > silent_at + 30.0
+
+            await until(renewed)
+            assert min(ends) > 0
+
+    with_brokers(story)
+
+
+@pytest.mark.parametrize(("replicas", "in_sync"), [(1, 1), (1, 2), (3, 1)])
+def test_where_nobody_can_confirm_it_nobody_is_asked(replicas: int, in_sync: int) -> None:
+    async def story(kafka: Brokers, client: ControlClient) -> None:
+        async with followed(client, 0.6) as state:
+            kafka.asked.clear()
+            assert state.fresh_until > float("-inf")
+            renewed = state.fresh_until
+            await until(lambda: state.fresh_until > renewed + 0.6)
+            assert LIST_OFFSETS not in {key for _, key in kafka.asked}
+            assert not who_were_asked(kafka)
+
+    with_brokers(story, replicas=replicas, in_sync=in_sync)
+
+
+def test_a_question_of_somebody_elses_renews_the_lease_too() -> None:
+    async def story(kafka: Brokers, client: ControlClient) -> None:
+        async with followed(client, 3000.0) as state:  # the next question of its own would come in minutes
+            renewed = state.fresh_until
+            await state.read_to_end(timeout_seconds=60)
+            await until(lambda: state.fresh_until > renewed)
+
+    with_brokers(story)
+
+
+def test_an_end_that_is_not_read_yet_renews_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(kafka: Brokers, client: ControlClient) -> None:
+        # Given a new leader whose high watermark was behind for a while: it told of an end that is there by now only
+        async with followed(client, 1.0) as state:
+            await until(lambda: state.fresh)
+
+            async def far_ahead(*args: object, **how: object) -> int:
+                return 10
+
+            monkeypatch.setattr(client, "confirmed_high_watermark", far_ahead)
+            await until(lambda: not state.fresh)
+
+    with_brokers(story)

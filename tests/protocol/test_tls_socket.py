@@ -1,0 +1,631 @@
+"""A socket that speaks TLS behaves as one that does not: against Python's own, over real sockets, in any pieces."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from fencepost_proxy.config import ListenTls, UpstreamTls
+from fencepost_proxy.errors import ConfigError
+from fencepost_proxy.net.certificates import listener_context, upstream_context
+from fencepost_proxy.net.tls import NotTls, TlsBuffers, TlsSocket, of_broker, of_client, secure
+from tests.support.certificates import Authority, Certificate
+
+WAIT_SECONDS = 60.0
+CLOSED_EARLY = (ssl.SSLError, ConnectionError)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def server(authority: Authority) -> Certificate:
+    return authority.sign("server")
+
+
+def listen(server: Certificate, **more: object) -> ssl.SSLContext:
+    return listener_context(ListenTls(server.certificate, server.key, **more))  # type: ignore[arg-type]
+
+
+def trusting(authority: Authority, **more: object) -> ssl.SSLContext:
+    return upstream_context(UpstreamTls(authority.file, **more))  # type: ignore[arg-type]
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """As the kernel's own sockets are: with small buffers, so that writes are taken in part."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        near = socket.socket()
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+        near.connect(listening.getsockname())
+        far, _ = listening.accept()
+    far.settimeout(WAIT_SECONDS)
+    return near, far
+
+
+@contextmanager
+def peer(work: Callable[[], object]) -> Iterator[list[BaseException]]:
+    """Runs in a thread beside; what it raises is told at the end."""
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield raised
+    thread.join(WAIT_SECONDS)
+    assert not thread.is_alive()
+
+
+async def _until(sock: TlsSocket, work: Callable[[], int], *, to_write: bool = False) -> int:
+    """What `work` gives once the socket lets it, as an event loop would ask it."""
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            return work()
+        except BlockingIOError:
+            ready = asyncio.Event()
+            (loop.add_writer if to_write else loop.add_reader)(sock.fileno(), ready.set)
+            try:
+                async with asyncio.timeout(WAIT_SECONDS):
+                    await ready.wait()
+            finally:
+                (loop.remove_writer if to_write else loop.remove_reader)(sock.fileno())
+
+
+async def send_all(sock: TlsSocket, data: bytes, rng: random.Random) -> None:
+    """In pieces that are cut anew whenever one was not taken whole: a side does that, too."""
+    rest = memoryview(data)
+    while rest:
+        piece = rest[: rng.choice((1, 7, 100, 5_000, 200_000))]
+        chunks: list[bytes | memoryview] = [piece[:3], piece[3:]]
+        taken = await _until(sock, lambda chunks=chunks: sock.sendmsg(chunks), to_write=True)  # type: ignore[misc]
+        assert 0 < taken <= len(piece)
+        rest = rest[taken:]
+
+
+async def receive(sock: TlsSocket, size: int) -> bytes:
+    buffer = memoryview(bytearray(256 * 1024))
+    received = bytearray()
+    while len(received) < size:
+        count = await _until(sock, lambda: sock.recv_into(buffer))
+        if not count:
+            break
+        received += buffer[:count]
+    return bytes(received)
+
+
+def empty(buffers: TlsBuffers) -> bool:
+    return not buffers.incoming.pending and not buffers.outgoing.pending
+
+
+@pytest.mark.parametrize("min_version", ["1.2", "1.3"])
+@pytest.mark.parametrize("as_server", [True, False])
+def test_bytes_arrive_as_they_were_sent(
+    authority: Authority, server: Certificate, min_version: str, as_server: bool
+) -> None:
+    # Given: one end is ours, the other is Python's own.
+    seed = 1
+    data = random.Random(seed).randbytes(3_000_000)
+    near, far = tcp_pair()
+    buffers = TlsBuffers()
+    theirs = trusting(authority) if as_server else listen(server)
+    if min_version == "1.2":
+        theirs.maximum_version = ssl.TLSVersion.TLSv1_2
+    ours = listen(server) if as_server else trusting(authority)
+    echoed = bytearray()
+
+    def echo() -> None:
+        with theirs.wrap_socket(
+            far, server_side=not as_server, server_hostname="localhost" if as_server else None
+        ) as secured:
+            while len(echoed) < len(data):
+                echoed.extend(secured.recv(100_000))
+            secured.sendall(bytes(echoed))
+
+    async def talk() -> bytes:
+        sock = TlsSocket(near, ours, buffers, None if as_server else "localhost")
+        await secure(sock)
+        assert sock._ssl.version() == f"TLSv{min_version}"
+        await send_all(sock, data, random.Random(seed))
+        answer = await receive(sock, len(data))
+        assert empty(buffers)
+        assert sock.unread_bytes() in (0, 2)  # an alert that ends the session, in TLS 1.3
+        sock.close()
+        return answer
+
+    with peer(echo) as raised:
+        answer = asyncio.run(talk())
+    assert raised == []
+    assert bytes(echoed) == data
+    assert answer == data
+
+
+def test_several_connections_share_what_is_empty_between_calls(authority: Authority, server: Certificate) -> None:
+    # Given: five connections to one process, whose records come and go in no order.
+    buffers, context = TlsBuffers(), listen(server)
+    pairs = [tcp_pair() for _ in range(5)]
+    said = [f"client {number} ".encode() * 3_000 for number in range(5)]
+    heard: list[bytes] = [b""] * 5
+
+    def client(number: int) -> Callable[[], None]:
+        def talk() -> None:
+            with trusting(authority).wrap_socket(pairs[number][1], server_hostname="localhost") as secured:
+                for at in range(0, len(said[number]), 1_000):
+                    secured.sendall(said[number][at : at + 1_000])
+                while len(heard[number]) < len(said[number]):
+                    heard[number] += secured.recv(100_000)
+
+        return talk
+
+    async def serve(number: int) -> None:
+        sock = TlsSocket(pairs[number][0], context, buffers)
+        await secure(sock)
+        received = await receive(sock, len(said[number]))
+        await send_all(sock, received, random.Random(number))
+        sock.close()
+
+    async def serve_all() -> None:
+        await asyncio.gather(*(serve(number) for number in range(5)))
+
+    with peer(client(0)), peer(client(1)), peer(client(2)), peer(client(3)), peer(client(4)):
+        asyncio.run(serve_all())
+    assert heard == said
+    assert empty(buffers)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_unread_bytes_are_counted_as_the_peer_has_sent_them(
+    authority: Authority, server: Certificate, version: ssl.TLSVersion
+) -> None:
+    # Given: a client that has sent three requests, and one half of a fourth record.
+    near, far = tcp_pair()
+    theirs = trusting(authority)
+    theirs.maximum_version = version
+    buffers = TlsBuffers()
+    sent, read_first = threading.Event(), threading.Event()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = theirs.wrap_bio(incoming, outgoing, server_hostname="localhost")
+
+    def talk() -> None:
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                far.sendall(outgoing.read())
+                incoming.write(far.recv(100_000))
+        far.sendall(outgoing.read())
+        client.write(b"a" * 1_000)
+        far.sendall(outgoing.read())
+        assert read_first.wait(WAIT_SECONDS)
+        for size in (10, 500, 3_000):
+            client.write(b"b" * size)
+        whole = outgoing.read()
+        client.write(b"c" * 200)
+        half = outgoing.read()
+        far.sendall(whole + half[:50])
+        sent.set()
+
+    async def count() -> None:
+        sock = TlsSocket(near, listen(server), buffers)
+        await secure(sock)
+        assert await receive(sock, 1_000) == b"a" * 1_000
+        assert sock.unread_bytes() == 0
+        read_first.set()
+        while not sent.is_set() or sock.unread_bytes() < 3_710:  # noqa: ASYNC110 - a socket has no event
+            await asyncio.sleep(0.01)
+        assert sock.unread_bytes() == 10 + 500 + 3_000 + 200  # the last of them is not whole, but has been sent
+        assert await receive(sock, 3_510) == b"b" * 3_510
+        assert sock.unread_bytes() == 200
+        sock.close()
+
+    with peer(talk) as raised:
+        asyncio.run(count())
+    far.close()
+    assert raised == []
+
+
+def test_a_peer_that_ends_is_told_from_one_that_says_nothing(authority: Authority, server: Certificate) -> None:
+    near, far = tcp_pair()
+
+    def talk() -> None:
+        secured = trusting(authority).wrap_socket(far, server_hostname="localhost", suppress_ragged_eofs=False)
+        secured.sendall(b"last words")
+        with suppress(ssl.SSLError):
+            secured.unwrap()
+        secured.close()
+
+    async def hear() -> bytes:
+        sock = TlsSocket(near, listen(server), TlsBuffers())
+        await secure(sock)
+        words = await receive(sock, 1_000)  # until it is told the end
+        sock.close()
+        return words
+
+    with peer(talk) as raised:
+        assert asyncio.run(hear()) == b"last words"
+    assert raised == []
+
+
+def test_an_end_that_comes_with_the_last_words_is_heard(authority: Authority, server: Certificate) -> None:
+    """Its peer waits for ours, and sends nothing more: no event of the socket would tell."""
+    near, far = tcp_pair()
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = trusting(authority).wrap_bio(incoming, outgoing, server_hostname="localhost")
+
+    def talk() -> None:
+        while True:
+            try:
+                client.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                far.sendall(outgoing.read())
+                incoming.write(far.recv(100_000))
+        client.write(b"last words")
+        with suppress(ssl.SSLError):
+            client.unwrap()
+        far.sendall(outgoing.read())
+
+    async def hear() -> None:
+        sock = TlsSocket(near, listen(server), TlsBuffers())
+        await secure(sock)
+        assert await receive(sock, 10) == b"last words"
+        ready = asyncio.Event()
+        asyncio.get_running_loop().add_reader(sock.fileno(), ready.set)
+        async with asyncio.timeout(WAIT_SECONDS):
+            await ready.wait()
+        asyncio.get_running_loop().remove_reader(sock.fileno())
+        assert sock.recv_into(memoryview(bytearray(256 * 1024))) == 0
+        sock.close()
+
+    with peer(talk) as raised:
+        asyncio.run(hear())
+    far.close()
+    assert raised == []
+
+
+def test_an_end_is_told(authority: Authority, server: Certificate) -> None:
+    near, far = tcp_pair()
+    heard = []
+
+    def talk() -> None:
+        with trusting(authority).wrap_socket(far, server_hostname="localhost", suppress_ragged_eofs=False) as secured:
+            heard.append(secured.recv(100))
+            heard.append(secured.recv(100))  # raises where the end comes without being told
+
+    async def speak() -> None:
+        sock = TlsSocket(near, listen(server), TlsBuffers())
+        await secure(sock)
+        sock.send(b"last words")
+        sock.close()
+
+    with peer(talk) as raised:
+        asyncio.run(speak())
+    assert raised == []
+    assert heard == [b"last words", b""]
+
+
+def test_who_has_said_the_end_still_hears(authority: Authority, server: Certificate) -> None:
+    """As a side does that hangs up: its peer gets the last answer and the end, and may be sending meanwhile."""
+    near, far = tcp_pair()
+    heard = []
+
+    def talk() -> None:
+        with trusting(authority).wrap_socket(far, server_hostname="localhost", suppress_ragged_eofs=False) as secured:
+            secured.sendall(b"a question")
+            heard.append(secured.recv(100))
+            secured.sendall(b"another one")
+            heard.append(secured.recv(100))
+
+    async def answer() -> bytes:
+        sock = TlsSocket(near, listen(server), TlsBuffers())
+        await secure(sock)
+        assert await receive(sock, 10) == b"a question"
+        sock.send(b"the last answer")
+        sock.shutdown(socket.SHUT_WR)
+        rest = await receive(sock, 100)
+        sock.close()
+        return rest
+
+    with peer(talk) as raised:
+        assert asyncio.run(answer()) == b"another one"
+    assert raised == []
+    assert heard == [b"the last answer", b""]
+
+
+# --- handshakes that come to nothing ----------------------------------------------------------------------------------
+
+
+def fails(ours: ssl.SSLContext, name: str | None, talk: Callable[[socket.socket], object]) -> OSError:
+    """The error of our end."""
+    near, far = tcp_pair()
+    buffers = TlsBuffers()
+
+    async def try_it() -> OSError:
+        sock = TlsSocket(near, ours, buffers, name)
+        try:
+            await secure(sock)
+            await receive(sock, 1)  # with TLS 1.3 a client's handshake ends before its certificate is looked at
+        except OSError as error:
+            return error
+        finally:
+            sock.close()
+        raise AssertionError("it succeeded")
+
+    def run() -> None:
+        with suppress(*CLOSED_EARLY), far:
+            talk(far)
+
+    with peer(run) as raised:
+        error = asyncio.run(try_it())
+    assert raised == []
+    assert empty(buffers)
+    return error
+
+
+def as_client(context: ssl.SSLContext) -> Callable[[socket.socket], object]:
+    def talk(far: socket.socket) -> None:
+        with context.wrap_socket(far, server_hostname="localhost") as secured:
+            secured.recv(1)
+
+    return talk
+
+
+def as_server(context: ssl.SSLContext) -> Callable[[socket.socket], object]:
+    def talk(far: socket.socket) -> None:
+        with context.wrap_socket(far, server_side=True) as secured:
+            secured.recv(1)
+
+    return talk
+
+
+API_VERSIONS_REQUEST = bytes.fromhex("0000001a001200030000000000036b637400056b636174063200000000")
+
+
+@pytest.mark.parametrize("first", [API_VERSIONS_REQUEST, b"GET / HTTP/1.1\r\n\r\n", b"\x16\x05\x01\x00\x05hello"])
+def test_a_client_that_does_not_speak_tls(server: Certificate, first: bytes) -> None:
+    error = fails(listen(server), None, lambda far: far.sendall(first))
+
+    assert isinstance(error, NotTls)
+    kind, words = of_client(error)
+    assert kind == "not_tls"
+    assert "security.protocol=SSL" in words
+
+
+def test_a_client_that_leaves(server: Certificate) -> None:
+    assert of_client(fails(listen(server), None, lambda far: far.sendall(b"\x16\x03\x01")))[0] == "left"
+
+
+def test_clients_certificates(authority: Authority, server: Certificate, tmp_path: Path) -> None:
+    # Given: listeners that ask for certificates of one authority.
+    stranger = Authority(tmp_path / "stranger").sign("mallory")
+    friend, old = authority.sign("friend"), authority.sign("old", days=-1)
+    required = listen(server, client_certificates="required", client_ca_file=authority.file)
+    optional = listen(server, client_certificates="optional", client_ca_file=authority.file)
+
+    def showing(certificate: Certificate | None) -> Callable[[socket.socket], object]:
+        context = trusting(authority)
+        if certificate is not None:
+            context.load_cert_chain(certificate.certificate, certificate.key)
+        return as_client(context)
+
+    # Then: who shows none, a stranger's or an old one is told apart.
+    assert of_client(fails(required, None, showing(None)))[0] == "no_certificate"
+    for context in (required, optional):
+        assert of_client(fails(context, None, showing(stranger)))[0] == "untrusted"
+        kind, words = of_client(fails(context, None, showing(old)))
+        assert (kind, "expired" in words) == ("untrusted", True)
+    # And: whoever may come in, does.
+    for context, certificate in ((required, friend), (optional, friend), (optional, None)):
+        near, far = tcp_pair()
+
+        async def greet(near: socket.socket = near, context: ssl.SSLContext = context) -> None:
+            sock = TlsSocket(near, context, TlsBuffers())
+            await secure(sock)
+            sock.send(b"!")
+            sock.close()
+
+        with peer(lambda far=far, certificate=certificate: showing(certificate)(far)) as raised:  # type: ignore[misc]
+            asyncio.run(greet())
+        far.close()
+        assert raised == []
+
+
+def test_a_client_that_does_not_trust_us(server: Certificate, tmp_path: Path) -> None:
+    other = Authority(tmp_path / "other")
+
+    kind, words = of_client(fails(listen(server), None, as_client(trusting(other))))
+
+    assert (kind, "unknown ca" in words) == ("distrusted", True)
+
+
+def test_nothing_in_common(authority: Authority, server: Certificate) -> None:
+    old = trusting(authority)
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+
+    assert of_client(fails(listen(server, min_version="1.3"), None, as_client(old)))[0] == "no_common"
+
+
+def test_brokers_that_are_not_who_they_should_be(authority: Authority, server: Certificate, tmp_path: Path) -> None:
+    elsewhere = authority.sign("elsewhere", names="DNS:kafka-7.example.com")
+    strangers = Authority(tmp_path / "strangers").sign("stranger")
+
+    kind, words = of_broker(fails(trusting(authority), "localhost", as_server(listen(elsewhere))))
+    assert (kind, "localhost" in words, "check_hostname" in words) == ("other_names", True, True)
+    kind, words = of_broker(fails(trusting(authority), "127.0.0.1", as_server(listen(elsewhere))))
+    assert kind == "other_names"
+    kind, words = of_broker(fails(trusting(authority), "localhost", as_server(listen(strangers))))
+    assert (kind, "ca_file" in words) == ("untrusted", True)
+    # One that has ended.
+    old = authority.sign("old", days=-1)
+    assert of_broker(fails(trusting(authority), "localhost", as_server(listen(old)))) == (
+        "untrusted",
+        "its certificate is not valid now: certificate has expired",
+    )
+    # Where the host's name is not looked at, its signature still is.
+    careless = trusting(authority, check_hostname=False)
+    assert of_broker(fails(careless, "localhost", as_server(listen(strangers))))[0] == "untrusted"
+    # A broker that asks for a certificate which is not shown.
+    strict = listen(server, client_certificates="required", client_ca_file=authority.file)
+    assert of_broker(fails(trusting(authority), "localhost", as_server(strict)))[0] == "wants_certificate"
+    # Nobody who speaks TLS.
+    assert of_broker(fails(trusting(authority), "localhost", lambda far: far.sendall(bytes(8))))[0] == "not_tls"
+
+
+@pytest.mark.parametrize(("host", "sent"), [("localhost", "localhost"), ("127.0.0.1", None)])
+def test_brokers_are_told_which_host_is_meant(
+    authority: Authority, server: Certificate, host: str, sent: str | None
+) -> None:
+    near, far = tcp_pair()
+    context = listen(server)
+    asked: list[str | None] = []
+    context.sni_callback = lambda sock, name, _: asked.append(name)
+
+    async def connect() -> bytes:
+        sock = TlsSocket(near, trusting(authority), TlsBuffers(), server_hostname=host)
+        await secure(sock)
+        said = await receive(sock, 1)
+        sock.close()
+        return said
+
+    def talk() -> None:
+        with context.wrap_socket(far, server_side=True) as secured:
+            secured.sendall(b"!")
+
+    with peer(talk) as raised:
+        assert asyncio.run(connect()) == b"!"
+    assert raised == []
+    assert asked == [sent]
+
+
+def test_a_handshake_that_never_ends_holds_nothing_of_others(authority: Authority, server: Certificate) -> None:
+    # Given: somebody who sends a byte now and then.
+    slow_near, slow_far = tcp_pair()
+    buffers, context = TlsBuffers(), listen(server)
+    slow_far.sendall(b"\x16\x03\x01\x02\x00\x01")
+    near, far = tcp_pair()
+
+    async def serve() -> bytes:
+        slow = TlsSocket(slow_near, context, buffers)
+        waiting = asyncio.ensure_future(secure(slow))
+        sock = TlsSocket(near, context, buffers)
+        await secure(sock)
+        words = await receive(sock, 5)
+        assert not waiting.done()
+        waiting.cancel()
+        slow.close()
+        sock.close()
+        return words
+
+    def talk() -> None:
+        with trusting(authority).wrap_socket(far, server_hostname="localhost") as secured:
+            secured.sendall(b"hello")
+            secured.recv(1)
+
+    with peer(talk) as raised:
+        assert asyncio.run(serve()) == b"hello"
+    slow_far.close()
+    assert raised == []
+
+
+def test_a_record_that_was_changed_on_its_way_ends_the_connection(authority: Authority, server: Certificate) -> None:
+    near, far = tcp_pair()
+    buffers = TlsBuffers()
+
+    def talk() -> None:
+        secured = trusting(authority).wrap_socket(far, server_hostname="localhost")
+        raw = socket.socket(fileno=secured.detach())
+        raw.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
+        raw.close()
+
+    async def hear() -> None:
+        sock = TlsSocket(near, listen(server), buffers)
+        await secure(sock)
+        with pytest.raises(ssl.SSLError):
+            await receive(sock, 1)
+        sock.close()
+
+    with peer(talk) as raised:
+        asyncio.run(hear())
+    assert raised == []
+    assert empty(buffers)
+
+
+def test_who_reads_nothing_of_what_openssl_answers_is_not_kept(authority: Authority, server: Certificate) -> None:
+    near, far = tcp_pair()
+    buffers = TlsBuffers()
+    done = threading.Event()
+
+    def talk() -> None:
+        with trusting(authority).wrap_socket(far, server_hostname="localhost") as secured, suppress(OSError):
+            while not done.is_set():
+                secured.sendall(b"again")
+                time.sleep(0.001)
+
+    async def hear() -> None:
+        sock = TlsSocket(near, listen(server), buffers)
+        await secure(sock)
+
+        async def answer() -> None:
+            while True:
+                # As it answers, say, somebody who begins a handshake again and again.
+                buffers.outgoing.write(bytes(16_384))
+                await receive(sock, 5)
+
+        async with asyncio.timeout(WAIT_SECONDS):
+            with pytest.raises(ConnectionAbortedError, match="reads nothing"):
+                await answer()
+        assert len(sock._unflushed) < 512 * 1024
+        done.set()
+        sock.close()
+
+    with peer(talk) as raised:
+        asyncio.run(hear())
+    assert raised == []
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_files_that_cannot_be_used_are_named(authority: Authority, server: Certificate, tmp_path: Path) -> None:
+    other = authority.sign("other")
+    locked = authority.sign("locked", password="right")
+    (password := tmp_path / "password").write_text("right\n")
+    (wrong := tmp_path / "wrong").write_text("wrong\n")
+    (nothing := tmp_path / "nothing.pem").write_text("nothing\n")
+    for tls, said in (
+        (ListenTls(tmp_path / "absent"), "listen_tls.certificate_file: .*absent cannot be read: No such file"),
+        (ListenTls(server.certificate), "listen_tls.key_file: no PEM private key is in .*server.pem"),
+        (ListenTls(nothing), "listen_tls.certificate_file: no PEM certificate is in .*nothing.pem"),
+        (ListenTls(server.certificate, other.key), "listen_tls.key_file: the key in .*other.key is not that of"),
+        (ListenTls(locked.certificate, locked.key), "listen_tls.key_password_file: the key in .* is encrypted"),
+        (ListenTls(locked.certificate, locked.key, wrong), "listen_tls.key_password_file: not the password"),
+        (
+            ListenTls(server.certificate, server.key, None, "required", nothing),
+            "listen_tls.client_ca_file: no PEM certificate is in .*nothing.pem",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=said) as refused:
+            listener_context(tls)
+        assert "right" not in str(refused.value)
+        assert "wrong\n" not in str(refused.value)
+    with pytest.raises(ConfigError, match=r"upstream_tls\.ca_file: no PEM certificate is in .*nothing\.pem"):
+        upstream_context(UpstreamTls(nothing))
+    listener_context(ListenTls(locked.certificate, locked.key, password))
+    listener_context(ListenTls(server.both))

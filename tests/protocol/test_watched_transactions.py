@@ -1,0 +1,94 @@
+"""What the status page and the metrics say of transactions, over a real socket."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.transactions.watched import (
+    MARKERS_MISSING,
+    UNKNOWN_TO_COORDINATOR,
+    HangingTransaction,
+    OpenTransaction,
+    PartitionBehind,
+    PartitionProducers,
+    TransactionsReport,
+)
+from fencepost_proxy.types import Address
+from tests.protocol.test_status_server import READY, get, with_server
+
+SEEN = TransactionsReport(
+    producer_ids=30_001,
+    partitions=10_011,
+    partitions_unreadable=2,
+    partitions_left_out=0,
+    partitions_behind=1,
+    lag_total=7,
+    lag_max=7,
+    behind_seconds_max=61.0,
+    transactional_ids={"Empty": 5, "PrepareCommit": 1},
+    open_transactions=1,
+    oldest_seconds=75.0,
+    hanging_by_reason={UNKNOWN_TO_COORDINATOR: 1, MARKERS_MISSING: 1},
+    open=(OpenTransaction("<b>evil</b>", 4, 0, "PrepareCommit", 2, 75.0, 60_000, 1, ("t-0",), MARKERS_MISSING),),
+    hanging=(HangingTransaction("orders", 3, 41, 7, 1, 0, 1, 90.0, "pay-1", UNKNOWN_TO_COORDINATOR),),
+    behind=(PartitionBehind("orders", 3, 41, 48, 7, 61.0),),
+    most_producers=(PartitionProducers("orders", 3, 12),),
+    sweep_seconds=67.0,
+    sweep_age_seconds=5.0,
+    requests=900,
+    problem="broker 3: no answer",
+)
+
+
+def test_the_page_names_what_hangs_and_why_and_escapes_names() -> None:
+    async def story(address: Address) -> None:
+        page = (await get(address, "/"))[2].decode()
+        for text in (
+            "orders-3",
+            "its coordinator does not know of it",
+            "its markers are not written",
+            "30,001",
+            "1 min",
+            "no answer",
+        ):
+            assert text in page
+        assert "<b>evil" not in page
+        assert "&lt;b&gt;evil" in page
+        (hanging,) = json.loads((await get(address, "/status.json"))[2])["transactions"]["hanging"]
+        assert (hanging["topic"], hanging["start_offset"], hanging["why"]) == ("orders", 41, UNKNOWN_TO_COORDINATOR)
+
+    with_server(story, replace(READY, transactions=SEEN))
+
+
+def test_nothing_is_said_where_nobody_looks() -> None:
+    async def story(address: Address) -> None:
+        assert "Transactions of the cluster" not in (await get(address, "/"))[2].decode()
+        assert json.loads((await get(address, "/status.json"))[2])["transactions"] is None
+        assert b"fencepost_kafka" not in (await get(address, "/metrics"))[2]
+
+    with_server(story)
+
+
+def test_metrics_have_what_the_kip_asks_for_and_name_no_transactional_id() -> None:
+    metrics = Metrics()
+    metrics.transactions = lambda: SEEN
+
+    async def story(address: Address) -> None:
+        text = (await get(address, "/metrics"))[2].decode()
+        for line in (
+            "fencepost_kafka_producer_ids 30001.0",
+            'fencepost_kafka_partition_producer_ids{partition="3",topic="orders"} 12.0',
+            'fencepost_kafka_last_stable_offset{partition="3",topic="orders"} 41.0',
+            'fencepost_kafka_last_stable_offset_lag{partition="3",topic="orders"} 7.0',
+            "fencepost_kafka_last_stable_offset_stuck_seconds_max 61.0",
+            'fencepost_kafka_transactional_ids{state="Empty"} 5.0',
+            "fencepost_kafka_open_transaction_age_seconds_max 75.0",
+            'fencepost_kafka_hanging_transactions{reason="unknown_to_coordinator"} 1.0',
+            "fencepost_watch_requests_total 900.0",
+        ):
+            assert f"\n{line}\n" in text
+        assert "evil" not in text
+
+    with_server(story, metrics=metrics)

@@ -1,0 +1,311 @@
+"""What is asked of one Kafka release, directly and through the proxy: its ApiVersions, and a story of what matters.
+
+Of the release that `kafka_version()` names, one broker of it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import confluent_kafka
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.integration.test_equivalence import AT_MS, SCRIPTS, Stage, _addresses
+from tests.support.growing import check_log, counted, expansions, grow_in_the_end, writing
+from tests.support.java_clients import JAVA_SCRIPTS, play_java
+from tests.support.kafka import kafka_version, running_kafka, unique_topic
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, Log, batch, until
+from tests.support.senders import CLIENTS, Client, JavaProducers, create_topic
+from tests.support.transactions import Transactional
+
+Versions = dict[int, tuple[int, int]]
+Say = Callable[[str], None]
+
+OK, POLICY_VIOLATION = 0, 44
+_CHECK = "check.expected.offsets"
+_CONFIG = f"""{counted()}
+[topics."required-*"]
+"{_CHECK}" = "required"
+
+[topics."checked-*"]
+"{_CHECK}" = "true"
+"""
+_READ_SECONDS = 120.0
+HOLDS = "yes"
+LACKING = "–"
+#: Of which the same is to be seen through the proxy as without it.
+PLAYED = (
+    "Java: idempotent, large, transactions",
+    "Java: group, commit, resume",
+    "Java: group.protocol=consumer",
+    "Java: admin",
+    "kafka-python: transactions",
+    "kafka-python: group, commit, resume",
+    "aiokafka: idempotent, large, transactions",
+    "aiokafka: group, seek, offsets for times",
+    "confluent-kafka: idempotent, large, transactions",
+    "confluent-kafka: group, commit, resume",
+    "confluent-kafka: group.protocol=consumer",
+)
+
+
+@dataclass
+class Release:
+    """`direct`, `proxied` – API key → versions, as told by ApiVersions. `seen` – step → `HOLDS`, `LACKING` or what went
+    wrong."""
+
+    version: str
+    direct: Versions
+    proxied: Versions
+    seen: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def holds(self) -> bool:
+        return all(each in (HOLDS, LACKING) for each in self.seen.values())
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Self:
+        ranges = [{int(key): (low, high) for key, (low, high) in found[side].items()} for side in ("direct", "proxied")]
+        return cls(found["version"], ranges[0], ranges[1], found["seen"])
+
+
+@dataclass(frozen=True)
+class Front:
+    kafka: KafkaCluster
+    proxy: ProxyProcess
+    directory: Path
+
+    @property
+    def log(self) -> Log:
+        return Log(self.kafka.bootstrap)
+
+
+def api_versions(bootstrap: str) -> Versions:
+    with Connection(bootstrap) as connection:
+        return connection.api_versions()
+
+
+@contextmanager
+def front(directory: Path) -> Iterator[Front]:
+    with running_kafka() as kafka, ProxyProcess(kafka.bootstrap, directory, config=_CONFIG) as proxy:
+        yield Front(kafka, proxy, directory)
+
+
+def tell(where: Front, *, steps: Sequence[str] = (), say: Say = lambda text: None) -> Release:
+    """`steps` – of `STEPS` or `PLAYED`; all where none is named."""
+    release = Release(kafka_version(), api_versions(where.kafka.bootstrap), api_versions(where.proxy.bootstrap))
+
+    def record(step: str, began: float, outcome: str) -> None:
+        release.seen[step] = outcome
+        say(f"{release.version}  {step}: {outcome} ({time.monotonic() - began:.1f} s)")
+
+    wanted = [each for each in (*STEPS, *PLAYED) if not steps or each in steps]
+    for step in wanted:
+        if step in STEPS:
+            began = time.monotonic()
+            try:
+                STEPS[step](where)
+            except Exception as failure:
+                record(step, began, _told(failure))
+            else:
+                record(step, began, HOLDS)
+    scripts = [each for each in wanted if each in PLAYED]
+    java = [each for each in scripts if each in JAVA_SCRIPTS and not _lacks(each)]
+    for group in [java] * bool(java) + [[each] for each in scripts if each in SCRIPTS and not _lacks(each)]:
+        began = time.monotonic()
+        for step, outcome in _compared(where, group).items():
+            record(step, began, outcome)
+    release.seen |= {each: LACKING for each in scripts if _lacks(each)}
+    release.seen = {each: release.seen[each] for each in wanted}
+    return release
+
+
+def _lacks(script: str) -> bool:
+    """The consumer protocol is not in use in Kafka 3.9 unless it is turned on."""
+    return script.endswith("group.protocol=consumer") and kafka_version().startswith("3.")
+
+
+# --- what a client's user sees ----------------------------------------------------------------------------------------
+
+
+def _compared(where: Front, scripts: Sequence[str]) -> dict[str, str]:
+    """Played at both at the same time."""
+
+    def play(bootstrap: str) -> dict[str, str]:
+        stage = Stage(bootstrap, brokers=1)
+        names = _addresses(bootstrap)
+        if scripts[0] in SCRIPTS:
+            return {each: stage.plain(SCRIPTS[each](stage), names) for each in scripts}
+        prefix = stage.name("java")
+        played = play_java(stage.java, scripts, prefix=prefix, brokers=1, at_ms=AT_MS, directory=where.directory)
+        return {each: stage.plain(text, names) for each, text in played.items()}
+
+    with ThreadPoolExecutor(2) as pool:
+        sides = [pool.submit(play, each) for each in (where.kafka.bootstrap, where.proxy.bootstrap)]
+    for name, side in zip(("direct", "proxied"), sides, strict=True):
+        if failure := side.exception():
+            return dict.fromkeys(scripts, f"{name}: {_told(failure)}")
+    direct, proxied = (side.result() for side in sides)
+    return {
+        each: HOLDS if direct[each] == proxied[each] else _difference(direct[each], proxied[each]) for each in scripts
+    }
+
+
+def _told(failure: BaseException) -> str:
+    return " ".join(f"{type(failure).__name__}: {failure}".split())[:300]
+
+
+def _difference(direct: str, proxied: str) -> str:
+    pairs = zip(direct, proxied, strict=False)
+    at = next((index for index, (one, other) in enumerate(pairs) if one != other), 0)
+    return f"differs: direct …{direct[max(0, at - 40) : at + 80]} proxied …{proxied[max(0, at - 40) : at + 80]}"
+
+
+# --- what the proxy adds ----------------------------------------------------------------------------------------------
+
+
+def names_no_broker(where: Front) -> None:
+    with Connection(where.proxy.bootstrap) as client:
+        named = {f"{each.host}:{each.port}" for each in client.metadata("none").brokers}
+    assert named, "no broker is named"
+    assert not named & {str(each) for each in where.kafka.addresses}, named
+
+
+def conditional_append(client: Client) -> Callable[[Front], None]:
+    def ask(where: Front) -> None:
+        with JavaProducers() as java:
+            append_both_ways(client, where, java)
+
+    return ask
+
+
+def append_both_ways(client: Client, where: Front, java: JavaProducers) -> None:
+    """Where the log ends as expected it lands, where it does not it is refused."""
+    topic = create_topic(where.proxy.bootstrap, unique_topic("required"))
+    sender = client.open(where.proxy.bootstrap, java)
+    try:
+        accepted = sender.send(topic, "first", expected=0).get()
+        assert accepted.offset == 0, accepted
+        refused = sender.send(topic, "refused", expected=7).get()
+        assert refused.offset is None, refused
+        assert refused.error, refused
+    finally:
+        sender.close()
+    assert where.log.values(topic) == [b"first"]
+
+
+def virtual_config(where: Front) -> None:
+    """Set on a topic that is there, shown, and at work."""
+    name = create_topic(where.proxy.bootstrap, unique_topic("plain"))
+    with Connection(where.proxy.bootstrap) as client:
+        assert client.append(name, batch(b"unasked")).error_code == OK
+        assert client.alter_topic(name, {_CHECK: "required"})[0] == OK
+        until(lambda: client.describe_topic(name)[_CHECK] == "required", f"{_CHECK} of {name}")
+        assert client.append(name, batch(b"unasked")).error_code == POLICY_VIOLATION
+        assert client.append(name, batch(b"asked", expected=1)).error_code == OK
+    assert where.log.values(name) == [b"unasked", b"asked"]
+
+
+def guarded_transaction(where: Front) -> None:
+    """One that holds is committed, one that does not is refused and aborted; by each protocol that the release has."""
+    protocols = (1, 2) if api_versions(where.proxy.bootstrap)[0][1] >= 12 else (1,)
+    for protocol in protocols:
+        topic = create_topic(where.proxy.bootstrap, unique_topic("checked"))
+        with Transactional(where.proxy.bootstrap, unique_topic("writer"), protocol=protocol) as writer:
+            writer.begin(topic)
+            assert writer.append(topic, b"held", expected=0).error_code == OK
+            assert writer.end(commit=True) == OK
+            until(partial(_ends_at, where.log, topic, 2), "the marker of the commit")
+            writer.begin(topic)
+            assert writer.append(topic, b"holds", expected=2).error_code == OK
+            refused = writer.append(topic, b"does not", expected=99)
+            assert refused.error_code != OK, refused
+            assert (refused.message or "").startswith("OFFSET_MISMATCH"), refused
+            committed = writer.end(commit=True)
+            assert committed != OK, committed
+            assert writer.end(commit=False) == OK
+        assert where.log.values(topic) == [b"held", b"holds"]
+
+
+def _ends_at(log: Log, topic: str, end: int) -> bool:
+    return log.end(topic) == end
+
+
+def growth(where: Front) -> None:
+    """A counted topic grows twice under a writer. Its records lie on their side of each growth; a group gets all."""
+    topic = create_topic(where.proxy.bootstrap, unique_topic("grows"))
+    group = _Group(where.proxy.bootstrap, topic)
+    group.start()
+    try:
+        with writing([where.proxy.bootstrap], topic) as writers:
+            for count in (2, 3):
+                writers[0].goes_on()
+                grow_in_the_end(where.proxy.bootstrap, topic, count)
+            writers[0].goes_on()
+        check_log(where.log, topic, expansions(where.proxy.bootstrap, topic), writers)
+        wanted = set(writers[0].acknowledged)
+        until(
+            lambda: wanted <= group.numbers or group.failure, "the group to read it all", within_seconds=_READ_SECONDS
+        )
+        assert group.failure is None, group.failure
+    finally:
+        group.stop()
+
+
+class _Group(threading.Thread):
+    """One librdkafka consumer in a group. `numbers` – of the records that it got."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        super().__init__(daemon=True)
+        self.numbers: set[int] = set()
+        self.failure: BaseException | None = None
+        self._done = threading.Event()
+        self._topic = topic
+        self._consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": f"{topic}-group",
+                "auto.offset.reset": "earliest",
+                "auto.commit.interval.ms": 500,
+                "topic.metadata.refresh.interval.ms": 500,
+                "session.timeout.ms": 45_000,
+                "log_level": 0,
+            }
+        )
+
+    def run(self) -> None:
+        try:
+            self._consumer.subscribe([self._topic])
+            while not self._done.is_set():
+                found = self._consumer.poll(0.2)
+                if found is not None and found.error() is None:
+                    self.numbers.add(int((found.value() or b"").split(b":")[1]))
+        except BaseException as failure:
+            self.failure = failure
+        finally:
+            self._consumer.close()
+
+    def stop(self) -> None:
+        self._done.set()
+        self.join(_READ_SECONDS)
+
+
+STEPS: dict[str, Callable[[Front], None]] = {
+    "no broker's own address is named": names_no_broker,
+    **{f"conditional append, accepted and refused: {each.name}": conditional_append(each) for each in CLIENTS},
+    "guarded transactions, committed and refused": guarded_transaction,
+    "a virtual config, set, shown and at work": virtual_config,
+    "a topic grows under a writer, a group reads it": growth,
+}

@@ -1,0 +1,61 @@
+"""`python -m tests.rolling_restart`: does anybody lose anything while two proxies are restarted one after the other?
+
+Prints, for every client, what its writers were told and what is in Kafka, and what its consumer group has read. Exit
+status 1: a send failed, a record is there twice, out of order or not at all, or a group has missed one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import get_args
+
+from tests.rolling_restart.run import ASK_THE_OTHER, READERS, run
+from tests.rolling_restart.stage import Know, two_proxies
+from tests.support.kafka import running_kafka
+from tests.support.proxy import GUARDED_BY_NAME
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.rolling_restart")
+    parser.add_argument("--rolls", type=int, default=3, help="how often both proxies are restarted")
+    parser.add_argument("--brokers", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=1, help="worker processes of each proxy")
+    parser.add_argument(
+        "--know",
+        choices=get_args(Know),
+        default="both",
+        help="whose addresses clients are given: those of both proxies, of the first only (which is restarted like the "
+        "other), or that of a load balancer before both",
+    )
+    parser.add_argument("--stay-away", action="store_true", help="a proxy is started again only when those clients go "
+        "on without it that ask the other one; the rest waits")  # fmt: skip
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.CRITICAL)
+    directory = Path(tempfile.mkdtemp(prefix="fencepost-rolling-"))
+    began = time.monotonic()
+    with (
+        running_kafka(options.brokers) as kafka,
+        two_proxies(kafka.bootstrap, directory, GUARDED_BY_NAME, know=options.know, workers=options.workers) as stage,
+    ):
+        result = run(
+            kafka.bootstrap,
+            stage.proxies,
+            directory,
+            bootstrap=stage.bootstrap,
+            go_on_meanwhile=ASK_THE_OTHER if options.stay_away else stage.go_on_meanwhile,
+            rolls=options.rolls,
+            readers=(*READERS, "java-consumer-protocol"),
+            say=lambda text: print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True),
+        )
+    print(f"\nclients were given the address of {options.know}; logs: {directory}\n\n{result.table()}", flush=True)
+    print("\nnothing failed, nothing is there twice, nothing is lost" if result.holds else "\nIT DOES NOT HOLD")
+    return 0 if result.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

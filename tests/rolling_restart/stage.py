@@ -1,0 +1,54 @@
+"""Two proxies in front of one Kafka, and the address that their clients are given."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tests.rolling_restart.run import EVERYBODY
+from tests.support.balancer import HOST, Balancer
+from tests.support.ports import free_ports_in_a_row
+from tests.support.proxy import ProxyProcess
+
+#: Both proxies' addresses; that of the first only, which is restarted like the other; a load balancer's before both.
+Know = Literal["both", "first", "balancer"]
+#: The bootstrap listener's, and those of brokers.
+_PORTS = 7
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`go_on_meanwhile` – clients that have to go on while one of the proxies is down."""
+
+    proxies: tuple[ProxyProcess, ProxyProcess]
+    bootstrap: str
+    go_on_meanwhile: Collection[str]
+
+
+@contextmanager
+def two_proxies(kafka: str, directory: Path, config: str, *, know: Know = "both", workers: int = 1) -> Iterator[Stage]:
+    with ExitStack() as stack:
+        balanced = know == "balancer"
+        port = free_ports_in_a_row(_PORTS) if balanced else 0
+        hosts = ("127.0.0.2", "127.0.0.3")  # where they are behind a balancer, on the same ports
+        proxies = []
+        for number, host in enumerate(hosts):
+            own = directory / f"proxy-{number}"
+            own.mkdir()
+            arguments = ["--workers", str(workers)]
+            if balanced:
+                arguments += ["--listen", f"{host}:{port}", "--advertised-host", HOST]
+            proxy = ProxyProcess(kafka, own, config=config, port=port, arguments=tuple(arguments))
+            proxies.append(stack.enter_context(proxy))
+        first, second = proxies
+        if balanced:
+            stack.enter_context(Balancer(hosts, port, _PORTS))
+        bootstrap = {
+            "both": f"{first.bootstrap},{second.bootstrap}",
+            "first": first.bootstrap,
+            "balancer": f"{HOST}:{port}",
+        }[know]
+        yield Stage((first, second), bootstrap, EVERYBODY if balanced else ())

@@ -1,0 +1,44 @@
+"""Two proxies are restarted one after the other under load of every client: no failed send, no duplicate, no loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.rolling_restart.run import run
+from tests.rolling_restart.stage import Know, two_proxies
+from tests.support.proxy import GUARDED_FOR_LONG
+
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
+
+_OFTEN = [pytest.mark.soak, pytest.mark.timeout(3600)]
+
+
+@pytest.mark.parametrize(
+    ("know", "workers", "rolls"),
+    [
+        ("both", 1, 1),
+        pytest.param("both", 1, 6, marks=_OFTEN),
+        pytest.param("both", 2, 3, marks=_OFTEN),
+        pytest.param("first", 1, 3, marks=_OFTEN),
+        pytest.param("balancer", 1, 6, marks=_OFTEN),
+    ],
+)
+def test_nobody_loses_anything(  # noqa: PLR0917 - what it is given
+    know: Know, workers: int, rolls: int, kafka: KafkaCluster, tmp_path: Path, say: Callable[[str], None]
+) -> None:
+    with two_proxies(kafka.bootstrap, tmp_path, GUARDED_FOR_LONG, know=know, workers=workers) as stage:
+        result = run(
+            kafka.bootstrap,
+            stage.proxies,
+            tmp_path,
+            bootstrap=stage.bootstrap,
+            go_on_meanwhile=stage.go_on_meanwhile,
+            rolls=rolls,
+        )
+    say(result.table())
+    assert result.holds, result.table()
+    assert len(result.stops_seconds) == 2 * rolls

@@ -1,0 +1,261 @@
+"""`python -m tests.sasl_ssl_proof`: is there nothing that a client of a Kafka with SASL_SSL notices of the proxy?
+
+Prints two tables, from a Kafka of three brokers. Scripts of each client × mechanisms: whether what its user saw is
+equal, at Kafka and through the proxy. And clients whose logins end every few seconds while they append. Exit status 1:
+something differs, or an append failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TypeVar
+from urllib.request import urlopen
+
+from tests.integration.test_equivalence import AT_MS, SCRIPTS, Stage, _addresses
+from tests.support.java_clients import JAVA_SCRIPTS, play_java
+from tests.support.kafka import unique_topic
+from tests.support.ports import free_port
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, Log, until
+from tests.support.sasl_ssl import ADMIN, MECHANISMS, Secured, sasl_ssl_kafka
+from tests.support.senders import Aiokafka, Confluent, JavaProducers, KafkaPython, Sender
+
+T = TypeVar("T")
+GUARDS = '[topics."required-*"]\n"check.expected.offsets" = "required"\n'
+CLIENTS = ("Java", "kafka-python", "aiokafka", "confluent-kafka")
+#: How long a login lasts, and how many a client should see. What is under way when the proxy stops sending, a little
+#: before a login ends, has to be through by then, on a busy machine too.
+_LOGIN_SECONDS, _LOGINS = 6, 3
+
+
+def both(play: Callable[[str], T], direct: str, proxied: str) -> tuple[T, T]:
+    """What is played at Kafka, and at the proxy, at the same time."""
+    with ThreadPoolExecutor(2) as pool:
+        seen = list(pool.map(play, [direct, proxied]))
+    return seen[0], seen[1]
+
+
+# --- scripts ----------------------------------------------------------------------------------------------------------
+
+
+def play(
+    scripts: Sequence[str], bootstrap: str, *, brokers: int, secured: Secured, mechanism: str, directory: Path
+) -> dict[str, str]:
+    """Script → what the client's user saw, names and addresses made equal."""
+    names = _addresses(bootstrap, secured)
+    seen = {}
+    for script in scripts:
+        if script in SCRIPTS:
+            stage = Stage(bootstrap, brokers, secured, mechanism)
+            seen[script] = stage.plain(SCRIPTS[script](stage), names)
+    if java := [each for each in scripts if each in JAVA_SCRIPTS]:
+        stage = Stage(bootstrap, brokers, secured, mechanism)
+        played = play_java(
+            stage.java, java, prefix=stage.name("java"), brokers=brokers, at_ms=AT_MS, directory=directory
+        )
+        seen |= {script: stage.plain(text, names) for script, text in played.items()}
+    return seen
+
+
+# --- logins that end --------------------------------------------------------------------------------------------------
+
+
+def opened(client: str, bootstrap: str, secured: Secured, mechanism: str, java: JavaProducers) -> tuple[Sender, int]:
+    """A producer of one record a batch, and how many of its appends are to be under way at once."""
+    match client:
+        case "Java":
+            return java.open(bootstrap, {**secured.java(ADMIN, mechanism), "batch.size": "0"}), 20
+        case "kafka-python":
+            return KafkaPython(bootstrap, secured.kafka_python(ADMIN, mechanism), library=False), 1
+        case "aiokafka":
+            return Aiokafka(bootstrap, secured.aiokafka(ADMIN, mechanism), library=False), 1
+        case "confluent-kafka":
+            configs = {**secured.confluent(ADMIN, mechanism), "batch.num.messages": 1}
+            return Confluent(bootstrap, configs, library=False), 20
+    raise AssertionError(client)
+
+
+def append_for_long(
+    client: str, bootstrap: str, secured: Secured, mechanism: str, topic: str, *, guarded: bool
+) -> tuple[int, int]:
+    """How many appends were accepted, and how many were not: for as long as some logins last."""
+    until_time = time.monotonic() + _LOGINS * _LOGIN_SECONDS
+    accepted = failed = 0
+    with JavaProducers() as java:
+        sender, at_once = opened(client, bootstrap, secured, mechanism, java)
+        try:
+            while time.monotonic() < until_time and not failed:
+                at = range(accepted, accepted + at_once)
+                sendings = [sender.send(topic, f"{each}", expected=each if guarded else None) for each in at]
+                ended = [each.get() for each in sendings]
+                accepted += sum(seen.offset == each for seen, each in zip(ended, at, strict=True))
+                failed += sum(seen.offset != each for seen, each in zip(ended, at, strict=True))
+                for seen in ended:
+                    if seen.error is not None:
+                        print(f"  {client}, {mechanism}: append {accepted}: {seen}", flush=True)
+        finally:
+            sender.close()
+    return accepted, failed
+
+
+@dataclass(frozen=True)
+class LoggedIn:
+    """Of one client and mechanism. `logins`, `connections` – of the client, through the proxy."""
+
+    direct: tuple[int, int]
+    proxied: tuple[int, int]
+    logins: int
+    connections: int
+    complete: bool
+
+    @property
+    def holds(self) -> bool:
+        return self.complete and not self.direct[1] and not self.proxied[1] and self.logins >= _LOGINS
+
+
+def log_in_anew(client: str, secured: Secured, mechanism: str, proxy: ProxyProcess, status: int) -> LoggedIn:
+    """At Kafka as it is used there; through the proxy each append says where it is to be, too."""
+    topics = {prefix: _created(secured, unique_topic(prefix)) for prefix in ("plain", "required")}
+    before = _counted(status)
+
+    def append(guarded: bool) -> tuple[int, int]:
+        bootstrap = proxy.bootstrap if guarded else secured.kafka.bootstrap_of("SHORT")
+        topic = topics["required" if guarded else "plain"]
+        return append_for_long(client, bootstrap, secured, mechanism, topic, guarded=guarded)
+
+    with ThreadPoolExecutor(2) as pool:
+        direct, proxied = pool.map(append, [False, True])
+    after = _counted(status)
+    values = [[int(each) for each in Log(secured.kafka.bootstrap).values(topics[prefix])] for prefix in topics]
+    complete = values == [list(range(direct[0])), list(range(proxied[0]))]
+    return LoggedIn(direct, proxied, after[0] - before[0], after[1] - before[1], complete)
+
+
+def _created(secured: Secured, name: str) -> str:
+    with Connection(secured.kafka.bootstrap.partition(",")[0]) as admin:
+        assert admin.create_topic(name) == (0, None)
+    until(lambda: Log(secured.kafka.bootstrap).end(name) == 0, f"the leader of {name}")
+    return name
+
+
+def _counted(status: int) -> tuple[int, int]:
+    """Logins and connections of clients until now."""
+    with urlopen(f"http://127.0.0.1:{status}/metrics", timeout=60) as answer:
+        text: str = answer.read().decode()
+    logins = re.search(r'^fencepost_requests_total\{api="SaslHandshake".*\} ([\d.]+)', text, re.MULTILINE)
+    connections = re.search(r"^fencepost_client_connections_accepted_total ([\d.]+)", text, re.MULTILINE)
+    return tuple(0 if each is None else int(float(each[1])) for each in (logins, connections))  # type: ignore[return-value]
+
+
+# --- the tables -------------------------------------------------------------------------------------------------------
+
+
+def compared(secured: Secured, brokers: int, mechanism: str, directory: Path, scripts: Sequence[str]) -> dict[str, str]:
+    """Script → "equal", or what each saw where they begin to differ. The proxy logs in by that mechanism, too."""
+    upstream = secured.kafka.bootstrap_of("SECURED")
+    found = {}
+    with ProxyProcess(upstream, directory, config=secured.proxy_config(mechanism)) as proxy:
+        # Those of Java in one go; each of the others by itself, so that one which fails is only itself.
+        java = [each for each in scripts if each in JAVA_SCRIPTS]
+        for group in [java] * bool(java) + [[each] for each in scripts if each not in JAVA_SCRIPTS]:
+            direct, proxied = both(
+                lambda where, group=group: play(  # type: ignore[misc]
+                    group, where, brokers=brokers, secured=secured, mechanism=mechanism, directory=directory
+                ),
+                secured.kafka.bootstrap_of("SECURED"),
+                proxy.bootstrap,
+            )
+            for script in group:
+                found[script] = _difference(direct[script], proxied[script])
+                print(f"  {mechanism}, {script}: {found[script]}", flush=True)
+    return found
+
+
+def _difference(direct: str, proxied: str) -> str:
+    if direct == proxied:
+        return "equal"
+    at = next((i for i, pair in enumerate(zip(direct, proxied, strict=False)) if pair[0] != pair[1]), 0)
+    return f"direct …{direct[max(0, at - 80) : at + 200]} proxied …{proxied[max(0, at - 80) : at + 200]}"
+
+
+@contextmanager
+def short_logins(secured: Secured, directory: Path) -> Iterator[tuple[ProxyProcess, int]]:
+    """In front of the listener where logins end, the proxy's own too; and the port where it counts."""
+    status = free_port()
+    config = secured.proxy_config("SCRAM-SHA-512", more=f'status = "127.0.0.1:{status}"') + GUARDS
+    with ProxyProcess(secured.kafka.bootstrap_of("SHORT"), directory, config=config) as proxy:
+        yield proxy, status
+
+
+def table(header: Sequence[object], rows: Sequence[Sequence[object]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sasl_ssl_proof")
+    parser.add_argument("--brokers", type=int, default=3)
+    parser.add_argument("--mechanisms", default=",".join(MECHANISMS), help="by commas (default: all)")
+    parser.add_argument("--clients", default=",".join(CLIENTS), help="by commas (default: all)")
+    parser.add_argument("--only", choices=["scripts", "logins"], help="one of the two tables")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.CRITICAL)
+    # Kafka may not answer the end of a connection that comes on the heels of an append which nobody confirms.
+    asyncio.constants.SSL_SHUTDOWN_TIMEOUT = 1.0  # type: ignore[attr-defined]
+    mechanisms, clients = options.mechanisms.split(","), options.clients.split(",")
+    scripts = [each for each in (*JAVA_SCRIPTS, *SCRIPTS) if each.partition(":")[0] in clients]
+    seen: dict[str, dict[str, str]] = {}
+    anew: dict[tuple[str, str], LoggedIn] = {}
+    directory = Path(tempfile.mkdtemp(prefix="fencepost-sasl-ssl-"))
+    started = time.monotonic()
+    # Without an authorizer: its rules are the cluster's, and both sides play at once.
+    properties = {
+        "authorizer.class.name": "",
+        "listener.name.short.connections.max.reauth.ms": str(_LOGIN_SECONDS * 1000),
+    }
+    with sasl_ssl_kafka(directory, options.brokers, properties) as secured:
+        if options.only != "logins":
+            seen = {each: compared(secured, options.brokers, each, directory, scripts) for each in mechanisms}
+        with short_logins(secured, directory) as (proxy, status):
+            for client, mechanism in product(clients, mechanisms) if options.only != "scripts" else ():
+                anew[client, mechanism] = log_in_anew(client, secured, mechanism, proxy, status)
+                print(f"  {client}, {mechanism}: {anew[client, mechanism]}", flush=True)
+
+    def cell(mechanism: str, script: str) -> str:
+        return "equal" if seen[mechanism][script] == "equal" else "**differs**"
+
+    if seen:
+        print("\n" + table(["client: script", *seen], [[s, *(cell(m, s) for m in seen)] for s in scripts]))
+    header = [
+        "client",
+        "mechanism",
+        "appends at Kafka",
+        "failed",
+        "through the proxy",
+        "failed",
+        "logins",
+        "connections",
+    ]
+    rows = [[*who, *each.direct, *each.proxied, each.logins, each.connections] for who, each in anew.items()]
+    if anew:
+        print("\n" + table(header, rows))
+    holds = all(each == "equal" for found in seen.values() for each in found.values())
+    holds &= all(each.holds for each in anew.values())
+    print(f"\n{'holds' if holds else 'DOES NOT HOLD'}; {time.monotonic() - started:.0f} s")
+    return 0 if holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

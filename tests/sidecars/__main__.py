@@ -1,0 +1,48 @@
+"""`python -m tests.sidecars`: three brokers, a sidecar before each, leaders that move under competing writers.
+
+Prints what the writers were told, and what is in Kafka. Exit status 1: an append was accepted at another offset than it
+expected, an accepted one is not there, or a refused one is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import get_args
+
+from tests.sidecars.run import Check, run
+from tests.sidecars.stage import sidecars
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sidecars")
+    parser.add_argument("--rounds", type=int, default=3, help="six moved leaders and three restarted brokers each")
+    parser.add_argument("--workers", type=int, default=1, help="worker processes of each sidecar")
+    parser.add_argument("--check", choices=get_args(Check), default="required", help="of the topic")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument(
+        "--secured", dest="way", action="store_const", const="secured", help="SASL_SSL before sidecars and behind them"
+    )
+    ways.add_argument(
+        "--loopback", dest="way", action="store_const", const="loopback",
+        help="the same, but for the listener right behind each sidecar, which is SASL_PLAINTEXT on the loopback",
+    )  # fmt: skip
+    options = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="fencepost-sidecars-"))
+    began = time.monotonic()
+    with sidecars(directory, options.workers, options.way or "plain") as stage:
+        result = run(
+            stage,
+            rounds=options.rounds,
+            check=options.check,
+            say=lambda text: print(f"{time.monotonic() - began:6.1f} s  {text}", flush=True),
+        )
+    print(f"\n{result.table()}\n\n{'it holds' if result.holds else 'IT DOES NOT HOLD'}; logs: {directory}")
+    return 0 if result.holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

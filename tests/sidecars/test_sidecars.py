@@ -1,0 +1,137 @@
+"""`mode = "sidecar"`: Kafka's own addresses pass, and conditional appends are right while leaders move."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.types import Address
+from tests.sidecars.run import Check, run
+from tests.sidecars.stage import CLIENTS, Sidecars, Way, addresses_told, sidecars
+from tests.support.messages import Fields, RawConnection
+from tests.support.ports import free_port
+from tests.support.proxy import GUARDED_BY_NAME, ProxyProcess
+from tests.support.raw import until
+from tests.support.three_brokers import NODES
+
+pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
+
+FIND_COORDINATOR, DESCRIBE_CLUSTER, METADATA = 10, 60, 3
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecars]:
+    with sidecars(tmp_path_factory.mktemp("sidecars")) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("rounds", "restarts"),
+    [(1, (2,)), pytest.param(6, NODES, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],
+    ids=["once", "often"],
+)
+def test_leaders_move_from_sidecar_to_sidecar_under_competing_writers(
+    rounds: int, restarts: tuple[int, ...], stage: Sidecars, say: Callable[[str], None]
+) -> None:
+    result = run(stage, rounds=rounds, restarts=restarts)
+    say(f"\n{result.table()}")
+    assert result.holds, result.table()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(
+    ("way", "workers", "check"), [("secured", 1, "required"), ("loopback", 2, "required"), ("plain", 2, "true")]
+)
+def test_so_they_do_with_tls_and_logins_several_workers_and_writers_who_expect_nothing(
+    way: Way, workers: int, check: Check, tmp_path: Path, say: Callable[[str], None]
+) -> None:
+    with sidecars(tmp_path, workers, way) as running:
+        result = run(running, rounds=2, check=check)
+    say(f"\n{result.table()}")
+    assert result.holds, result.table()
+
+
+def test_every_sidecar_tells_what_its_broker_tells(stage: Sidecars) -> None:
+    """Nothing is rewritten: where brokers and coordinators are, is what Kafka says of the listener behind."""
+    told = {node_id: f"127.0.0.1:{stage.sidecar(node_id).port}" for node_id in NODES}
+    asked: tuple[tuple[int, int, Fields], ...] = (
+        (FIND_COORDINATOR, 4, {"KeyType": 0, "CoordinatorKeys": ["some-group"]}),
+        (DESCRIBE_CLUSTER, 0, {"IncludeClusterAuthorizedOperations": False}),
+        (METADATA, 9, {"Topics": [], "AllowAutoTopicCreation": False}),
+    )
+    for node_id in NODES:
+        own, direct = stage.sidecar(node_id).bootstrap, stage.kafka.address(node_id, CLIENTS)
+        assert addresses_told(own) == told
+        for api_key, version, body in asked:
+            with RawConnection(Address.parse(own)) as through, RawConnection(direct) as beside:
+                assert _places(through.ask(api_key, version, body)) == _places(beside.ask(api_key, version, body))
+
+
+def _places(answer: Fields) -> set[tuple[str, int]]:
+    """Which broker calls itself the controller is chance."""
+    return {(each["Host"], each["Port"]) for each in (*answer.get("Brokers", ()), *answer.get("Coordinators", ()))}
+
+
+def test_the_state_topic_is_hidden_all_the_same(stage: Sidecars) -> None:
+    with RawConnection(Address.parse(stage.sidecar(1).bootstrap)) as client:
+        topics = client.ask(METADATA, 9, {"Topics": None, "AllowAutoTopicCreation": False})["Topics"]
+    assert "__fencepost_state" not in {each["Name"] for each in topics}
+
+
+def test_a_broker_that_does_not_advertise_its_sidecar_is_found_out(kafka: KafkaCluster, tmp_path: Path) -> None:
+    """Clients would go around the proxy. It says so, and what to change; and is not ready."""
+    status = free_port()
+    arguments = ("--mode", "sidecar", "--broker", str(kafka.address(1)), "--status", f"127.0.0.1:{status}")
+    config = f'advertised_host = "127.0.0.1"\n{GUARDED_BY_NAME}'
+    with ProxyProcess(kafka.bootstrap, tmp_path, config=config, arguments=arguments) as sidecar:
+        until(lambda: "advertised.listeners" in sidecar.log, "it to say what is wrong")
+        with pytest.raises(HTTPError) as refused:
+            urlopen(f"http://127.0.0.1:{status}/readyz", timeout=30)
+        with refused.value as answer:
+            reason = answer.read().decode()
+    assert f"broker 1 at {kafka.address(1)} does not advertise this sidecar, 127.0.0.1:{sidecar.port}" in reason
+
+
+def test_upstream_must_not_lead_through_sidecars(stage: Sidecars, tmp_path: Path) -> None:
+    """There the state topic is closed, to proxies too. It waits for somebody to mend that, and says what to change."""
+    one, status = stage.sidecar(1), free_port()
+    one.stop()
+    command = [sys.executable, "-m", "fencepost_proxy", "proxy", "--mode", "sidecar", "--listen", one.bootstrap]
+    command += ["--upstream", str(stage.kafka.address(1, CLIENTS)), "--broker", str(stage.kafka.address(1, CLIENTS))]
+    command += ["--advertised-host", "127.0.0.1", "--status", f"127.0.0.1:{status}"]
+    log = tmp_path / "log"
+    with log.open("w") as stderr, subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=stderr) as wrong:
+        try:
+            until(lambda: "upstream leads to the sidecars too" in log.read_text(), "it to say what is wrong")
+            assert wrong.poll() is None
+        finally:
+            wrong.terminate()
+            assert wrong.wait(60) == 0
+            one.restart()
+
+
+def test_check_says_whether_a_broker_sends_clients_to_its_sidecar(stage: Sidecars) -> None:
+    one = stage.sidecar(1)
+
+    def check(listen: str) -> tuple[int, str]:
+        command = [sys.executable, "-m", "fencepost_proxy", "check", "--mode", "sidecar", "--listen", listen]
+        command += ["--upstream", stage.kafka.bootstrap, "--broker", str(stage.kafka.address(1, CLIENTS))]
+        command += ["--advertised-host", "127.0.0.1", "--running"]
+        # A machine may be busy, and a check asks once.
+        patient = {**os.environ, "FENCEPOST_LIMITS__CONNECT_TIMEOUT_SECONDS": "60"}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=patient)
+        return done.returncode, done.stdout
+
+    status, said = check(one.bootstrap)
+    assert (status, "broker 1 sends clients to it" in said) == (0, True), said
+    status, said = check(stage.sidecar(2).bootstrap)
+    assert (status, "does not advertise this sidecar" in said) == (1, True), said

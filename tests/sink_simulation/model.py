@@ -1,0 +1,324 @@
+"""A log that compares and appends, a network that loses and delays, and a clock that nobody waits for.
+
+Tasks are plain blocking code, so each runs in a thread; only the one that has the baton runs, and the world gives it on
+in an order that follows from the seed.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from fencepost.spark.errors import CannotReach, Unknown
+
+
+class Killed(BaseException):
+    """A process is gone, in the middle of whatever it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the wire would carry."""
+
+    bodies: tuple[bytes, ...]
+    mark: bytes | None
+    expected: int | None
+    count: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    base_offset: int
+    bodies: tuple[bytes, ...]
+    mark: bytes | None
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + len(self.bodies)
+
+
+@dataclass(slots=True)
+class Partition:
+    stored: list[Stored] = field(default_factory=list)
+    start: int = 0
+    end: int = 0
+    #: What is replicated: no reader sees more.
+    high_watermark: int = 0
+
+    def append(self, bodies: tuple[bytes, ...], mark: bytes | None) -> int:
+        base = self.end
+        self.stored.append(Stored(base, bodies, mark))
+        self.end = base + len(bodies)
+        return base
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    code: int
+    base_offset: int = -1
+    message: str | None = None
+
+
+@dataclass(slots=True)
+class Request:
+    place: tuple[str, int]
+    batch: Batch
+    answer: Future[Any]
+
+
+@dataclass(slots=True)
+class Faults:
+    """Probabilities, per request."""
+
+    lost: float = 0.0
+    answer_lost: float = 0.0
+    late: float = 0.0
+    retriable: float = 0.0
+    unreadable: float = 0.0
+    foreign: float = 0.0
+    kill: float = 0.0
+
+
+class Actor:
+    """A process, or a task in one: runs until it gives the baton back."""
+
+    def __init__(self, world: World, name: str, work: Callable[[], None]) -> None:
+        self.world = world
+        self.name = name
+        self.ready: Callable[[], bool] = lambda: True
+        self.deadline: float | None = None
+        self.ended = False
+        self.killed = False
+        self.error: BaseException | None = None
+        self._work = work
+        self._baton = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self._baton.acquire()
+        try:
+            if not self.killed:
+                self._work()
+        except Killed:
+            pass
+        except BaseException as error:
+            self.error = error
+        self.ended = True
+        self.world.back.release()
+
+    def go(self) -> None:
+        self._baton.release()
+        self.world.back.acquire()
+
+    def pause(self, ready: Callable[[], bool], deadline: float | None) -> None:
+        self.ready, self.deadline = ready, deadline
+        self.world.back.release()
+        self._baton.acquire()
+        if self.killed:
+            raise Killed
+
+
+class World:
+    def __init__(self, seed: int, faults: Faults) -> None:
+        self.random = random.Random(seed)
+        self.faults = faults
+        self.time = 0.0
+        self.topics: dict[str, list[Partition]] = {}
+        self.counted: set[str] = set()
+        self.network: list[Request] = []
+        self.late: list[Request] = []
+        self.actors: list[Actor] = []
+        self.back = threading.Semaphore(0)
+        self.current: Actor | None = None
+        self.refusals = 0
+        self.appends = 0
+        #: Called between two steps: what a scenario lets happen.
+        self.meddle: Callable[[], None] = lambda: None
+
+    # --- scheduling -----------------------------------------------------------------------------------------------
+
+    def start(self, name: str, work: Callable[[], None]) -> Actor:
+        actor = Actor(self, name, work)
+        self.actors.append(actor)
+        return actor
+
+    def run(self, until: Callable[[], bool], steps_max: int = 60_000) -> None:
+        for _ in range(steps_max):
+            if until():
+                return
+            self.step()
+        raise AssertionError(f"no end after {steps_max} steps")
+
+    def step(self) -> None:
+        self.time += 0.001
+        self.meddle()
+        self.actors = [actor for actor in self.actors if not actor.ended]
+        able = [a for a in self.actors if a.killed or a.ready() or (a.deadline is not None and a.deadline <= self.time)]
+        choices = len(able) + len(self.network)
+        if self.late and (not choices or self.random.random() < 0.03):
+            self._arrive(self.late.pop(self.random.randrange(len(self.late))))
+            return
+        if not choices:
+            deadlines = [actor.deadline for actor in self.actors if actor.deadline is not None]
+            if not deadlines:
+                raise AssertionError("all wait for each other")
+            self.time = max(self.time, min(deadlines))
+            return
+        chosen = self.random.randrange(choices)
+        if chosen >= len(able):
+            self._deliver(self.network.pop(chosen - len(able)))
+            return
+        self.current = able[chosen]
+        self.current.go()
+        self.current = None
+
+    def kill(self, actor: Actor) -> None:
+        """At its next step: its requests stay on the wire."""
+        actor.killed = True
+
+    def end_all(self) -> None:
+        for actor in self.actors:
+            actor.killed = True
+        while any(not actor.ended for actor in self.actors):
+            for actor in self.actors:
+                if not actor.ended:
+                    actor.go()
+
+    # --- the log --------------------------------------------------------------------------------------------------
+
+    def _deliver(self, request: Request) -> None:
+        dice, faults = self.random.random(), self.faults
+        if dice < faults.lost:
+            request.answer.set_exception(Unknown("the connection was lost"))
+            return
+        dice -= faults.lost
+        if dice < faults.late:
+            request.answer.set_exception(Unknown("no answer in time"))
+            self.late.append(request)
+            return
+        dice -= faults.late
+        if dice < faults.retriable:
+            request.answer.set_result(Answer(self.random.choice((6, 7, 19))))
+            return
+        answer = self._arrive(request)
+        if self.random.random() < faults.answer_lost:
+            request.answer.set_exception(Unknown("the connection was lost"))
+            return
+        if answer.code == 0:
+            partition = self.topics[request.place[0]][request.place[1]]
+            partition.high_watermark = max(partition.high_watermark, answer.base_offset + len(request.batch.bodies))
+        request.answer.set_result(answer)
+
+    def _arrive(self, request: Request) -> Answer:
+        (topic, number), batch = request.place, request.batch
+        partition = self.topics[topic][number]
+        if topic in self.counted and batch.count is not None and batch.count != len(self.topics[topic]):
+            return Answer(37, -1, "INVALID_PARTITION_COUNT")
+        if batch.expected is not None and batch.expected != partition.end:
+            self.refusals += 1
+            known = self.random.random() < 0.5
+            return Answer(44, partition.end if known else -1, "OFFSET_MISMATCH" if known else None)
+        if self.random.random() < self.faults.foreign:
+            # Another writer, who knows where the log ends, is faster.
+            partition.append(tuple(b"\1foreign" for _ in range(self.random.randrange(1, 4))), None)
+            return Answer(44, -1, None)
+        self.appends += 1
+        return Answer(0, partition.append(batch.bodies, batch.mark))
+
+    def grow(self, topic: str, count: int) -> None:
+        """As the proxy does it: nothing is under way, all is replicated, then there are more."""
+        for partition in self.topics[topic]:
+            partition.high_watermark = partition.end
+        self.topics[topic] += [Partition() for _ in range(count - len(self.topics[topic]))]
+
+
+class ModelLog:
+    """`fencepost.spark.task.Log`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def _breathe(self) -> None:
+        world = self._world
+        assert world.current is not None
+        world.current.pause(lambda: True, None)
+        if world.random.random() < world.faults.unreadable:
+            raise CannotReach("no answer")
+
+    def partition_count(self, topic: str) -> int:
+        self._breathe()
+        return len(self._world.topics[topic])
+
+    def offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, tuple[int, int]]:
+        self._breathe()
+        found = {}
+        for number in partitions:
+            partition = self._world.topics[topic][number]
+            if self._world.random.random() < 0.5:
+                partition.high_watermark = partition.end
+            found[number] = (partition.start, partition.high_watermark)
+        return found
+
+    def append(self, topic: str, partition: int, batch: Any) -> Future[Any]:
+        answer: Future[Any] = Future()
+        self._world.network.append(Request((topic, partition), batch, answer))
+        return answer
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Iterator[Stored]:
+        self._breathe()
+        at = self._world.topics[topic][partition]
+        if start < at.start:
+            raise AssertionError(f"read below the log's start: {start}")
+        at.high_watermark = max(at.high_watermark, min(end, at.end))
+        for stored in list(at.stored):
+            if stored.next_offset > start and stored.base_offset < end:
+                yield stored
+
+    def tail(self, topic: str, partition: int, end: int) -> Stored | None:
+        self._breathe()
+        for stored in self._world.topics[topic][partition].stored:
+            if stored.next_offset == end:
+                return stored
+        return None
+
+
+class ModelClock:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def now(self) -> float:
+        return self._world.time
+
+    def time_ms(self) -> int:
+        return int(self._world.time * 1000)
+
+    def random(self) -> float:
+        return self._world.random.random()
+
+    def wait(self, futures: Collection[Future[Any]], seconds: float) -> None:
+        assert self._world.current is not None
+        waited = list(futures)
+        self._world.current.pause(lambda: any(each.done() for each in waited), self._world.time + seconds)
+
+
+class ModelFraming:
+    """A body is a length, a key (or 255 for none), a value."""
+
+    @staticmethod
+    def build(bodies: pa.Array, *, mark: bytes, expected: int, now_ms: int, partition_count: int | None) -> Any:
+        return Batch(tuple(bodies.to_pylist()), mark, expected, partition_count)
+
+    @staticmethod
+    def key(body: bytes) -> bytes | None:
+        return None if body[0] == 255 else body[1 : 1 + body[0]]
+
+
+def body(key: bytes | None, value: bytes) -> bytes:
+    return b"\xff" + value if key is None else bytes([len(key)]) + key + value

@@ -1,0 +1,470 @@
+"""The rules of the sink, each broken: the simulation has to notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest.mock import patch
+
+from fencepost.spark import comparing, looking, task
+from fencepost.spark.errors import SinkError, Unknown
+
+from .model import Answer, ModelFraming
+from .stories import STORIES, play
+
+Task = task.Task
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`stories` – where it shows."""
+
+    name: str
+    breaks: str
+    alive: Callable[[], Any]
+    stories: tuple[str, ...]
+
+
+def _method(name: str, broken: Callable[..., Any]) -> Callable[[], Any]:
+    return lambda: patch.object(Task, name, broken)
+
+
+def _look_without_reading(self: Any, place: Any, actual: int) -> None:
+    partition = self._partitions[place]
+    end = actual
+    if end < 0:
+        [(_, end)] = self._log.offsets(place[0], [place[1]]).values()
+    partition.end = max(end, partition.end)
+
+
+_absorb, _answered, _grow, _begin, _judge = (
+    Task._absorb, Task._answered, Task._grow, Task.begin, Task._judge_counts,
+)  # fmt: skip
+
+
+def _doubt_is_success(self: Any, place: Any, partition: Any) -> None:
+    flight = partition.flight
+    if isinstance(flight.answer.exception(), Unknown):
+        partition.flight = None
+        self._landed(place, partition, flight, Answer(0, flight.expected))
+    else:
+        _answered(self, place, partition)
+
+
+_pool = Task._pool
+
+
+def _without(whose: int) -> Callable[..., None]:
+    def pool(self: Any, partition: Any, chunk: Any, of: int) -> None:
+        if of != whose:
+            _pool(self, partition, chunk, of)
+
+    return pool
+
+
+def _same_run_too(self: Any, place: Any, chunk: Any, **more: Any) -> None:
+    _absorb(self, place, chunk, **more)
+    if chunk.mark.run == self._looked.run and chunk.mark.task != self._task and not self._plan.arranged:
+        _pool(self, self._partitions[place], chunk, task._FOREIGN)
+
+
+def _uncompared(mutated: Callable[..., Any] | None = None) -> Callable[[], Any]:
+    @contextmanager
+    def alive() -> Iterator[None]:
+        with patch.object(comparing, "compare", lambda *args, **more: None):
+            if mutated is None:
+                yield
+            else:
+                with patch.object(Task, "_absorb", mutated):
+                    yield
+
+    return alive
+
+
+_difference, _append_at, _read_lying = (
+    comparing._Comparison._difference,
+    comparing._Comparison._append_at,
+    comparing._Comparison._read,
+)
+
+
+def _nothing_missing(self: Any, lying: Any) -> Any:
+    return {}, _difference(self, lying)[1]
+
+
+def _nothing_unknown(self: Any, lying: Any) -> Any:
+    return _difference(self, lying)[0], 0
+
+
+def _append_anyway(self: Any, place: Any, end: int, like: Any, bodies: Any) -> int:
+    """At the end, wherever it is now."""
+    done = 0
+    while not done:
+        [(_, end)] = self._log.offsets(place[0], [place[1]]).values()
+        done = int(_append_at(self, place, end, like, bodies))
+    return done
+
+
+def _without_earlier_commits(self: Any, place: Any) -> Any:
+    """What the driver had appended when this commit began."""
+    found = _read_lying(self, place)
+    first = self.__dict__.setdefault("first_ends", {}).setdefault(place, found.end)
+    for mark, logged in self._chunks(place, found.begin, first):
+        if mark.task == comparing.DRIVER and logged.base_offset < first:
+            for each in logged.bodies:
+                found.digests.remove(task.digest_of(each))
+    return found
+
+
+def _met_without_unmatched(self: Any) -> Any:
+    met = _met(self)
+    if met is None:
+        return None
+    return replace(met, places={place: at._replace(unmatched=b"") for place, at in met.places.items()})
+
+
+def _met_without_numbers(self: Any) -> Any:
+    met = _met(self)
+    if met is None:
+        return None
+    return replace(met, places={place: at._replace(numbers=frozenset()) for place, at in met.places.items()})
+
+
+_met = Task._met
+
+
+def _never_doubtful(self: Any, *args: Any) -> Any:
+    self._doubtful = False
+    return _send(self, *args)
+
+
+def _resume_as_fresh(self: Any) -> None:
+    sights = {
+        place: replace(sight, last=None if sight.last and sight.last.batch == self._batch else sight.last)
+        for place, sight in self._looked.sights.items()
+    }
+    self._looked = replace(self._looked, sights=sights)
+    _begin(self)
+
+
+def _behind_as_fresh(self: Any) -> None:
+    sights = {
+        place: replace(sight, last=None if sight.last and sight.last.batch > self._batch else sight.last)
+        for place, sight in self._looked.sights.items()
+    }
+    self._looked = replace(self._looked, sights=sights)
+    _begin(self)
+
+
+def _grown_without_reading(self: Any, topic: str) -> None:
+    self._look = lambda *args: None  # of this task alone: others are in the middle of theirs
+    _grow(self, topic)
+    del self._look
+
+
+def _not_mixed(self: Any, *args: Any) -> bool:
+    mixed, self._mixed = self._mixed, set()
+    try:
+        return _is_missing(self, *args)
+    finally:
+        self._mixed = mixed
+
+
+_is_missing = Task._is_missing
+
+
+def _wrong_began(self: Any, last: Any) -> None:
+    _judge(self, last)
+    for place, mark in list(last.items()):
+        if mark.batch == self._batch:
+            last[place] = replace(mark, began=self._looked.sights[place].end)
+    sights = {
+        place: replace(sight, last=last.get(place)) for place, sight in self._looked.sights.items()
+    }  # fmt: skip
+    self._looked = replace(self._looked, sights=sights)
+
+
+def _nothing_is_new(self: Any, place: Any, partition: Any, end: int) -> bool:
+    return True
+
+
+def _uncounted_build(bodies: Any, *, partition_count: int | None, **more: Any) -> Any:
+    return _build(bodies, partition_count=None, **more)
+
+
+_build = ModelFraming.build
+
+
+class _Both(Future[Any]):
+    """Of two appends under way at once."""
+
+
+def _send_two(self: Any, place: Any, partition: Any) -> None:
+    """The second expects what the first would leave."""
+    _send(self, place, partition)
+    if not partition.queue:
+        return
+    first, end = partition.flight, partition.end
+    partition.end = end + len(first.rows)
+    _send(self, place, partition)
+    second, partition.end = partition.flight, end
+    both: _Both = _Both()
+
+    def done(_: Any) -> None:
+        if not (first.answer.done() and second.answer.done()) or both.done():
+            return
+        answers = [each.answer.exception() or each.answer.result() for each in (first, second)]
+        if all(isinstance(answer, Answer) and answer.code == 0 for answer in answers):
+            both.set_result(Answer(0, end))
+        elif isinstance(answers[0], Answer) and answers[0].code != 0:
+            both.set_result(answers[0])
+        else:
+            both.set_exception(Unknown("one of two"))
+
+    first.answer.add_done_callback(done)
+    second.answer.add_done_callback(done)
+    partition.flight = task._Flight(task._joined([first.rows, second.rows]), end, both)
+
+
+_send = Task._send
+
+
+def _tail_only(log: Any, place: Any, bounds: tuple[int, int], sink: str, *_: Any) -> looking.Known:
+    start, end = bounds
+    mark = task.own_mark(log.tail(*place, end), sink) if end > start else None
+    return looking.Known(end, mark, end)
+
+
+def _spread_by_chance(self: Any, topic: str) -> int:
+    return int(self._clock.random() * self._over[topic])
+
+
+def _ours_by_task(self: Any, place: Any, chunk: Any, **more: Any) -> None:
+    arranged = self._plan
+    if arranged.arranged and chunk.mark.task != self._task:
+        return
+    _absorb(self, place, chunk, **more)
+
+
+def _no_order(self: Any, place: Any, partition: Any) -> None:
+    """Rows that were refused go behind those that came later."""
+    refused = self._refused
+    _answered(self, place, partition)
+    if self._refused > refused and partition.queue:
+        partition.queue.rotate(-1)
+
+
+def _absorb_uncounted(self: Any, place: Any, chunk: Any, **more: Any) -> None:
+    seen = self._partitions[place].seen
+    before = dict(seen) if seen is not None else None
+    _absorb(self, place, chunk, **more)
+    self._partitions[place].seen = before
+
+
+def _release_at_once(self: Any, place: Any) -> None:
+    _read_region(self, place)
+    self._held = None
+
+
+_read_region = Task._read_region
+
+MUTANTS = (
+    Mutant(
+        "no look",
+        "after a refusal the new end is believed without reading",
+        _method("_look", _look_without_reading),
+        ("speculation", "zombies", "lossy"),
+    ),
+    Mutant(
+        "doubt is success",
+        "an append without an answer counts as appended",
+        _method("_answered", _doubt_is_success),
+        ("lossy",),
+    ),
+    Mutant(
+        "no overlap check",
+        "rows of another split's tasks are written again",
+        _method("_pool", _without(task._FOREIGN)),
+        ("changed split", "changed split, calm"),
+    ),
+    Mutant(
+        "no foreign numbers",
+        "rows are not looked for under other numbers",
+        _method("_pool", _without(task._FOREIGN)),
+        ("permuted", "permuted, calm"),
+    ),
+    Mutant(
+        "no own number",
+        "rows are not looked for under the task's number in other runs",
+        _method("_pool", _without(task._SAME_NUMBER)),
+        ("driver restarts",),
+    ),
+    Mutant(
+        "no own run",
+        "rows are not looked for among what the task has written in this run",
+        _method("_pool", _without(task._OWN)),
+        ("speculation", "tasks die"),
+    ),
+    Mutant(
+        "same run's",
+        "rows of this run's other tasks count, and nothing is compared",
+        _uncompared(_same_run_too),
+        ("equal rows in tasks",),
+    ),
+    Mutant(
+        "not compared",
+        "rows that several tasks have found are not counted",
+        _uncompared(),
+        ("equal rows in tasks", "permuted, equal rows"),
+    ),
+    Mutant(
+        "nothing missing",
+        "what the driver misses it does not append",
+        lambda: patch.object(comparing._Comparison, "_difference", _nothing_missing),
+        ("equal rows in tasks", "permuted, equal rows"),
+    ),
+    Mutant(
+        "nothing unknown",
+        "what no task has may lie there",
+        lambda: patch.object(comparing._Comparison, "_difference", _nothing_unknown),
+        ("other data, compared",),
+    ),
+    Mutant(
+        "driver unchecked",
+        "the driver appends where the log ends, whatever came since",
+        lambda: patch.object(comparing._Comparison, "_append_at", _append_anyway),
+        ("permuted, equal rows", "other splits, equal rows", "equal rows in tasks"),
+    ),
+    Mutant(
+        "driver's own",
+        "a commit that is repeated does not see what the driver has appended",
+        lambda: patch.object(comparing._Comparison, "_read", _without_earlier_commits),
+        ("equal rows in tasks",),
+    ),
+    Mutant(
+        "unmatched not told",
+        "a task does not say which rows of its number it does not have",
+        _method("_met", _met_without_unmatched),
+        ("permuted", "other data, compared"),
+    ),
+    Mutant(
+        "numbers not told",
+        "a task does not say whose rows it has met",
+        _method("_met", _met_without_numbers),
+        ("other data, fewer tasks",),
+    ),
+    Mutant(
+        "never in doubt",
+        "a batch whose data is another one each time is written each time",
+        _method("_send", _never_doubtful),
+        ("other data each time",),
+    ),
+    Mutant(
+        "keys",
+        "a task of other keys is taken for one of other data",
+        _method("_keys_are_the_same", lambda self: True),
+        ("permuted, growth",),
+    ),
+    Mutant(
+        "left-overs",
+        "rows that are in the log and not in the data are not missed",
+        _method("_judge_unmatched", lambda self, early: None),
+        ("other data",),
+    ),
+    Mutant(
+        "resume as fresh",
+        "a half-written batch is not read",
+        _method("begin", _resume_as_fresh),
+        ("driver restarts", "zombies"),
+    ),
+    Mutant("behind as fresh", "a complete batch is written again", _method("begin", _behind_as_fresh), ("restored",)),
+    Mutant(
+        "began",
+        "a half-written batch is read from the end only",
+        _method("_judge_counts", _wrong_began),
+        ("driver restarts", "zombies"),
+    ),
+    Mutant(
+        "nothing new",
+        "what `seen` says is not compared",
+        _method("_nothing_new", _nothing_is_new),
+        ("speculation", "zombies"),
+    ),
+    Mutant(
+        "seen",
+        "chunks that were read are not counted",
+        _method("_absorb", _absorb_uncounted),
+        ("speculation", "speculation, other order", "lossy contention"),
+    ),
+    Mutant(
+        "not sifted",
+        "what waits is not compared with what was read",
+        _method("_sift", lambda self, place: None),
+        ("lossy",),
+    ),
+    Mutant(
+        "grown without reading",
+        "after a growth old partitions are not read",
+        _method("_grow", _grown_without_reading),
+        ("growth and copies",),
+    ),
+    Mutant(
+        "not mixed",
+        "after a growth rows are looked for where they would go now",
+        _method("_is_missing", _not_mixed),
+        ("growth and restarts", "growth"),
+    ),
+    Mutant(
+        "count not said",
+        "chunks do not say over how many partitions they were placed",
+        lambda: patch.object(ModelFraming, "build", staticmethod(_uncounted_build)),
+        ("growth and restarts", "growth", "growth, no keys"),
+    ),
+    Mutant(
+        "two under way",
+        "two appends of one partition are under way at once",
+        _method("_send", _send_two),
+        ("speculation, other order", "zombies, other order"),
+    ),
+    Mutant(
+        "tail only",
+        "the last mark is not looked for behind others' records",
+        lambda: patch.object(looking, "_known", _tail_only),
+        ("zombies, other order",),
+    ),
+    Mutant("spread by chance", "rows without a key go anywhere", _method("own", _spread_by_chance), ("no keys",)),
+    Mutant(
+        "arranged by task",
+        "arranged rows are looked for among the task's own",
+        _method("_absorb", _ours_by_task),
+        ("changed split, then arranged", "growth, arranged"),
+    ),
+    Mutant("order", "refused rows go behind later ones", _method("_answered", _no_order), ("lossy",)),
+    Mutant(
+        "other query",
+        "another query's rows are nobody's",
+        _method("_refuse_other_query", lambda self, place, mark: None),
+        ("deleted checkpoint",),
+    ),
+    Mutant(
+        "not held",
+        "new rows are appended before all old ones were met",
+        _method("_read_region", _release_at_once),
+        ("other data",),
+    ),
+)
+
+
+def hunt(mutant: Mutant, seeds: int) -> tuple[str, int, str] | None:
+    """Story, seed and what was noticed; None if nothing was."""
+    for name in mutant.stories:
+        for seed in range(seeds):
+            with mutant.alive():
+                try:
+                    play(STORIES[name], seed)
+                except (AssertionError, SinkError, Exception) as error:
+                    return name, seed, str(error)[:100]
+    return None

@@ -1,0 +1,47 @@
+"""A few seeds of each story, and the rules broken one by one. `python -m tests.sink_simulation` has more."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from .mutants import MUTANTS, Mutant, hunt
+from .stories import STORIES, play
+
+_SEEDS = 6
+_HUNTING_SEEDS = 60
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_each_row_is_there_once(name: str) -> None:
+    runs = [play(STORIES[name], seed) for seed in range(_SEEDS)]
+    assert all(run.complete or run.errors for run in runs)
+
+
+@pytest.mark.no_cover  # of what is broken
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_broken_rule_is_noticed(mutant: Mutant) -> None:
+    assert hunt(mutant, _HUNTING_SEEDS) is not None, f"nothing notices that {mutant.breaks}"
+
+
+def test_a_seed_is_a_story() -> None:
+    one, other = (play(STORIES["zombies, other order"], 3) for _ in range(2))
+    assert [p.stored for p in one.world.topics["t"]] != []
+    assert (one.world.appends, one.world.refusals, one.found) == (
+        other.world.appends,
+        other.world.refusals,
+        other.found,
+    )
+
+
+def test_rows_without_a_key_must_not_change_their_task_while_a_killed_driver_still_writes() -> None:
+    """The limit that decision 13 tells of: they go to another partition then, where nobody sees the other's."""
+    story = replace(STORIES["changed split, no keys"], zombies=1.0, quiet=False)
+
+    def try_seeds() -> None:
+        for seed in range(200):
+            play(story, seed)
+
+    with pytest.raises(AssertionError, match="2 times instead of 1"):
+        try_seeds()

@@ -1,0 +1,490 @@
+"""The faults: what happens to a query that writes, one micro-batch after the other.
+
+Most strike in batch 1: batch 0 is done, and batch 2 comes after. Where our sink refuses to go on, the fault does what
+its message says, so that what is counted in the end is all of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tests.spark_faults import gates
+from tests.spark_faults.gates import PASS, RAISE, WAIT, WAIT_AND_RAISE, point
+from tests.spark_faults.query import FENCEPOST, SINKS
+from tests.spark_faults.stage import CHANGED, CLUSTER, LOCAL, STANDALONE, TASKS, Query, Trial, _signal, until
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """`told` – for the table."""
+
+    name: str
+    told: str
+    happen: Callable[[Trial], None]
+    #: Of those that have such a point.
+    sinks: tuple[str, ...] = SINKS
+    master: str = LOCAL
+    #: It needs a query that runs, and leaves one: faults in a row have the same.
+    chained: bool = False
+
+
+def begun(trial: Trial) -> Query:
+    """A query that runs and has done some batches; the fault strikes in its next, `trial.at`."""
+    if not trial.queries:
+        trial.run(trial.query())
+    [query] = trial.queries
+    trial.at = query.batches
+    return query
+
+
+def ended(trial: Trial, query: Query) -> None:
+    """It has done what it was struck in, and goes on."""
+    trial.done(query, trial.at)
+    if not trial.chained:
+        trial.done(query, query.more())
+
+
+def points(trial: Trial, where: str) -> list[str]:
+    """`NAME` – where a batch passes once; `NAME/0` – task 0; `NAME/*` – each task."""
+    name, _, tasks = where.partition("/")
+    if name in ("look", "looked"):
+        return [name]  # the sink does not know yet for which batch it looks
+    if not tasks:
+        return [point(name, trial.at)]
+    return [point(name, trial.at, task) for task in (range(TASKS) if tasks == "*" else [int(tasks)])]
+
+
+def half_written(trial: Trial, query: Query, action: str = WAIT) -> int:
+    """A batch is begun: rows of each task lie in Kafka, and others of task 0 are to come; the worker that waits.
+
+    Task 1 comes later: the two would refuse each other's appends, and ours tries again only when there are more rows.
+    """
+    [gate], [other] = points(trial, "rows/0"), points(trial, "task/1")
+    gates.arm(gate, action)
+    gates.arm(other)
+    query.more()
+    if query.load:
+        trial.start(query)
+    pid = trial.reached(gate)
+    trial.has_written(query, trial.at, 0)
+    trial.reached(other)
+    gates.let_pass(other)
+    trial.has_written(query, trial.at, 1)
+    return pid
+
+
+def go_on(trial: Trial) -> None:
+    [gate] = points(trial, "rows/0")
+    gates.let_pass(gate)
+
+
+# --- tasks ------------------------------------------------------------------------------------------------------------
+
+
+def task_fails(trial: Trial) -> None:
+    query = begun(trial)
+    half_written(trial, query, WAIT_AND_RAISE)
+    go_on(trial)
+    ended(trial, query)
+
+
+def strikes(trial: Trial, where: str, action: str = RAISE) -> None:
+    """At this point in the sink, once. Where it raises, Spark tries the task again."""
+    query = begun(trial)
+    [gate] = points(trial, where)
+    gates.arm(gate, action)
+    query.more()
+    ended(trial, query)
+    assert gates.reached(gate)
+
+
+# --- the driver -------------------------------------------------------------------------------------------------------
+
+
+def driver_killed(trial: Trial, where: str) -> None:
+    """When this point has been reached, by all."""
+    query = begun(trial)
+    for gate in points(trial, where):
+        gates.arm(gate)
+    query.more()
+    for gate in points(trial, where):
+        trial.reached(gate)
+    trial.driver.kill()
+    trial.start(query)
+    ended(trial, query)
+
+
+def driver_killed_half_way(trial: Trial) -> None:
+    query = begun(trial)
+    half_written(trial, query)
+    trial.driver.kill()
+    trial.start(query)
+    ended(trial, query)
+
+
+def commit_fails(trial: Trial, where: str) -> None:
+    query = begun(trial)
+    [gate] = points(trial, where)
+    gates.arm(gate, RAISE)
+    query.more()
+    trial.fails(query)
+    assert gates.reached(gate)
+    trial.start(query)
+    ended(trial, query)
+
+
+# --- executors --------------------------------------------------------------------------------------------------------
+
+
+def executor_killed(trial: Trial) -> None:
+    query = begun(trial)
+    process = half_written(trial, query)
+    members = trial.driver.processes()
+    executors = trial.driver.executors()
+    while process not in executors:
+        process = members[process][0]
+    _signal(process, signal.SIGKILL)
+    trial.done(query, trial.at)
+    go_on(trial)
+    ended(trial, query)
+
+
+def zombie_executor(trial: Trial) -> None:
+    """It stands still while the driver dies and the query is started again elsewhere; when all is done, it goes on."""
+    query = begun(trial)
+    half_written(trial, query)
+    old = trial.driver
+    members = [*old.executors(), *old.workers()]
+    for pid in members:
+        _signal(pid, signal.SIGSTOP)
+    old.kill()
+    trial.start(query)
+    trial.done(query, trial.at)
+    go_on(trial)
+    for pid in members:
+        _signal(pid, signal.SIGCONT)
+    until(lambda: not old.processes(), "the zombies have ended")
+    ended(trial, query)
+
+
+def zombie_worker(trial: Trial) -> None:
+    """It is about to append when the driver dies; when the query has written all of it again, it appends."""
+    query = begun(trial)
+    [gate] = points(trial, "append/0")
+    gates.arm(gate)
+    query.more()
+    trial.reached(gate)
+    old = trial.driver
+    old.kill()
+    trial.start(query)
+    trial.done(query, trial.at)
+    gates.let_pass(gate)
+    until(lambda: not old.processes(), "the zombie has ended")
+    ended(trial, query)
+
+
+def zombie_driver(trial: Trial) -> None:
+    """It stands still while another driver writes this batch and the next; then it goes on, until Spark stops it."""
+    query = begun(trial)
+    half_written(trial, query)
+    old = trial.driver
+    members = list(old.processes())
+    for pid in members:
+        _signal(pid, signal.SIGSTOP)
+    old.forgotten = True
+    trial.start(query)
+    trial.done(query, trial.at)
+    trial.done(query, query.more())
+    go_on(trial)
+    for pid in members:
+        _signal(pid, signal.SIGCONT)
+    until(lambda: not old.tell("state", name=query.name)["active"], "the older driver's query has ended")
+    old.end()
+    ended(trial, query)
+
+
+def speculation(trial: Trial) -> None:
+    """Task 0 stands still; when its copy runs, it goes on, and both write."""
+    trial.driver_settings = {
+        "spark_speculation": "true",
+        "spark_speculation_quantile": "0.5",
+        "spark_speculation_multiplier": "1.1",
+        "spark_speculation_interval": "100ms",
+        "spark_speculation_minTaskRuntime": "100ms",
+    }
+    query = begun(trial)
+    half_written(trial, query)
+    until(lambda: len(gates.noted(f"started.{trial.at}.0.")) > 1, "a speculative copy of the task")
+    go_on(trial)
+    ended(trial, query)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def _backed_up(trial: Trial, query: Query, batches: int) -> str:
+    """The checkpoint as it was before so many batches that have been done since. The query is stopped."""
+    trial.stop(query)
+    backup = f"{query.checkpoint}-backup"
+    shutil.copytree(query.checkpoint, backup)
+    trial.start(query)
+    for _ in range(batches):
+        trial.done(query, query.more())
+    trial.stop(query)
+    return backup
+
+
+def restored(trial: Trial, batches: int = 1) -> None:
+    """A checkpoint from before the last batches."""
+    query = begun(trial)
+    backup = _backed_up(trial, query, batches)
+    shutil.rmtree(query.checkpoint)
+    shutil.copytree(backup, query.checkpoint)
+    trial.start(query)
+    trial.done(query, query.more())
+
+
+def restored_otherwise(trial: Trial) -> None:
+    """And what was two batches is one now."""
+    query = begun(trial)
+    backup = _backed_up(trial, query, 2)
+
+    def restore(files: int) -> None:
+        shutil.rmtree(query.checkpoint)
+        shutil.copytree(backup, query.checkpoint)
+        query.files = files
+        trial.start(query)
+
+    restore(2)
+    if trial.ours:
+        trial.refused(query, "the batches as they were (`maxFilesPerTrigger` back to 1)")
+        restore(1)
+        trial.done(query, query.more())
+    else:
+        trial.done(query, trial.at)
+        query.more()
+        trial.done(query, trial.at + 1)
+
+
+def lost(trial: Trial, *, delete: bool) -> None:
+    """The query begins with no checkpoint, from the first row on."""
+    query = begun(trial)
+    trial.done(query, query.more())
+    trial.stop(query)
+    kept = f"{query.checkpoint}-kept"
+    shutil.copytree(query.checkpoint, kept)
+    if delete:
+        shutil.rmtree(query.checkpoint)
+    else:
+        query.checkpoint = f"{query.checkpoint}-new"
+    trial.start(query)
+    if trial.ours:
+        trial.refused(query, "the old checkpoint")
+        query.checkpoint = kept
+        trial.start(query)
+    ended(trial, query)
+
+
+# --- the query --------------------------------------------------------------------------------------------------------
+
+
+def changed(
+    trial: Trial, *, half: bool, tasks: int = TASKS, prefix: str = "", then: str = "", arranged: bool = False
+) -> None:
+    """Started again otherwise: when a batch is done, or when it is half written and the driver has died.
+
+    `then` – what is done where our sink refuses to go on; empty: it does not."""
+    query = trial.query()
+    query.arranged = arranged
+    trial.run(query)
+    begun(trial)
+    if half:
+        half_written(trial, query)
+        trial.driver.kill()
+    else:
+        trial.stop(query)
+        query.more()
+    query.tasks, query.prefix = tasks, prefix
+    trial.start(query)
+    if trial.ours and then:
+        trial.refused(query, then)
+        query.tasks, query.prefix = TASKS, ""
+        trial.start(query)
+    ended(trial, query)
+
+
+def two_queries(trial: Trial) -> None:
+    first, second = trial.query("a"), trial.query("b", 1_000_000)
+    for query in (first, second):
+        query.more()
+        trial.start(query)
+    for number in range(3):
+        for query in (first, second):
+            trial.done(query, number)
+            query.more()
+    for query in (first, second):
+        trial.done(query, 3)
+
+
+# --- df.write ---------------------------------------------------------------------------------------------------------
+
+
+def _load(trial: Trial) -> Query:
+    query = trial.query()
+    query.load = True
+    return query
+
+
+def load_task_fails(trial: Trial) -> None:
+    query = _load(trial)
+    half_written(trial, query, WAIT_AND_RAISE)
+    go_on(trial)
+    trial.loaded(query)
+
+
+def load_killed(trial: Trial, *, changed: bool = False) -> None:
+    query = _load(trial)
+    half_written(trial, query)
+    trial.driver.kill()
+    query.prefix = CHANGED.decode() if changed else ""
+    trial.start(query)
+    if trial.ours and changed:
+        trial.refused(query, "the data as it was")
+        query.prefix = ""
+        trial.start(query)
+    trial.loaded(query)
+
+
+def load_again(trial: Trial) -> None:
+    query = _load(trial)
+    query.more()
+    for _ in range(2):
+        trial.start(query)
+        trial.loaded(query)
+
+
+# --- proxy and broker -------------------------------------------------------------------------------------------------
+
+
+def proxy_killed(trial: Trial) -> None:
+    query = begun(trial)
+    half_written(trial, query)
+    trial.stage.proxy.kill()
+    go_on(trial)
+    trial.stage.proxy.restart()
+    ended(trial, query)
+
+
+def broker_killed(trial: Trial) -> None:
+    query = begun(trial)
+    half_written(trial, query)
+    kafka = trial.stage.kafka
+    kafka.kill(kafka.node_ids[0])
+    go_on(trial)
+    kafka.restart(kafka.node_ids[0])
+    ended(trial, query)
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+OURS = (FENCEPOST,)
+_CHANGED = CHANGED.decode()
+_BACK = "the query as it was"
+
+
+def _at(
+    name: str, told: str, happen: Callable[..., None], where: str, sinks: tuple[str, ...] = SINKS, **more: Any
+) -> Fault:
+    return Fault(name, told, partial(happen, where=where, **more), sinks, chained=True)
+
+
+def _killed(name: str, told: str, where: str, sinks: tuple[str, ...] = SINKS, **more: Any) -> Fault:
+    return _at(f"kill-{name}", f"driver killed {told}", driver_killed, where, sinks, **more)
+
+
+FAULTS = (
+    Fault("task-fails", "a task fails when some of its rows are written", task_fails, chained=True),
+    _at("append-fails", "the sink's own write raises before an append", strikes, "append/0", OURS),
+    _at("answer-fails", "the sink's own write raises after an append", strikes, "appended/0", OURS),
+    _at("answer-lost", "an append's answer is lost", strikes, "unheard/0", OURS, action=PASS),
+    _at("commit-raises", "the sink's commit raises", commit_fails, "commit", OURS),
+    _at("committed-raises", "the sink's commit raises at its end", commit_fails, "committed", OURS),
+    _at("log-raises", "Spark cannot log the batch as done", commit_fails, "commits"),
+    Fault("proxy-killed", "proxy killed and started again", proxy_killed, chained=True),
+    Fault("broker-killed", "broker killed and started again", broker_killed, chained=True),
+    _killed("before-offsets", "before Spark logs the batch's offsets", "offsets"),
+    _killed("after-offsets", "after Spark has logged the offsets", "offsets-logged"),
+    _killed("before-look", "before the sink looks at the topic", "look", OURS),
+    _killed("after-look", "after the sink has looked", "looked", OURS),
+    _killed("at-task", "at the first row of all tasks", "task/*"),
+    _killed("at-append", "at the first append of a task", "append/0", OURS),
+    _killed("at-answer", "at the first answer to a task", "appended/0", OURS),
+    Fault("kill-half-way", "driver killed when some rows are written", driver_killed_half_way, chained=True),
+    _killed("at-last-row", "at the last row of all tasks", "all/*"),
+    _killed("all-written", "when all rows are written", "written/*", OURS),
+    _killed("before-commit", "before the sink's commit", "commit", OURS),
+    _killed("after-commit", "after the sink's commit", "committed", OURS),
+    _killed("before-log", "before Spark logs the batch as done", "commits"),
+    _killed("after-log", "after Spark has logged the batch as done", "commits-logged"),
+    Fault(
+        "zombie-append",
+        "worker is about to append; driver killed, batch written again; worker appends",
+        zombie_worker,
+        OURS,
+        chained=True,
+    ),
+    Fault(
+        "zombie-driver",
+        "driver stands still; another one writes this batch and the next; the first goes on",
+        zombie_driver,
+        chained=True,
+    ),
+    Fault("restored", "checkpoint restored from before the last batch", restored),
+    Fault("restored-2", "checkpoint restored from before the last two batches", partial(restored, batches=2)),
+    Fault("restored-otherwise", "the same, and the source's rows fall into other batches", restored_otherwise),
+    Fault("deleted", "checkpoint deleted", partial(lost, delete=True)),
+    Fault("new-checkpoint", "another checkpoint location", partial(lost, delete=False)),
+    Fault("changed-query", "query changed between two batches", partial(changed, half=False, prefix=_CHANGED)),
+    Fault(
+        "changed-query-half",
+        "query changed when a batch is half written",
+        partial(changed, half=True, prefix=_CHANGED, then=_BACK),
+    ),
+    Fault("changed-tasks", "number of tasks changed between two batches", partial(changed, half=False, tasks=3)),
+    Fault(
+        "changed-tasks-half",
+        "number of tasks changed when a batch is half written",
+        partial(changed, half=True, tasks=3),
+    ),
+    Fault(
+        "changed-tasks-arranged",
+        "the same, and the rows are arranged",
+        partial(changed, half=True, tasks=3, arranged=True),
+        OURS,
+    ),
+    Fault("two-queries", "two queries write to one topic", two_queries),
+    Fault("load-task-fails", "`df.write`: a task fails when some of its rows are written", load_task_fails),
+    Fault("load-again", "`df.write`: run again when it is done", load_again),
+    Fault("load-killed", "`df.write`: driver killed when some rows are written; run again", load_killed),
+    Fault("load-changed", "`df.write`: the same, and run again with other data", partial(load_killed, changed=True)),
+    Fault(
+        "executor-killed",
+        "executor killed when some rows are written",
+        executor_killed,
+        master=CLUSTER,
+        chained=True,
+    ),
+    Fault(
+        "zombie-executor",
+        "executor stands still; driver killed, batch written again; executor goes on",
+        zombie_executor,
+        master=CLUSTER,
+        chained=True,
+    ),
+    Fault("speculation", "speculative copy of a slow task, and both write", speculation, master=STANDALONE),
+)

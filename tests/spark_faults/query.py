@@ -1,0 +1,125 @@
+"""What Spark runs: the query under test, with gates among its rows. Imported by drivers and by workers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from tests.spark_faults import gates
+
+SCHEMA = "id BIGINT, key STRING, counter BIGINT, text STRING"
+#: So that what has been let through lies in Kafka soon, however few rows a test has.
+ROWS_AT_ONCE = 100
+BATCH_BYTES = 40 * 1024
+FENCEPOST, KAFKA = "fencepost", "kafka"
+SINKS = FENCEPOST, KAFKA
+
+
+def batch_of(context: Any) -> str:
+    """0 in `df.write`."""
+    return context.getLocalProperty("streaming.sql.batchId") or "0"
+
+
+def gated(let_through: int) -> Any:
+    """Gates around a task's rows: `task` before the first, `rows` after `let_through` of them, `all` after the last."""
+
+    def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext  # noqa: PLC0415
+
+        context = TaskContext.get()
+        assert context is not None
+        batch, task = batch_of(context), context.partitionId()
+        gates.note(f"started.{batch}.{task}.{context.attemptNumber()}")
+        gates.passing(gates.point("task", batch, task))
+        passed = 0
+        for rows in batches:
+            gates.note(f"key.{batch}.{task}.{passed}", rows.column("key")[0].as_py())
+            yield rows
+            if passed < let_through <= passed + rows.num_rows:
+                gates.passing(gates.point("rows", batch, task))
+            passed += rows.num_rows
+        gates.passing(gates.point("all", batch, task))
+
+    return pass_on
+
+
+class Running:
+    """A query that was started, or one write of `df.write` in a thread of its own."""
+
+    def __init__(self, spark: Any, wanted: dict[str, Any]) -> None:
+        self._spark = spark
+        self._error = ""
+        self._query: Any = None
+        self._thread: threading.Thread | None = None
+        if wanted["load"]:
+            self._thread = threading.Thread(target=self._load, args=(wanted,), daemon=True)
+            self._thread.start()
+        else:
+            self._query = _stream(spark, wanted)
+
+    @property
+    def state(self) -> dict[str, Any]:
+        if self._thread is not None:
+            return {"active": self._thread.is_alive(), "error": self._error}
+        error = self._query.exception()
+        return {"active": self._query.isActive, "error": "" if error is None else str(error)}
+
+    def stop(self) -> None:
+        if self._thread is None:
+            self._query.stop()
+        else:
+            self._spark.sparkContext.cancelAllJobs()
+            self._thread.join(60)
+
+    def _load(self, wanted: dict[str, Any]) -> None:
+        try:
+            # Formats in Python are looked up in the session of the thread, and a new one has none.
+            self._spark._jvm.org.apache.spark.sql.SparkSession.setActiveSession(self._spark._jsparkSession)
+            rows = self._spark.read.schema(SCHEMA).parquet(wanted["source"])
+            writer = _shaped(rows, wanted).write.format(wanted["sink"]).mode("append")
+            for name, text in options(wanted).items():
+                writer = writer.option(name, text)
+            writer.save()
+        except Exception as error:
+            self._error = str(error)
+
+
+def _stream(spark: Any, wanted: dict[str, Any]) -> Any:
+    rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", wanted["files"]).parquet(wanted["source"])
+    writer = _shaped(rows, wanted).writeStream.format(wanted["sink"]).queryName(wanted["name"])
+    for name, text in options(wanted).items():
+        writer = writer.option(name, text)
+    return writer.option("checkpointLocation", wanted["checkpoint"]).trigger(processingTime="500 milliseconds").start()
+
+
+def _shaped(rows: Any, wanted: dict[str, Any]) -> Any:
+    """`wanted` – a `stage.Query` as a dictionary, with what its trial adds."""
+    value = f"concat('{wanted['prefix']}', id, ' ', counter, ' ', text) AS value"
+    # One file is read by one task, so that each key's rows are in order behind the shuffle.
+    placed = rows.repartition(wanted["tasks"], "key").selectExpr("key", value)
+    if wanted["arranged"] and wanted["sink"] == FENCEPOST:
+        from fencepost.spark import arrange  # noqa: PLC0415
+
+        placed = arrange(placed, partitions=wanted["partitions"])
+    return placed.mapInArrow(gated(wanted["let_through"]), placed.schema)
+
+
+def options(wanted: dict[str, Any]) -> dict[str, str]:
+    chosen = {
+        "kafka.bootstrap.servers": wanted["bootstrap"],
+        "topic": wanted["topic"],
+    }
+    if wanted["sink"] == FENCEPOST:
+        if wanted["arranged"]:
+            chosen["arranged"] = "true"
+        chosen |= {"sink.id": wanted["sink_id"], "batch.bytes": str(BATCH_BYTES), **wanted["options"]}
+    return chosen
+
+
+def register(spark: Any) -> None:
+    from tests.spark_faults.gated_sink import GatedSink  # noqa: PLC0415
+
+    spark.dataSource.register(GatedSink)

@@ -1,0 +1,120 @@
+"""Faults in a row, and the table of what came of them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tests.spark_faults.faults import Fault
+from tests.spark_faults.query import FENCEPOST, KAFKA
+from tests.spark_faults.stage import Counts, NeverHappened, QueryFailed, Stage, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    counts: Counts
+    seconds: float
+    refusal: str = ""
+    then: str = ""
+    at_refusal: Counts | None = None
+    #: It did not come to its end.
+    broken: str = ""
+
+    @property
+    def exact(self) -> bool:
+        before = self.at_refusal
+        nothing_undue = before is None or not (before.duplicated or before.out_of_order or before.foreign)
+        return not self.broken and self.counts.exact and nothing_undue
+
+
+@dataclass(slots=True)
+class Result:
+    sinks: Sequence[str]
+    outcomes: dict[tuple[str, str], Outcome] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+
+    @property
+    def holds(self) -> bool:
+        """Our sink is exact under each; and the same counting finds Spark's own duplicates, where it was asked to."""
+        ours = all(each.exact for (_, sink), each in self.outcomes.items() if sink == FENCEPOST)
+        theirs = [each for (_, sink), each in self.outcomes.items() if sink == KAFKA]
+        return ours and (not theirs or any(each.counts.duplicated for each in theirs))
+
+
+class Row:
+    """Faults in a row, on one sink."""
+
+    def __init__(self, stage: Stage, sink: str) -> None:
+        self._stage, self._sink = stage, sink
+        self._trial: Trial | None = None
+
+    def strike(self, fault: Fault) -> Outcome:
+        began = time.monotonic()
+        if self._trial is not None and not (fault.chained and fault.master == self._trial.master):
+            self.close()
+        if self._trial is None:
+            self._trial = Trial(self._stage, self._sink, fault.master)
+        trial, broken = self._trial, ""
+        trial.begin(chained=fault.chained)
+        try:
+            fault.happen(trial)
+        except (NeverHappened, QueryFailed, AssertionError) as error:
+            broken = f"{type(error).__name__}: {error.reason if isinstance(error, QueryFailed) else error}"
+        counts = trial.count()
+        if broken or not fault.chained:
+            self.close()
+        seconds = time.monotonic() - began
+        return Outcome(counts, seconds, trial.refusal, trial.then, trial.at_refusal, broken)
+
+    def close(self) -> None:
+        if self._trial is not None:
+            self._trial.close()
+            self._trial = None
+
+
+def run(
+    stage: Stage, faults: Sequence[Fault], sinks: Sequence[str], say: Callable[[str], None] = lambda _: None
+) -> Result:
+    result = Result(sinks, faults=list(faults))
+    for sink in sinks:
+        with contextlib.closing(Row(stage, sink)) as row:
+            for fault in faults:
+                if sink in fault.sinks:
+                    outcome = row.strike(fault)
+                    result.outcomes[fault.name, sink] = outcome
+                    what = f"{told(outcome)}, {outcome.seconds:.0f} s {outcome.refusal}{outcome.broken}"
+                    say(f"{fault.name}, {sink}: {what}")
+    return result
+
+
+def told(outcome: Outcome) -> str:
+    counts = outcome.counts
+    foreign = f" / {counts.foreign} foreign" if counts.foreign else ""
+    return f"{counts.expected} rows: {counts.missing} / {counts.duplicated} / {counts.out_of_order}{foreign}"
+
+
+def table(result: Result) -> Iterator[str]:
+    names = {FENCEPOST: "`fencepost`", KAFKA: "Spark's `kafka`"}
+    heads = [f"{names[sink]}: rows | missing | twice | out of order | s" for sink in result.sinks]
+    yield f"| fault | {' | '.join(heads)} |"
+    yield f"| --- |{' ---: |' * 5 * len(heads)}"
+    notes: list[str] = []
+    for fault in result.faults:
+        cells: list[object] = []
+        for sink in result.sinks:
+            outcome = result.outcomes.get((fault.name, sink))
+            if outcome is None:
+                cells += ["–"] * 5
+                continue
+            counts = outcome.counts
+            mark = ""
+            if outcome.refusal:
+                notes.append(f"[{len(notes) + 1}] `{fault.name}`: “{outcome.refusal}” It went on with {outcome.then}.")
+                mark = f" [{len(notes)}]"
+            cells += [f"{counts.expected}{mark}" + " **broken**" * bool(outcome.broken), counts.missing]
+            cells += [f"{counts.duplicated}", counts.out_of_order, f"{outcome.seconds:.0f}"]
+        yield f"| {fault.told} | {' | '.join(map(str, cells))} |"
+    yield ""
+    yield from notes

@@ -1,0 +1,569 @@
+"""What a fault needs: Kafka, the proxy before it, Spark drivers that can be killed, a source, and a judge.
+
+A **stage** has one Kafka and one proxy, and a driver that lives until a fault kills it. A **trial** is of one
+sink: a topic of its own, and queries that write to it what their sources have. A source is a directory; each of its
+files is one micro-batch. What came of it is counted from Kafka itself (`Trial.count`), never from what Spark says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fencepost.spark import said
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.jars import fetch
+from fencepost_proxy.dev.java import find_jdk
+from tests.spark_faults import gates
+from tests.spark_faults.query import FENCEPOST, ROWS_AT_ONCE
+from tests.support.kafka import running_kafka, unique_topic
+from tests.support.ports import free_ports_in_a_row
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection
+
+ROOT = Path(__file__).parents[2]
+PATIENCE_SECONDS = 300.0
+_POLL_SECONDS = 0.25
+PARTITIONS = 2
+TASKS = 2
+KEYS = 20
+ROWS = 4000
+#: What a task lets through before its gate `rows`: more than the buffers on the way to Kafka hold, and not all.
+LET_THROUGH = 1400
+_TEXT = "x" * 180
+#: What a changed query puts before each value.
+CHANGED = b"changed "
+#: Two tasks at once, and four attempts at each.
+LOCAL = "local[2,4]"
+#: Executors of their own: JVMs beside the driver's.
+CLUSTER = "local-cluster[2,1,1024]"
+#: Workers that outlive drivers, with a host name each: no task has two attempts on one host. See `Standalone`.
+STANDALONE = "standalone"
+_CONFIG = """
+[topics."faults-*"]
+"check.expected.offsets" = "required"
+"""
+_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+class NeverHappened(AssertionError):
+    """Something that a trial waits for."""
+
+
+class QueryFailed(Exception):
+    """What the query ended with, as Spark tells it."""
+
+    def __init__(self, told: str) -> None:
+        super().__init__(told)
+        self.told = told
+
+    @property
+    def reason(self) -> str:
+        """What the sink said, without Spark's frames around it; else Spark's first line."""
+        return said(self) or self.told.strip().partition("\n")[0]
+
+
+def until(happened: Callable[[], Any], what: str, seconds: float = PATIENCE_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        if time.monotonic() > deadline:
+            raise NeverHappened(f"not within {seconds:g} s: {what}")
+        time.sleep(_POLL_SECONDS)
+
+
+# --- Spark ------------------------------------------------------------------------------------------------------------
+
+
+class Driver:
+    """`python -m tests.spark_faults.driver`: ready on construction."""
+
+    def __init__(self, directory: Path, master: str, extra: Mapping[str, str]) -> None:
+        self.master, self.extra = master, dict(extra)
+        #: It lives, and is nobody's: the stage starts another one.
+        self.forgotten = False
+        self.log = directory / f"driver-{time.monotonic_ns()}.log"
+        jars = ":".join(map(str, fetch("spark-kafka")))
+        path = f"{directory / 'classes'}:{jars}"
+        settings = {
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.extraClassPath": path,
+            "spark.executor.extraClassPath": path,
+            "spark.driver.extraJavaOptions": _JVM,
+            "spark.executor.extraJavaOptions": _JVM,
+            "spark.log.level": "WARN",
+            "spark.sql.execution.arrow.maxRecordsPerBatch": str(ROWS_AT_ONCE),
+            "spark.sql.streaming.checkpointFileManagerClass": "GatedCheckpoints",
+            "spark.local.dir": str(directory / "spark"),
+            **extra,
+        }
+        with self.log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark_faults.driver", master, json.dumps(settings)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                cwd=directory,
+                env=_environment(directory),
+                start_new_session=True,
+            )
+        self._lines: queue.Queue[str] = queue.Queue()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        try:
+            assert self._hear() == "ready"
+        except BaseException:
+            self.end()
+            raise
+
+    def tell(self, what: str, **more: Any) -> Any:
+        stdin = self._process.stdin
+        assert stdin is not None
+        stdin.write(json.dumps({"do": what, **more}) + "\n")
+        stdin.flush()
+        answer = self._hear()
+        if "error" in answer:
+            raise QueryFailed(answer["error"])
+        return answer["ok"]
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL for the driver: Python and JVM. Those who work for it are not told."""
+        ours = self.processes()
+        for pid in (self._process.pid, *(pid for pid, (parent, _) in ours.items() if parent == self._process.pid)):
+            _signal(pid, signal.SIGKILL)
+        self._process.wait()
+
+    def executors(self) -> list[int]:
+        return [pid for pid, (_, command) in self.processes().items() if "CoarseGrainedExecutorBackend" in command]
+
+    def workers(self) -> list[int]:
+        return [pid for pid, (_, command) in self.processes().items() if "pyspark.daemon" in command]
+
+    def processes(self) -> dict[int, tuple[int, str]]:
+        """Parent and command of each living process of its session."""
+        found = {}
+        for directory in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                state, parent, _, session = (directory / "stat").read_text().rpartition(")")[2].split()[:4]
+                if int(session) == self._process.pid and state != "Z":
+                    found[int(directory.name)] = (int(parent), (directory / "cmdline").read_text().replace("\0", " "))
+        return found
+
+    def end(self) -> None:
+        """Nobody of it is left."""
+        while members := self.processes():
+            for pid in members:
+                _signal(pid, signal.SIGKILL)
+            time.sleep(_POLL_SECONDS)
+        self._process.wait()
+        stdin = self._process.stdin
+        assert stdin is not None
+        with contextlib.suppress(OSError):
+            stdin.close()
+        self._listener.join(PATIENCE_SECONDS)
+
+    def _listen(self) -> None:
+        stdout = self._process.stdout
+        assert stdout is not None
+        with stdout:
+            for line in stdout:
+                self._lines.put(line)
+        self._lines.put("")
+
+    def _hear(self) -> Any:
+        try:
+            line = self._lines.get(timeout=PATIENCE_SECONDS)
+        except queue.Empty:
+            line = ""
+        if not line:
+            raise NeverHappened(f"the driver said nothing:\n{self.log.read_text()[-3000:]}")
+        return json.loads(line)
+
+
+def _environment(directory: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH")))),
+        "PYTHONWARNINGS": "ignore",
+        gates.DIRECTORY: str(directory / "gates"),
+    }
+
+
+class Standalone:
+    """A standalone cluster of Spark's: a master, and workers on addresses of their own."""
+
+    def __init__(self, directory: Path, environment: Mapping[str, str]) -> None:
+        port = free_ports_in_a_row(2)
+        self.url = f"spark://127.0.0.1:{port}"
+        self._directory = directory
+        self._environment = {**environment, "SPARK_DAEMON_JAVA_OPTS": _JVM, "SPARK_HOME": str(_spark_home())}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._log = directory / "standalone.log"
+        deploy = "org.apache.spark.deploy"
+        self._start(
+            f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(port + 1)
+        )
+        for host in ("127.0.0.1", "127.0.0.2"):
+            settings = ["--host", host, "--cores", "1", "--memory", "1g", "--webui-port", "0"]
+            self._start(f"{deploy}.worker.Worker", *settings, "--work-dir", str(directory / "work"), self.url)
+        registered = "Successfully registered with master"
+        until(lambda: self._log.read_text().count(registered) == 2, "both workers registered")
+
+    def close(self) -> None:
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _start(self, *command: str) -> None:
+        with self._log.open("a") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    [str(_spark_home() / "bin/spark-class"), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=self._environment,
+                    start_new_session=True,
+                )
+            )
+
+
+def _signal(pid: int, what: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, what)
+
+
+# --- the stage --------------------------------------------------------------------------------------------------------
+
+
+class Stage:
+    def __init__(self, kafka: KafkaCluster, directory: Path) -> None:
+        self.kafka, self.directory = kafka, directory
+        for name in ("classes", "gates", "proxy", "spark"):
+            (directory / name).mkdir()
+        os.environ[gates.DIRECTORY] = str(directory / "gates")
+        _compile(directory / "classes")
+        self.proxy = ProxyProcess(kafka.bootstrap, directory / "proxy", config=_CONFIG, port=free_ports_in_a_row(4))
+        self._drivers: list[Driver] = []
+        self._standalone: Standalone | None = None
+
+    def driver(self, master: str = LOCAL, **extra: str) -> Driver:
+        """One that is alive and of this kind: the one of before, where it is."""
+        extra = {name.replace("_", "."): value for name, value in extra.items()}
+        if master == STANDALONE:
+            if self._standalone is None:
+                self._standalone = Standalone(self.directory, _environment(self.directory))
+            master = self._standalone.url
+        if self._drivers and (last := self._drivers[-1]).running and not last.forgotten:
+            if (last.master, last.extra) == (master, extra):
+                return last
+            last.end()
+        self._drivers.append(Driver(self.directory, master, extra))
+        return self._drivers[-1]
+
+    def end_orphans(self) -> None:
+        """Whoever still works for a driver that was killed."""
+        for each in self._drivers[:-1]:
+            each.end()
+        if self._drivers and not self._drivers[-1].running:
+            self._drivers[-1].end()
+
+    def close(self) -> None:
+        for each in self._drivers:
+            each.end()
+        if self._standalone is not None:
+            self._standalone.close()
+        self.proxy.close()
+
+
+@contextmanager
+def stage(directory: Path) -> Iterator[Stage]:
+    with running_kafka(1) as kafka, contextlib.closing(Stage(kafka, directory)) as ready:
+        yield ready
+
+
+def _spark_home() -> Path:
+    import pyspark  # noqa: PLC0415
+
+    return Path(pyspark.__file__).parent
+
+
+def _compile(target: Path) -> None:
+    jars = _spark_home() / "jars"
+    source = Path(__file__).with_name("GatedCheckpoints.java")
+    subprocess.run(
+        [find_jdk().javac, "-nowarn", "-d", target, "-cp", f"{jars}/*", source], check=True, capture_output=True
+    )
+
+
+# --- a trial ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    expected: int
+    missing: int
+    duplicated: int
+    #: Records of a key behind a later one of the same key, in one partition.
+    out_of_order: int
+    #: Records that no source has.
+    foreign: int = 0
+
+    @property
+    def exact(self) -> bool:
+        return not (self.missing or self.duplicated or self.out_of_order or self.foreign)
+
+
+@dataclass(slots=True)
+class Query:
+    """A query that a trial starts, and may start again otherwise."""
+
+    name: str
+    source: str
+    checkpoint: str
+    sink_id: str
+    first_id: int = 0
+    tasks: int = TASKS
+    files: int = 1
+    prefix: str = ""
+    let_through: int = LET_THROUGH
+    arranged: bool = False
+    #: `df.write`, once, of all that the source has.
+    load: bool = False
+    options: dict[str, str] = field(default_factory=dict)
+    #: Micro-batches that have been made, and rows in them.
+    batches: int = 0
+    rows: int = 0
+    newest: int = 0
+
+    def more(self, rows: int = ROWS) -> int:
+        """The source has one micro-batch more; its number, as long as each was a batch of its own."""
+        ids = range(self.first_id + self.rows, self.first_id + self.rows + rows)
+        table = pa.table(
+            {
+                "id": pa.array(ids, pa.int64()),
+                "key": [f"{self.name}-{n % KEYS}" for n in ids],
+                "counter": pa.array([n // KEYS for n in ids], pa.int64()),
+                "text": [_TEXT] * rows,
+            }
+        )
+        file = Path(self.source) / f"{self.batches:04}.parquet"
+        part = file.with_name(f".{file.name}")
+        pq.write_table(table, part)
+        # Files of one source are taken in the order of their times.
+        when = time.time() - 1000 + self.batches
+        os.utime(part, (when, when))
+        part.rename(file)
+        self.batches += 1
+        self.rows += rows
+        self.newest = rows
+        return self.batches - 1
+
+    def done(self, batch: int) -> bool:
+        return (Path(self.checkpoint) / "commits" / str(batch)).exists()
+
+
+class Trial:
+    """Faults on one sink, one after the other, on a topic of their own. `begin` before each."""
+
+    def __init__(self, stage: Stage, sink: str, master: str = LOCAL) -> None:
+        self.stage, self.sink, self.master = stage, sink, master
+        self.ours = sink == FENCEPOST
+        self.topic = unique_topic("faults" if self.ours else "plain")
+        with Connection(stage.kafka.bootstrap) as admin:
+            assert admin.create_topic(self.topic, partitions=PARTITIONS, replicas=1) == (0, None)
+        self.directory = stage.directory / f"{self.topic}-{time.monotonic_ns()}"
+        self.queries: list[Query] = []
+        self.driver_settings: dict[str, str] = {}
+        self.begin(chained=False)
+
+    def begin(self, *, chained: bool) -> None:
+        """`chained` – the next fault finds the query as this one leaves it."""
+        gates.clear()
+        self.stage.end_orphans()
+        self.chained = chained
+        #: The batch in which it happens.
+        self.at = 0
+        #: What the sink refused, what was done then, and what there was before that.
+        self.refusal = self.then = ""
+        self.at_refusal: Counts | None = None
+        self._counted_from = {query.name: query.rows for query in self.queries}
+
+    def close(self) -> None:
+        for each in self.queries:
+            with contextlib.suppress(QueryFailed, NeverHappened, OSError):
+                if self.driver.running:
+                    self.driver.tell("stop", name=each.name)
+        gates.clear()
+        self.stage.end_orphans()
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    @property
+    def driver(self) -> Driver:
+        return self.stage.driver(self.master, **self.driver_settings)
+
+    def query(self, name: str = "q", first_id: int = 0) -> Query:
+        directory = self.directory / name
+        (directory / "source").mkdir(parents=True)
+        made = Query(name, str(directory / "source"), str(directory / "checkpoint"), f"{self.topic}-{name}", first_id)
+        self.queries.append(made)
+        return made
+
+    def start(self, query: Query) -> None:
+        self.driver.tell(
+            "start",
+            **asdict(query),
+            sink=self.sink,
+            bootstrap=self.stage.proxy.bootstrap,
+            topic=self.topic,
+            partitions=PARTITIONS,
+        )
+
+    def stop(self, query: Query) -> None:
+        self.driver.tell("stop", name=query.name)
+
+    def loaded(self, query: Query) -> None:
+        """Waits until a `df.write` has ended. Raises QueryFailed where it did by an error."""
+        until(lambda: not self.driver.tell("state", name=query.name)["active"], f"the load {query.name} ended")
+        if error := self.driver.tell("state", name=query.name)["error"]:
+            raise QueryFailed(error)
+
+    def done(self, query: Query, batch: int) -> None:
+        """Waits until Spark has it that the batch is done. Raises QueryFailed where the query ends."""
+        until(lambda: query.done(batch) or self._failed(query), f"batch {batch} of {query.name} done")
+
+    def fails(self, query: Query) -> QueryFailed:
+        """Waits until the query ends by an error."""
+        try:
+            until(lambda: self._failed(query), f"{query.name} failed")
+        except QueryFailed as failed:
+            return failed
+        raise AssertionError
+
+    def _failed(self, query: Query) -> bool:
+        state = self.driver.tell("state", name=query.name)
+        if not state["active"]:
+            raise QueryFailed(state["error"] or "ended by itself")
+        return False
+
+    def run(self, query: Query, batches: int = 1) -> None:
+        """The query is started, and has done so many batches more."""
+        last = [query.more() for _ in range(batches)][-1]
+        self.start(query)
+        self.done(query, last)
+
+    def reached(self, *names: str) -> int:
+        """Waits until somebody stands at one of these gates; who."""
+        until(
+            lambda: any(gates.reached(name) for name in names) or any(map(self._failed, self.queries)),
+            f"somebody at {' or '.join(names)}",
+        )
+        return next(pid for name in names if (pid := gates.reached(name)))
+
+    def has_written(self, query: Query, batch: int, task: int) -> None:
+        """Waits until some of the rows of this task, of the newest batch, are in Kafka."""
+
+        def some() -> bool:
+            keys = {key.encode() for key in gates.noted(f"key.{batch}.{task}.")}
+            first = query.first_id + query.rows - query.newest
+            return any(
+                key in keys and _number(value) >= first
+                for partition in range(PARTITIONS)
+                for key, value in read(self.stage.kafka.bootstrap, self.topic, partition)
+            )
+
+        until(some, f"rows of task {task} of batch {batch} in Kafka")
+
+    def count(self) -> Counts:
+        """Of the rows that the sources got since `begin`."""
+        expected = {
+            query.first_id + n
+            for query in self.queries
+            for n in range(self._counted_from.get(query.name, 0), query.rows)
+        }
+        earlier = {query.first_id + n for query in self.queries for n in range(query.rows)} - expected
+        rows = Counter[int]()
+        out_of_order = 0
+        for partition in range(PARTITIONS):
+            last: dict[bytes, int] = {}
+            for key, value in read(self.stage.kafka.bootstrap, self.topic, partition):
+                number, counter = _number(value), int(value.removeprefix(CHANGED).split()[1])
+                if number not in earlier:
+                    rows[number] += 1
+                    out_of_order += counter < last.get(key, -1)
+                    last[key] = counter
+        return Counts(
+            len(expected),
+            sum(n not in rows for n in expected),
+            sum(times - 1 for times in rows.values()),
+            out_of_order,
+            sum(n not in expected for n in rows),
+        )
+
+    def refused(self, query: Query, then: str) -> None:
+        """Our sink refuses to go on, and has appended nothing that was not due. `then` – what is done about it."""
+        self.refusal = self.fails(query).reason
+        self.at_refusal = self.count()
+        self.then = then
+
+
+def _number(value: bytes) -> int:
+    """Of the source's row."""
+    return int(value.removeprefix(CHANGED).split()[0])
+
+
+def _reader(bootstrap: str) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": bootstrap,
+        "group.id": "judge",
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "isolation.level": "read_uncommitted",
+        "log_level": 0,
+    }
+
+
+def read(bootstrap: str, topic: str, partition: int) -> Iterator[tuple[bytes, bytes]]:
+    """Key and value of each record, from Kafka itself."""
+    consumer = confluent_kafka.Consumer(_reader(bootstrap))
+    consumer.assign([confluent_kafka.TopicPartition(topic, partition, confluent_kafka.OFFSET_BEGINNING)])
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    try:
+        while time.monotonic() < deadline:
+            message = consumer.poll(1.0)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                yield message.key(), message.value()
+            elif error.code() == confluent_kafka.KafkaError._PARTITION_EOF:
+                return
+        raise NeverHappened(f"the end of {topic}-{partition} was not reached")
+    finally:
+        consumer.close()

@@ -1,0 +1,55 @@
+"""The Spark sink under faults: each row of the source is in Kafka once, in order per key, whatever dies.
+
+Short here; `make spark-faults` has every fault, and Spark's own Kafka sink beside it, and prints the table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.spark_faults import run
+from tests.spark_faults.faults import FAULTS, Fault
+from tests.spark_faults.query import FENCEPOST, KAFKA
+from tests.spark_faults.stage import Stage, stage
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.no_cover, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with stage(tmp_path_factory.mktemp("faults")) as made:
+        yield made
+
+
+def struck(ready: Stage, name: str, sink: str) -> run.Outcome:
+    [fault] = [fault for fault in FAULTS if fault.name == name]
+    return run.run(ready, [fault], [sink]).outcomes[name, sink]
+
+
+def test_a_zombie_appends_nothing_that_its_successor_has_written(ready: Stage, say: Callable[[str], None]) -> None:
+    """Given a driver killed when its task is about to append, when another wrote the batch, and the task goes on."""
+    outcome = struck(ready, "zombie-append", FENCEPOST)
+    say(run.told(outcome))
+    assert outcome.exact, outcome
+
+
+def test_a_batch_that_spark_does_not_know_to_be_done_is_written_again_by_sparks_own_sink_alone(
+    ready: Stage, say: Callable[[str], None]
+) -> None:
+    """Given that Spark cannot log a batch that is written; else the counting would prove nothing."""
+    ours, sparks = (struck(ready, "log-raises", sink) for sink in (FENCEPOST, KAFKA))
+    say(f"ours: {run.told(ours)}; Spark's: {run.told(sparks)}")
+    assert ours.exact, ours
+    assert sparks.counts.duplicated > 0
+    assert not sparks.counts.missing
+    assert not sparks.broken
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_each_row_is_there_once(ready: Stage, fault: Fault, say: Callable[[str], None]) -> None:
+    outcome = struck(ready, fault.name, FENCEPOST)
+    say(f"{run.told(outcome)} {outcome.refusal}")
+    assert outcome.exact, outcome

@@ -1,0 +1,69 @@
+"""Certificates for tests, made by the openssl that every machine has: authorities, servers', clients', wrong ones."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Elliptic curves: a key takes a millisecond, where RSA takes a second of a busy machine.
+_NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]
+HERE = "IP:127.0.0.1,DNS:localhost"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """`both` – key and certificate in one file, as Java's PEM key stores want them."""
+
+    certificate: Path
+    key: Path
+    both: Path
+
+
+class Authority:
+    """Who signs. `file` – its own certificate, for those who trust it."""
+
+    def __init__(self, directory: Path, name: str = "authority") -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self.file = directory / f"{name}.pem"
+        self._key = directory / f"{name}.key"
+        _openssl(
+            *("req", "-x509", "-nodes", "-days", "30", *_NEW_KEY, "-config", self._config(name)),
+            *("-keyout", self._key, "-out", self.file),
+        )
+
+    def _config(self, name: str) -> Path:
+        """What is in it, and nothing of this machine's own."""
+        (file := self._directory / f"{name}.cnf").write_text(
+            f"""[req]
+distinguished_name = who
+x509_extensions = authority
+prompt = no
+[who]
+CN = {name}
+[authority]
+basicConstraints = critical,CA:TRUE
+keyUsage = critical,keyCertSign,cRLSign
+subjectKeyIdentifier = hash
+"""
+        )
+        return file
+
+    def sign(self, name: str, *, names: str = HERE, days: int = 20, password: str | None = None) -> Certificate:
+        """`names` – whom it is for; `days` – for how long: it has ended if that is below 0."""
+        made = Certificate(*(self._directory / f"{name}.{end}" for end in ("pem", "key", "both.pem")))
+        request, extensions = self._directory / f"{name}.csr", self._directory / f"{name}.ext"
+        encrypted = ["-nodes"] if password is None else ["-passout", f"pass:{password}"]
+        _openssl("req", *encrypted, *_NEW_KEY, "-config", self._config(name), "-keyout", made.key, "-out", request)
+        extensions.write_text(f"subjectAltName={names}\nauthorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n")
+        _openssl(
+            *("x509", "-req", "-in", request, "-CA", self.file, "-CAkey", self._key, "-CAcreateserial"),
+            *("-days", str(days), "-extfile", extensions, "-out", made.certificate),
+        )
+        made.both.write_text(made.key.read_text() + made.certificate.read_text())
+        return made
+
+
+def _openssl(*arguments: str | Path) -> None:
+    subprocess.run(["openssl", *map(str, arguments)], check=True, capture_output=True, text=True)

@@ -1,0 +1,129 @@
+"""Transactional clients as processes that can be killed (`transactional_worker.py`, `TransactionalWorker.java`)."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from fencepost_proxy.dev.tools import compile_java, java_command
+from tests.support.kafka import kafka_version
+
+CLIENTS = ("java", "confluent-kafka", "kafka-python", "aiokafka")
+_JAVA = Path(__file__).parents[1] / "java" / "TransactionalWorker.java"
+_PATIENCE_SECONDS = 150.0
+_LOOK_SECONDS = 0.5
+#: So that what it says of its threads is not among its answers.
+_JAVA_ENVIRONMENT = {"JDK_JAVA_OPTIONS": "-XX:+DisplayVMOutputToStderr"}
+_numbers = itertools.count(1)
+
+
+class Told(NamedTuple):
+    """`text` – what it answered, or the exception's class and its message."""
+
+    ok: bool
+    text: str
+
+    @property
+    def error(self) -> str:
+        return "" if self.ok else self.text.split(" ")[0]
+
+
+class Process:
+    def __init__(self, client: str, bootstrap: str, directory: Path) -> None:
+        self.client = client
+        if client == "java":
+            classes = compile_java([_JAVA], version=kafka_version())
+            command = java_command("TransactionalWorker", [bootstrap], version=kafka_version(), classes=classes)
+        else:
+            command = [sys.executable, "-m", "tests.support.transactional_worker", client, bootstrap]
+        self._lines: queue.Queue[str] = queue.Queue()
+        self.log = directory / f"{client}-{next(_numbers)}.log"
+        with self.log.open("a") as log:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=os.environ | _JAVA_ENVIRONMENT,
+                text=True,
+                bufsize=1,
+            )
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def at(self) -> str:
+        """What it has last begun to do of what has no end (`transform`, `forward`)."""
+        begun = [line for line in self.log.read_text().splitlines() if line.startswith("at ")]
+        return begun[-1].split()[1] if begun else ""
+
+    def look(self) -> None:
+        """It writes to its log where it stands."""
+        self._process.send_signal(signal.SIGQUIT if self.client == "java" else signal.SIGUSR1)
+        time.sleep(_LOOK_SECONDS)
+
+    def tell(self, *command: object) -> None:
+        """Answered later, see `hear`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(" ".join(map(str, command)) + "\n")
+        self._process.stdin.flush()
+
+    def hear(self, within_seconds: float = _PATIENCE_SECONDS) -> Told | None:
+        """None: it has ended, or said nothing."""
+        try:
+            line = self._lines.get(timeout=within_seconds)
+        except queue.Empty:
+            return None
+        if not line:
+            self._lines.put("")
+            return None
+        state, _, text = line.rstrip("\n").partition(" ")
+        assert state in ("ok", "error"), line
+        return Told(state == "ok", text)
+
+    def ask(self, *command: object) -> Told:
+        self.tell(*command)
+        told = self.hear()
+        assert told is not None, f"{self.client} said nothing to {command}: {self.log.read_text()[-2000:]}"
+        return told
+
+    def do(self, *command: object) -> str:
+        """What must not fail."""
+        told = self.ask(*command)
+        assert told.ok, f"{self.client}: {command}: {told.text}"
+        return told.text
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait(20)
+        if self._process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.close()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout:
+            for line in self._process.stdout:
+                self._lines.put(line)
+        self._lines.put("")

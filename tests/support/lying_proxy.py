@@ -1,0 +1,56 @@
+"""`fencepost proxy` that does not do what it says, so that a proof can be seen to fail:
+`python -m tests.support.lying_proxy`.
+
+`$LIE` is one of
+
+    commits     of the commits that are judged here, each third goes to Kafka as an abort; its client is told success
+    offsets     each TxnOffsetCommit of one partition goes to Kafka with offset 0 in it
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+
+from fencepost_proxy.cli.main import main
+from fencepost_proxy.net.link import ClientSide
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.transactions import Ending
+
+LIE = os.environ["LIE"]
+#: The first EndTxn and the first TxnOffsetCommit with tagged fields, and the first with a leader epoch.
+_END_TXN_FLEXIBLE, _OFFSETS_FLEXIBLE, _OFFSETS_EPOCH = 3, 3, 2
+_TXN_OFFSET_COMMIT = (28).to_bytes(2)
+_LATER = 3
+
+_ends = itertools.count(1)
+_forward_end, _received = Session._forward_end, ClientSide._received
+
+
+def forward_aborts(self: Session, ending: Ending) -> None:
+    if ending.commits and next(_ends) % _LATER == 0:
+        frame = bytearray(ending.frame)
+        frame[-2 if ending.slot.version >= _END_TXN_FLEXIBLE else -1] = False
+        ending.frame = bytes(frame)
+    _forward_end(self, ending)
+
+
+def receive_other_offsets(self: ClientSide, data: memoryview) -> None:
+    """Clients send it at once and alone."""
+    frame = bytes(data)
+    if frame[4:6] == _TXN_OFFSET_COMMIT:
+        # Behind the offset: leader epoch (int32) from version 2 on, metadata ("" or null), and tagged fields thrice.
+        version = int.from_bytes(frame[6:8])
+        behind = 4 * (version >= _OFFSETS_EPOCH) + (1 + 3 if version >= _OFFSETS_FLEXIBLE else 2)
+        data[-behind - 8 : -behind] = bytes(8)
+    _received(self, data)
+
+
+if LIE == "commits":
+    Session._forward_end = forward_aborts  # type: ignore[method-assign]
+else:
+    ClientSide._received = receive_other_offsets  # type: ignore[method-assign]
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,84 @@
+"""A Kafka that asks for passwords and has an authorizer: clients are its users, and the proxy is one of its own.
+
+At its plain listener everybody may everything: whoever sets the scene.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.types import Address
+from tests.support.kafka import running_kafka
+from tests.support.messages import Fields, RawConnection
+from tests.support.proxy import ProxyProcess
+
+PASSWORD = "secret"
+_SASL_HANDSHAKE, _SASL_AUTHENTICATE, _CREATE_ACLS = 17, 36, 30
+_DENY, _ALLOW = 2, 3
+
+
+def _properties(users: Sequence[str]) -> dict[str, str]:
+    return {
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS;User:admin",
+        "sasl.enabled.mechanisms": "PLAIN",
+        # Who likes may log in anew; nobody here stays for so long that it has to.
+        "listener.name.sasl.connections.max.reauth.ms": "86400000",
+        "listener.name.sasl.plain.sasl.jaas.config": "org.apache.kafka.common.security.plain.PlainLoginModule required "
+        + " ".join(f'user_{name}="{PASSWORD}"' for name in users)
+        + ";",
+    }
+
+
+@contextmanager
+def secured_kafka(users: Sequence[str]) -> Iterator[KafkaCluster]:
+    """`admin` may everything, and has to be among `users`."""
+    with running_kafka(properties=_properties(users), listeners={"SASL": "SASL_PLAINTEXT"}) as cluster:
+        yield cluster
+
+
+@contextmanager
+def proxy_of(kafka: KafkaCluster, directory: Path, config: str) -> Iterator[ProxyProcess]:
+    """It logs in as `admin`, and its clients as who they are."""
+    (secret := directory / "password").write_text(PASSWORD)
+    login = f'\n[control_sasl]\nmechanism = "PLAIN"\nusername = "admin"\npassword_file = "{secret}"\n'
+    with ProxyProcess(kafka.bootstrap_of("SASL"), directory, config=config + login) as proxy:
+        yield proxy
+
+
+class User(RawConnection):
+    """One that has logged in, at Kafka itself or through the proxy."""
+
+    def __init__(self, address: Address, name: str) -> None:
+        super().__init__(address)
+        assert self.log_in(name)["ErrorCode"] == 0
+
+    def log_in(self, name: str) -> Fields:
+        assert self.ask(_SASL_HANDSHAKE, 1, {"Mechanism": "PLAIN"})["ErrorCode"] == 0
+        return self.ask(_SASL_AUTHENTICATE, 2, {"AuthBytes": f"\0{name}\0{PASSWORD}".encode()})
+
+
+def allow(kafka: KafkaCluster, user: str, kind: int, name: str, operation: int) -> None:
+    _create_acl(kafka, user, (kind, name), operation, _ALLOW)
+
+
+def deny(kafka: KafkaCluster, user: str, kind: int, name: str, operation: int) -> None:
+    _create_acl(kafka, user, (kind, name), operation, _DENY)
+
+
+def _create_acl(kafka: KafkaCluster, user: str, resource: tuple[int, str], operation: int, permission: int) -> None:
+    kind, name = resource
+    acl = {
+        "ResourceType": kind,
+        "ResourceName": name,
+        "ResourcePatternType": 3,
+        "Principal": f"User:{user}",
+        "Host": "*",
+        "Operation": operation,
+        "PermissionType": permission,
+    }
+    with RawConnection(kafka.address(1)) as admin:
+        assert admin.ask(_CREATE_ACLS, 2, {"Creations": [acl]})["Results"][0]["ErrorCode"] == 0

@@ -1,0 +1,48 @@
+"""A status page of its own, with what a test wants to see on it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from fencepost_proxy.net.http import Release, StatusServer
+from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.net.status import Listed, StatusSnapshot, Wanted
+from fencepost_proxy.types import Address
+from tests.support.ports import free_port
+
+
+def lists(rows: Mapping[str, Sequence[Any]]) -> Callable[[Sequence[Wanted]], Awaitable[Sequence[Listed]]]:
+    """By what is wanted; of a topic, or a page of them."""
+
+    async def listed(wanted: Sequence[Wanted]) -> Sequence[Listed]:
+        found = []
+        for each in wanted:
+            there = [row for row in rows.get(each.what, ()) if each.topic in (None, getattr(row, "topic", None))]
+            there = [row for row in there if each.search in getattr(row, "topic", "")]
+            found.append(Listed(len(there), tuple(there[each.offset : each.offset + each.limit])))
+        return found
+
+    return listed
+
+
+@contextmanager
+def status_page(
+    snapshot: StatusSnapshot, rows: Mapping[str, Sequence[Any]], *, release: Release | None = None
+) -> Iterator[Address]:
+    """Served by a thread, for commands that ask it."""
+    loop, address = asyncio.new_event_loop(), Address("127.0.0.1", free_port())
+    server = StatusServer(lambda: snapshot, Metrics(), release=release, lists=lists(rows))
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    asyncio.run_coroutine_threadsafe(server.start(address), loop).result(60)
+    try:
+        yield address
+    finally:
+        asyncio.run_coroutine_threadsafe(server.close(), loop).result(60)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(60)
+        loop.close()

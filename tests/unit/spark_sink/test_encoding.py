@@ -1,0 +1,443 @@
+"""Rows to record batches and back, judged by the parsers of aiokafka and kafka-python."""
+
+from __future__ import annotations
+
+import random
+import struct
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from aiokafka.record.memory_records import MemoryRecords
+from hypothesis import given
+from hypothesis import strategies as st
+from kafka.record import MemoryRecords as JavaLikeRecords
+from kafka.record.default_records import DefaultRecordBatchBuilder
+from kafka.record.legacy_records import LegacyRecordBatchBuilder
+
+from fencepost._placing import murmur2 as murmur2_of_one
+from fencepost.spark import encoding
+from fencepost.spark.encoding import (
+    BATCH_RECORDS_MAX,
+    Encoder,
+    Logged,
+    UnfitRow,
+    batches,
+    build,
+    key_of,
+    split,
+)
+from fencepost.spark.errors import SinkError
+
+NOW_MS = 1_700_000_000_123
+MARK = b'{"v":1,"sink":"flights"}'
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+BINARY = pa.binary()
+Row = dict[str, Any]
+
+
+def rows(*given_rows: Row, key: Any = BINARY, value: Any = BINARY, more: Any = ()) -> pa.RecordBatch:
+    fields = [("key", key), ("value", value), ("headers", HEADERS), *more]
+    names = [field for field in fields if any(field[0] in row for row in given_rows) or field[0] == "value"]
+    return pa.RecordBatch.from_arrays(
+        [pa.array([row.get(name) for row in given_rows], type_) for name, type_ in names], [name for name, _ in names]
+    )
+
+
+def bodies_of(batch: pa.RecordBatch) -> Any:
+    return Encoder(batch.schema).bodies(batch)
+
+
+def parsed(batch: bytes) -> Any:
+    """By aiokafka, its checksum checked."""
+    records = MemoryRecords(batch)
+    found = records.next_batch()
+    assert found is not None
+    assert found.validate_crc()
+    assert not records.has_next()
+    return found
+
+
+def parsed_by_kafka_python(batch: bytes) -> Any:
+    found = JavaLikeRecords(batch).next_batch()
+    assert found.validate_crc()
+    return found
+
+
+def contents(batch: Any) -> list[tuple[bytes | None, bytes | None, list[tuple[str, bytes | None]]]]:
+    return [(record.key, record.value, [tuple(header) for header in record.headers]) for record in batch]  # type: ignore[misc]
+
+
+def in_log(batch: bytes, base_offset: int) -> bytes:
+    """As the broker stores it."""
+    return struct.pack(">q", base_offset) + batch[8:]
+
+
+names = st.text(max_size=8).filter(lambda name: name not in encoding.RESERVED_HEADERS)
+small = st.one_of(st.none(), st.binary(max_size=40))
+a_row = st.fixed_dictionaries(
+    {
+        "key": small,
+        "value": st.one_of(small, st.integers(60, 9000).map(lambda size: b"v" * size)),
+        "headers": st.one_of(st.none(), st.lists(st.fixed_dictionaries({"key": names, "value": small}), max_size=3)),
+    }
+)
+
+
+@given(
+    st.lists(a_row, min_size=1, max_size=20),
+    st.sampled_from(["none", "gzip", "snappy", "lz4", "zstd"]),
+    st.sampled_from([0, 1, 1 << 40]),
+    st.sampled_from([None, 12]),
+)
+def test_what_is_built_is_what_others_parse_and_what_is_read_back(
+    given_rows: list[Row], compression: str, expected: int, partition_count: int | None
+) -> None:
+    batch = rows(*given_rows)
+    bodies = bodies_of(batch)
+
+    built = build(
+        bodies,
+        mark=MARK,
+        expected=expected,
+        now_ms=NOW_MS,
+        compression=compression,
+        partition_count=partition_count,
+    )
+
+    wanted = [
+        (row["key"], row["value"], [(header["key"], header["value"]) for header in row["headers"] or ()])
+        for row in given_rows
+    ]
+    first: list[tuple[str, bytes | None]] = [("expected-offset", b"0")] if expected == 0 else []
+    first += [("partition-count", b"12")] if partition_count else []
+    wanted[0][2].extend(first)
+    wanted[-1][2].append(("fencepost-sink", MARK))
+    for found in (parsed(built), parsed_by_kafka_python(built)):
+        assert contents(found) == wanted
+    found = parsed(built)
+    assert (found.base_offset, found.next_offset - found.base_offset) == (expected, len(given_rows))
+    assert (found.producer_id, found.producer_epoch, found.base_sequence) == (-1, -1, -1)
+    assert {(record.offset, record.timestamp) for record in found} == {
+        (expected + delta, NOW_MS) for delta in range(len(given_rows))
+    }
+    logged = Logged(in_log(built, 70))
+    assert (logged.base_offset, logged.next_offset, logged.mark) == (70, 70 + len(given_rows), MARK)
+    assert logged.bodies == bodies.to_pylist()
+
+
+@pytest.mark.parametrize(("codec", "fast", "small"), [("gzip", 1, 9), ("lz4", 1, 12), ("zstd", -50, 19)])
+def test_a_level_makes_a_batch_smaller_and_changes_nothing_in_it(codec: str, fast: int, small: int) -> None:
+    bodies = bodies_of(rows(*({"key": None, "value": f"{n:x} {n * n * 7919} {n % 13}"} for n in range(2000))))
+
+    built = [
+        build(bodies, mark=MARK, expected=1, now_ms=NOW_MS, compression=codec, level=level) for level in (fast, small)
+    ]
+
+    assert len(built[1]) < len(built[0])
+    assert contents(parsed(built[0])) == contents(parsed(built[1]))
+
+
+def test_a_row_has_the_same_body_wherever_it_stands_and_whatever_type_its_columns_have() -> None:
+    row = {"key": "schlüssel", "value": "wert", "headers": [{"key": "h", "value": b"1"}]}
+    bytes_row = row | {"key": "schlüssel".encode(), "value": b"wert"}
+
+    bodies = [
+        *bodies_of(rows(row, key=pa.string(), value=pa.string())).to_pylist(),
+        *bodies_of(rows(row, key=pa.large_string(), value=pa.large_string())).to_pylist(),
+        *bodies_of(rows({"key": b"other", "value": b""}, bytes_row, bytes_row)).to_pylist()[1:],
+        *bodies_of(rows(bytes_row, bytes_row, bytes_row).slice(1, 1)).to_pylist(),
+    ]
+
+    assert len(bodies) == 5
+    assert len(set(bodies)) == 1
+
+
+def test_the_key_of_a_body() -> None:
+    keys = [None, b"", b"k", b"long" * 50]
+
+    assert [
+        key_of(body) for body in bodies_of(rows(*({"key": key, "value": b"v"} for key in keys))).to_pylist()
+    ] == keys
+
+
+def test_a_partition_s_rows_hold_no_memory_of_others() -> None:
+    bodies = pa.array([b"x" * 10_000] * 100 + [b"alone"], pa.large_binary())
+
+    parts = {number: part for number, part, _ in split(bodies, np.array([0, 1] * 50 + [2], np.int32))}
+
+    assert parts[2].get_total_buffer_size() < 100
+
+
+def test_a_batch_without_rows_has_no_bodies() -> None:
+    row = {"key": b"k", "value": b"v", "headers": [], "timestamp": None, "partition": 0}
+    empty = rows(row, more=[("timestamp", pa.timestamp("us", "UTC")), ("partition", pa.int32())]).slice(1, 0)
+
+    assert len(bodies_of(empty)) == 0
+    assert Encoder(empty.schema).placements(empty, 3, 0).tolist() == []
+
+
+def test_absent_columns_are_as_null_ones() -> None:
+    alone, with_nulls = rows({"value": b"v"}), rows({"value": b"v", "key": None, "headers": None})
+
+    assert bodies_of(alone).to_pylist() == bodies_of(with_nulls).to_pylist()
+
+
+def test_slices_of_columns_with_nulls_and_lists_are_read_where_they_lie() -> None:
+    given_rows = [
+        {
+            "key": None if n % 3 else b"k%d" % n,
+            "value": b"v%d" % n,
+            "headers": [{"key": "n", "value": b"%d" % n}] * (n % 4),
+        }
+        for n in range(20)
+    ]
+
+    whole = bodies_of(rows(*given_rows)).to_pylist()
+
+    assert bodies_of(rows(*given_rows).slice(7, 6)).to_pylist() == whole[7:13]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_a_timestamp_column_becomes_a_header_and_the_record_is_as_new_as_its_batch(unit: str) -> None:
+    before_1970 = datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)
+    given_rows = [
+        {"value": b"a", "timestamp": datetime(2026, 1, 2, tzinfo=UTC), "headers": [{"key": "h", "value": None}]},
+        {"value": b"b", "timestamp": None},
+        {"value": b"c", "timestamp": before_1970},
+    ]
+    batch = rows(*given_rows, more=[("timestamp", pa.timestamp(unit, "UTC"))])
+
+    built = build(bodies_of(batch), mark=MARK, expected=9, now_ms=NOW_MS)
+
+    assert [headers for _, _, headers in contents(parsed(built))] == [
+        [("h", None), ("event-time", b"1767312000000")],
+        [],
+        [("event-time", b"-1000"), ("fencepost-sink", MARK)],
+    ]
+    assert parsed(built).max_timestamp == NOW_MS
+    assert Logged(built).bodies == bodies_of(batch).to_pylist()
+
+
+def test_microseconds_before_1970_are_rounded_down_as_spark_does() -> None:
+    batch = pa.RecordBatch.from_arrays([pa.array([b"v"]), pa.array([-1], pa.timestamp("us"))], ["value", "timestamp"])
+
+    (record,) = parsed(build(bodies_of(batch), mark=None, expected=1, now_ms=NOW_MS))
+
+    assert list(record.headers) == [("event-time", b"-1")]
+
+
+def test_records_longer_than_the_tables_and_batches_as_long_as_they_may_be() -> None:
+    sizes = [0, 63, 64, 8191, 8192, 16383, 16384, 1 << 20, (1 << 20) + 5]
+    bodies = Encoder(pa.schema([("value", pa.binary())]), record_bytes_max=1 << 21).bodies(
+        rows(*({"value": b"x" * size} for size in sizes))
+    )
+    many = bodies_of(rows({"value": b"v"})).take(pa.array(np.zeros(BATCH_RECORDS_MAX, np.int64)))
+
+    built = build(bodies, mark=MARK, expected=0, now_ms=NOW_MS)
+    long = build(many, mark=MARK, expected=5, now_ms=NOW_MS)
+
+    assert [len(record.value) for record in parsed(built)] == sizes
+    assert [record.offset for record in parsed(long)] == list(range(5, 5 + BATCH_RECORDS_MAX))
+    assert Logged(long).bodies == many.to_pylist()
+    with pytest.raises(ValueError, match="not 65537"):
+        build([b"\x01\x01\x00"] * (BATCH_RECORDS_MAX + 1), mark=MARK, expected=5, now_ms=NOW_MS)
+
+
+def test_bodies_that_were_read_back_can_be_built_again() -> None:
+    bodies = bodies_of(rows({"key": b"k", "value": b"1"}, {"value": b"2"}))
+    first = build(bodies, mark=b"mark of a first try", expected=0, now_ms=NOW_MS, partition_count=3)
+
+    again = build(Logged(first).bodies, mark=MARK, expected=44, now_ms=NOW_MS)
+
+    assert again == build(bodies, mark=MARK, expected=44, now_ms=NOW_MS)
+
+
+# --- what cannot be a record ------------------------------------------------------------------------------------------
+
+
+def test_a_row_that_is_too_long_says_which_option_to_raise() -> None:
+    batch = rows({"value": b"1"}, {"value": b"x" * 1000})
+
+    with pytest.raises(UnfitRow, match=r"kafka\.max\.request\.size = 1000") as refused:
+        Encoder(batch.schema, record_bytes_max=1000).bodies(batch)
+    assert refused.value.row == 1
+    assert "xxx" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["fencepost-sink", "expected-offset", "partition-count", "write-id", "event-time"])
+def test_headers_of_the_sink_s_own_names_are_refused(name: str) -> None:
+    batch = rows(
+        {"value": b"1", "headers": [{"key": "a", "value": b""}, {"key": "b", "value": b""}]},
+        {"value": b"2", "headers": []},
+        {"value": b"3", "headers": [{"key": "c", "value": b""}, {"key": name, "value": b"0"}]},
+    )
+
+    with pytest.raises(UnfitRow, match=name) as refused:
+        bodies_of(batch)
+    assert refused.value.row == 2
+
+
+def test_a_header_without_a_key_is_refused() -> None:
+    batch = rows({"value": b"1"}, {"value": b"2", "headers": [{"key": None, "value": b"0"}]})
+
+    with pytest.raises(UnfitRow, match="without a key") as refused:
+        bodies_of(batch)
+    assert refused.value.row == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ([("key", pa.string())], "no column 'value'"),
+        ([("value", pa.int64())], "column 'value' is int64; it must be STRING or BINARY"),
+        ([("value", pa.string()), ("headers", pa.list_(pa.string()))], "column 'headers' is"),
+        ([("value", pa.string()), ("timestamp", pa.int64())], "it must be TIMESTAMP"),
+        ([("value", pa.string()), ("partition", pa.string())], "it must be INT"),
+    ],
+)
+def test_columns_of_other_types_are_refused(fields: list[tuple[str, Any]], problem: str) -> None:
+    with pytest.raises(SinkError, match=problem):
+        Encoder(pa.schema(fields))
+
+
+# --- where rows go ----------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.one_of(st.none(), st.binary(max_size=70)), min_size=1, max_size=40), st.integers(1, 50))
+def test_keys_go_where_java_puts_them(keys: list[bytes | None], count: int) -> None:
+    batch = rows(*({"key": key, "value": b"v"} for key in keys), {"key": b"", "value": b"v"}).slice(0, len(keys))
+
+    placed = Encoder(batch.schema).placements(batch, count, count - 1)
+
+    assert placed.dtype == np.int32
+    assert placed.tolist() == [count - 1 if key is None else murmur2_of_one(key, count) for key in keys]
+
+
+def test_a_partition_that_a_row_names_comes_first_and_rows_without_any_go_to_the_own_one() -> None:
+    batch = rows(
+        {"value": b"1", "key": b"k", "partition": 3},
+        {"value": b"2", "key": b"k", "partition": None},
+        {"value": b"3", "key": None, "partition": None},
+        more=[("partition", pa.int32())],
+    )
+
+    placed = Encoder(batch.schema).placements(batch, 8, 5)
+
+    assert placed.tolist() == [3, murmur2_of_one(b"k", 8), 5]
+
+
+@pytest.mark.parametrize("partition", [-1, 8])
+def test_a_partition_that_the_topic_does_not_have_is_refused(partition: int) -> None:
+    batch = rows(
+        {"value": b"1", "partition": 0}, {"value": b"2", "partition": partition}, more=[("partition", pa.int32())]
+    )
+
+    with pytest.raises(UnfitRow, match=f"says {partition}; the topic has 8") as refused:
+        Encoder(batch.schema).placements(batch, 8, 5)
+    assert refused.value.row == 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.binary(max_size=9)), max_size=60), st.sampled_from([1, 40_000]))
+def test_rows_are_split_by_partition_in_their_order(placed_rows: list[tuple[int, bytes]], factor: int) -> None:
+    bodies = pa.array([body for _, body in placed_rows], pa.large_binary())
+    placements = np.array([partition * factor for partition, _ in placed_rows], np.int32)
+
+    found = {}
+    for partition, part, which in split(bodies, placements):
+        found[partition] = part.to_pylist()
+        assert [placed_rows[row][1] for row in which] == found[partition]
+
+    assert found == {
+        partition * factor: [body for at, body in placed_rows if at == partition]
+        for partition in sorted({partition for partition, _ in placed_rows})
+    }
+
+
+# --- what others wrote ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", range(5))
+def test_foreign_batches_have_bodies_and_no_mark(compression: int) -> None:
+    builder = DefaultRecordBatchBuilder(2, compression, 0, -1, -1, -1, 1 << 20)
+    builder.append(0, NOW_MS, b"k", b"v" * 300, [("h", b"1")])
+    builder.append(1, NOW_MS + 100_000, None, b"this is not a header: fencepost-sink", [])
+    foreign = in_log(bytes(builder.build()), 30)
+    rows_of_it = rows(
+        {"key": b"k", "value": b"v" * 300, "headers": [{"key": "h", "value": b"1"}]},
+        {"value": b"this is not a header: fencepost-sink"},
+    )
+
+    logged = Logged(foreign)
+
+    assert (logged.base_offset, logged.next_offset, logged.mark) == (30, 32, None)
+    assert logged.bodies == bodies_of(rows_of_it).to_pylist()
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+@pytest.mark.parametrize("compression", [0, 1])
+def test_batches_of_old_formats_are_somebody_else_s(magic: int, compression: int) -> None:
+    builder = LegacyRecordBatchBuilder(magic=magic, compression_type=compression, batch_size=1 << 20)
+    builder.append(0, timestamp=NOW_MS, key=b"k", value=b"1")
+    builder.append(1, timestamp=NOW_MS, key=None, value=b"2")
+
+    found = list(batches(bytes(builder.build())))
+
+    assert [logged.mark for logged in found] == [None] * len(found)
+    assert [body for logged in found for body in logged.bodies] == bodies_of(
+        rows({"key": b"k", "value": b"1"}, {"value": b"2"})
+    ).to_pylist()
+    assert found[-1].next_offset == 2
+
+
+def test_what_was_compacted_away_leaves_its_place() -> None:
+    # A broker keeps base offset and last offset delta, and drops records, the marked one among them.
+    builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 20)
+    builder.append(0, NOW_MS, b"k", b"v", [])
+    compacted = bytearray(in_log(bytes(builder.build()), 100))
+    struct.pack_into(">i", compacted, 23, 9)
+    struct.pack_into(">I", compacted, 17, encoding.crc32c.crc32c(bytes(compacted[21:])))
+
+    logged = Logged(bytes(compacted))
+
+    assert (logged.base_offset, logged.next_offset, len(logged.bodies)) == (100, 110, 1)
+
+
+def test_a_batch_without_records_is_a_gap() -> None:
+    empty = bytearray(build([b"\x01\x01\x00"], mark=MARK, expected=3, now_ms=NOW_MS)[:61])
+    struct.pack_into(">i", empty, 8, 49)
+    struct.pack_into(">i", empty, 57, 0)
+    struct.pack_into(">I", empty, 17, encoding.crc32c.crc32c(bytes(empty[21:])))
+
+    logged = Logged(bytes(empty))
+
+    assert (logged.base_offset, logged.next_offset, logged.mark, logged.bodies) == (3, 4, None, [])
+
+
+def test_markers_are_control_batches_without_bodies() -> None:
+    marker = bytearray(build([b"\x08abcd\x0cabcdef\x00"], mark=None, expected=3, now_ms=NOW_MS))
+    struct.pack_into(">h", marker, 21, 0x30)
+    struct.pack_into(">I", marker, 17, encoding.crc32c.crc32c(bytes(marker[21:])))
+
+    logged = Logged(bytes(marker))
+
+    assert (logged.is_control, logged.next_offset, logged.mark, logged.bodies) == (True, 4, None, [])
+
+
+def test_a_damaged_batch_is_not_read() -> None:
+    built = bytearray(build([b"\x01\x01\x00"], mark=MARK, expected=3, now_ms=NOW_MS))
+    built[-1] ^= 1
+
+    with pytest.raises(ValueError, match="offset 3 is damaged"):
+        Logged(bytes(built))
+
+
+def test_fetched_bytes_may_end_in_the_middle_of_a_batch() -> None:
+    one, two = (in_log(build([b"\x01\x01\x00"], mark=MARK, expected=1, now_ms=NOW_MS), at) for at in (7, 8))
+    cut = random.Random(4).sample(range(1, len(two)), 10)
+
+    assert [logged.base_offset for logged in batches(one + two)] == [7, 8]
+    for at in cut:
+        assert [logged.base_offset for logged in batches(one + two[:at])] == [7]

@@ -1,0 +1,292 @@
+"""What the sink's log does when leaders move, brokers go and answers stay away: on brokers that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+from fencepost.spark import log as module
+from fencepost.spark.encoding import build
+from fencepost.spark.errors import CannotReach, LogRefused, SinkError, Unknown
+from fencepost.spark.log import Log
+from tests.support.fake_cluster import FakeCluster
+from tests.support.raw import until
+
+PRODUCE, FETCH, LIST_OFFSETS, METADATA, API_VERSIONS = 0, 1, 2, 3, 18
+LEADER_NOT_AVAILABLE, NOT_LEADER, TOPIC_DENIED = 5, 6, 29
+ANSWER_SECONDS = 60.0
+
+
+class Brokers(FakeCluster):
+    """In a thread of their own. `asked` – how often each broker got each API; `told_of` – of which topics they gave
+    metadata, None for all. `refusing` – an error code for whatever
+    is about a partition; `dropping`, `silent` – APIs whose requests close the connection, or are not answered."""
+
+    def __init__(self, brokers: int = 2, **topics: int) -> None:
+        super().__init__(brokers, topics)
+        self.asked: Counter[tuple[int, int]] = Counter()
+        self.told_of: set[str | None] = set()
+        self.refusing: Callable[[], int] = lambda: 0
+        self.dropping: set[int] = set()
+        self.silent: set[int] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.start(), self._loop).result(ANSWER_SECONDS)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._ended(), self._loop).result(ANSWER_SECONDS)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _ended(self) -> None:
+        self.close()
+        # Those who are connected leave first.
+        transports = self._loop._transports  # type: ignore[attr-defined]
+        while any(not each.is_closing() for each in list(transports.values())):  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+    def lead(self, topic: str, broker: int) -> None:
+        def moved() -> None:
+            self.topics[topic].partitions[0].leader = broker
+            self.changed()
+
+        self._loop.call_soon_threadsafe(moved)
+        until(lambda: self.topics[topic].partitions[0].leader == broker, "the new leader", pause_seconds=0.001)
+
+    def answer(self, node_id: int, frame: bytes) -> Any:
+        (key,) = struct.unpack_from(">h", frame)
+        self.asked[node_id, key] += 1
+        if key in self.dropping:
+            raise ValueError("as told")
+        return None if key in self.silent else super().answer(node_id, frame)
+
+    def _metadata(self, version: int, request: Any) -> Any:
+        self.told_of |= {None} if request.topics is None else {topic.name for topic in request.topics}
+        return super()._metadata(version, request)
+
+    def find(self, name: str | None, topic_id: Any, index: int, node_id: int) -> Any:
+        code = self.refusing()
+        return (None, code) if code else super().find(name, topic_id, index, node_id)
+
+
+@pytest.fixture
+def brokers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brokers]:
+    with Brokers(2, t=1, u=2) as running:
+        yield running
+
+
+@contextmanager
+def a_log(brokers: FakeCluster, patience_seconds: float = ANSWER_SECONDS, **options: Any) -> Iterator[Log]:
+    with Log({"bootstrap_servers": brokers.bootstrap, **options}, patience_seconds=patience_seconds) as log:
+        yield log
+
+
+def chunk(value: str = "a") -> bytes:
+    body = b"\x01" + bytes([2 * len(value)]) + value.encode() + b"\x00"
+    # To brokers that know of no expectations: -1 is none, and they take nothing but 0.
+    built = build([body], mark=b"m", expected=0, now_ms=int(time.time() * 1000))
+    assert built[:8] == bytes(8)
+    return built
+
+
+def test_an_append_follows_the_leader(brokers: Brokers) -> None:
+    with a_log(brokers) as log:
+        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).base_offset == 0
+        # When it moves, the old leader says so: the caller hears of it, and of the next try the new one.
+        brokers.lead("t", 2)
+        refused = log.append("t", 0, chunk()).result(ANSWER_SECONDS)
+        appended = log.append("t", 0, chunk()).result(ANSWER_SECONDS)
+
+    assert (refused.code, appended.code, appended.base_offset) == (NOT_LEADER, 0, 1)
+    assert (brokers.asked[1, PRODUCE], brokers.asked[2, PRODUCE]) == (2, 1)
+
+
+def test_questions_follow_the_leader_by_themselves(brokers: Brokers) -> None:
+    with a_log(brokers) as log:
+        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
+        brokers.lead("t", 2)
+        assert log.offsets("t", [0]) == {0: (0, 1)}
+        brokers.lead("t", 1)
+        assert [each.mark for each in log.read("t", 0, 0, 1)] == [b"m"]
+        brokers.lead("t", 2)
+        tail = log.tail("t", 0, 1)
+
+    assert tail is not None
+    assert tail.mark == b"m"
+
+
+def test_partitions_of_several_leaders_are_asked_at_their_own(brokers: Brokers) -> None:
+    with a_log(brokers) as log:
+        assert log.append("u", 1, chunk()).result(ANSWER_SECONDS).code == 0
+
+        assert log.offsets("u", [0, 1]) == {0: (0, 0), 1: (0, 1)}
+
+    assert (brokers.asked[1, LIST_OFFSETS], brokers.asked[2, LIST_OFFSETS]) == (2, 2)
+
+
+def test_a_partition_without_a_leader_is_waited_for(brokers: Brokers) -> None:
+    with a_log(brokers) as log:
+        assert log.partition_count("t") == 1
+        brokers.lead("t", -1)
+        asked = log._submit(lambda wire: wire.offsets("t", [0]))
+        until(lambda: sum(brokers.asked[node, METADATA] for node in (1, 2)) > 5, "some tries")
+        assert not asked.done()
+        brokers.lead("t", 2)
+
+        assert asked.result(ANSWER_SECONDS) == {0: (0, 0)}
+
+
+@pytest.fixture
+def time_is_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a log time goes by only while it pauses, however busy the machine is."""
+    now, sleep = [0.0], asyncio.sleep
+
+    async def pause(seconds: float) -> None:
+        if threading.current_thread().name == "fencepost-log":
+            now[0] += seconds
+            seconds = 0
+        await sleep(seconds)
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+
+@pytest.mark.usefixtures("time_is_pauses")
+@pytest.mark.parametrize("code", [LEADER_NOT_AVAILABLE, NOT_LEADER])
+def test_questions_that_find_nobody_are_asked_with_pauses_and_not_for_ever(brokers: Brokers, code: int) -> None:
+    brokers.refusing = lambda: code
+    # Whatever the user says of metadata: nobody needs those of the whole cluster.
+    with a_log(brokers, patience_seconds=1.0, metadata_max_age_ms=20) as log:
+        with pytest.raises(CannotReach, match=r"the log ends of topic t: .*tried for 1 s"):
+            log.offsets("t", [0])
+        with pytest.raises(CannotReach, match=r"t-0 at offset 0: .*tried for 1 s"):
+            list(log.read("t", 0, 0, 1))
+
+    # With growing pauses: of 0.05 s each there would be 40 and 20.
+    assert 3 <= brokers.asked[1, LIST_OFFSETS] <= 20
+    assert 3 <= brokers.asked[1, FETCH] <= 10
+    assert brokers.told_of == {"t"}
+
+
+def test_an_append_is_sent_once_whatever_becomes_of_it(brokers: Brokers) -> None:
+    with a_log(brokers) as log:
+        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
+        log._submit(_hurried).result(ANSWER_SECONDS)
+        brokers.silent = {PRODUCE}
+        with pytest.raises(Unknown, match="t-0: no answer from broker 1"):
+            log.append("t", 0, chunk()).result(ANSWER_SECONDS)
+        brokers.silent, brokers.dropping = set(), {PRODUCE}
+        with pytest.raises(Unknown, match="t-0: no answer from broker 1"):
+            log.append("t", 0, chunk()).result(ANSWER_SECONDS)
+        brokers.dropping = set()
+
+        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).base_offset == 1
+
+    assert brokers.asked[1, PRODUCE] == 4
+
+
+async def _hurried(wire: Any) -> None:
+    """The connection of broker 1 waits for no answer any longer; whichever takes its place does."""
+    for (node, _), connection in wire._kafka._conns.items():
+        if node == 1:
+            connection._request_timeout = 0.2
+
+
+def test_a_question_whose_connection_dies_is_asked_again(brokers: Brokers) -> None:
+    with a_log(brokers) as log:
+        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == 0
+        for api, ask in {
+            LIST_OFFSETS: lambda: log.offsets("t", [0]),
+            FETCH: lambda: list(log.read("t", 0, 0, 1)),
+            METADATA: lambda: log.partition_count("t"),
+        }.items():
+            brokers.dropping = {api}
+            before = sum(brokers.asked[node, api] for node in (1, 2))
+            asked: list[object] = []
+            asking = threading.Thread(target=lambda ask=ask, asked=asked: asked.append(ask()))  # type: ignore[misc]
+            asking.start()
+            until(lambda api=api, before=before: sum(brokers.asked[n, api] for n in (1, 2)) > before + 1, "two tries")  # type: ignore[misc]
+            brokers.dropping = set()
+            asking.join(ANSWER_SECONDS)
+            assert len(asked) == 1
+
+
+def test_what_the_user_may_not_is_final(brokers: Brokers) -> None:
+    brokers.refusing = lambda: TOPIC_DENIED
+    with a_log(brokers) as log:
+        for ask in (lambda: log.offsets("t", [0]), lambda: list(log.read("t", 0, 0, 1))):
+            with pytest.raises(LogRefused, match=r"topic t: TopicAuthorizationFailedError: .* grant READ, WRITE"):
+                ask()
+        # What an append came to is its caller's to judge.
+        assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == TOPIC_DENIED
+
+
+def test_brokers_that_came_back_elsewhere_are_found_by_the_servers_that_were_given(brokers: Brokers) -> None:
+    with a_log(brokers) as log:
+        assert log.partition_count("t") == 1
+        # Where metadata say now that the brokers are, nobody listens; those given know better.
+        log._submit(_lost).result(ANSWER_SECONDS)
+
+        assert log.offsets("t", [0]) == {0: (0, 0)}
+
+
+async def _lost(wire: Any) -> None:
+    await wire.close()
+    wire._kafka._conns.clear()
+    cluster = wire._kafka.cluster
+    cluster._brokers = {node: broker._replace(port=1) for node, broker in cluster._brokers.items()}
+
+
+def test_threads_share_a_log(brokers: Brokers) -> None:
+    found: list[int] = []
+    with a_log(brokers) as log:
+        threads = [
+            threading.Thread(
+                target=lambda: found.append(log.append("u", 0, chunk()).result(ANSWER_SECONDS).base_offset)
+            )
+            for _ in range(20)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert sorted(found) == list(range(20))
+
+
+def test_a_process_has_one_log_for_each_set_of_options(brokers: Brokers) -> None:
+    options = {"bootstrap_servers": brokers.bootstrap, "client_id": "mine"}
+    log = Log.shared(options)
+    assert Log.shared(dict(reversed(options.items()))) is log
+    assert Log.shared(options | {"client_id": "other"}) is not log
+
+    log.close()
+
+    assert Log.shared(options) is not log
+    module._close_all()
+
+
+def test_options_that_cannot_be_are_the_user_s_to_change() -> None:
+    with (
+        Log({"bootstrap_servers": "h:1", "security_protocol": "SSL", "ssl_cafile": "/absent/ca.pem"}) as log,
+        pytest.raises(SinkError, match=r"the certificates of kafka\.ssl\.\* cannot be loaded"),
+    ):
+        log.partition_count("t")
+
+
+def test_a_request_s_repr_has_no_records_in_it() -> None:
+    assert "secret" not in repr(module._Produce_v8("t", 0, 1000, chunk("secret")))

@@ -1,0 +1,133 @@
+"""Options are checked before the first row, and each refusal says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fencepost.spark.errors import SinkError
+from fencepost.spark.options import KAFKA_OPTIONS, OPTIONS, batch_bytes, client_options, settings
+
+GIVEN = {"kafka.bootstrap.servers": "a:1, b:2", "topic": "t", "sink.id": "s"}
+JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="p\\"q=;";'
+
+
+def test_what_is_required_suffices() -> None:
+    chosen = settings({**GIVEN, "checkpointLocation": "/tmp/x"})
+    assert (chosen.topics, chosen.sink, chosen.topic_column) == (("t",), "s", False)
+    assert chosen.client == {
+        "bootstrap_servers": "a:1,b:2",
+        "client_id": "fencepost-sink",
+        "security_protocol": "PLAINTEXT",
+    }
+
+
+@pytest.mark.parametrize("missing", GIVEN)
+def test_what_is_required_is_asked_for(missing: str) -> None:
+    with pytest.raises(SinkError, match=f"option '{missing}' is required"):
+        settings({name: value for name, value in GIVEN.items() if name != missing})
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"sinkid": "x"}, "is it 'sink.id'"),
+        ({"kafka.acks": "1"}, "cannot be exactly once"),
+        ({"kafka.compression.type": "brotli"}, "must be one of none, gzip"),
+        ({"kafka.compression.type": "gzip", "kafka.compression.gzip.level": "10"}, "from -1 to 9"),
+        ({"kafka.compression.zstd.level": "fast"}, "from -131072 to 22"),
+        ({"kafka.key.serializer": "x"}, "bytes or strings already"),
+        ({"kafka.transactional.id": "x"}, "nothing is transactional"),
+        ({"kafka.partitioner.class": "x"}, "a column `partition`"),
+        ({"arranged": "yes"}, "true or false"),
+        ({"batch.bytes": "10"}, "from 1000 on"),
+        ({"patience.seconds": "soon"}, "whole number"),
+        ({"kafka.security.protocol": "TLS"}, "must be one of PLAINTEXT"),
+        ({"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "GSSAPI"}, "must be one of PLAIN"),
+        ({"kafka.security.protocol": "SASL_PLAINTEXT", "kafka.sasl.mechanism": "PLAIN"}, "must say username"),
+        ({"kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": "/x.jks"}, "keytool -exportcert"),
+        ({"kafka.security.protocol": "SSL", "kafka.ssl.keystore.type": "PKCS12"}, "only PEM"),
+    ],
+)
+def test_what_cannot_be_is_refused(more: dict[str, str], said: str) -> None:
+    with pytest.raises(SinkError, match=said):
+        settings({**GIVEN, **more})
+
+
+@pytest.mark.parametrize(
+    ("codec", "said", "level"),
+    [("gzip", "-1", None), ("gzip", "9", 9), ("lz4", "17", 17), ("zstd", "-7", -7), ("snappy", "5", None)],
+)
+def test_a_level_is_of_its_own_codec(codec: str, said: str, level: int | None) -> None:
+    levels = {"kafka.compression.gzip.level": "2", "kafka.compression.lz4.level": "3"}
+    if codec != "snappy":
+        levels[f"kafka.compression.{codec}.level"] = said
+    assert settings({**GIVEN, "kafka.compression.type": codec, **levels}).level == level
+
+
+def test_options_of_javas_producer_that_mean_nothing_are_taken() -> None:
+    chosen = settings({**GIVEN, "kafka.linger.ms": "5", "kafka.enable.idempotence": "true"})
+    assert chosen.ignored == ("kafka.enable.idempotence", "kafka.linger.ms")
+
+
+@pytest.mark.parametrize(
+    ("more", "found"),
+    [
+        (
+            {
+                "kafka.security.protocol": "sasl_ssl",
+                "kafka.sasl.mechanism": "scram-sha-512",
+                "kafka.sasl.jaas.config": JAAS,
+            },
+            {
+                "sasl_mechanism": "SCRAM-SHA-512",
+                "sasl_plain_username": "u",
+                "sasl_plain_password": 'p"q=;',
+                "ssl_check_hostname": True,
+            },
+        ),
+        (
+            {
+                "kafka.security.protocol": "SSL",
+                "kafka.ssl.truststore.type": "PEM",
+                "kafka.ssl.truststore.location": "/ca.pem",
+                "kafka.ssl.keystore.location": "/me.pem",
+                "kafka.ssl.key.password": "k",
+                "kafka.ssl.endpoint.identification.algorithm": "",
+            },
+            {
+                "ssl_cafile": "/ca.pem",
+                "ssl_certfile": "/me.pem",
+                "ssl_keyfile": "/me.pem",
+                "ssl_password": "k",
+                "ssl_check_hostname": False,
+            },
+        ),
+        ({"kafka.request.timeout.ms": "5000"}, {"request_timeout_ms": 5000}),
+    ],
+)
+def test_kafkas_names_become_the_clients(more: dict[str, str], found: dict[str, Any]) -> None:
+    assert found.items() <= client_options({**GIVEN, **more}).items()
+
+
+def test_secrets_are_not_shown() -> None:
+    more = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": JAAS}
+    assert 'p"q' not in repr(settings({**GIVEN, **more}))
+
+
+def test_a_batch_fits_the_topic_and_the_request() -> None:
+    chosen = settings({**GIVEN, "batch.bytes": "5000000"})
+    assert chosen.batch_bytes < chosen.record_bytes_max
+    assert batch_bytes(chosen, 100_000) < 100_000
+
+
+def test_topics_may_be_a_column() -> None:
+    chosen = settings({**{n: v for n, v in GIVEN.items() if n != "topic"}, "topics": "a, b"})
+    assert (chosen.topics, chosen.topic_column) == (("a", "b"), True)
+
+
+def test_every_option_has_a_name_once() -> None:
+    names = [option.name for option in (*OPTIONS, *KAFKA_OPTIONS)]
+    assert len(names) == len(set(names))
+    assert all(option.meaning for option in OPTIONS)

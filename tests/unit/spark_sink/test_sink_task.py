@@ -1,0 +1,590 @@
+"""One task and the log, without Spark and without threads: what it appends, what it recognises, what it refuses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from fencepost.spark.comparing import Compared, _compare_rows, compare
+from fencepost.spark.errors import SinkError, Unknown
+from fencepost.spark.looking import Look, Remembered, look
+from fencepost.spark.marks import Mark
+from fencepost.spark.task import Outcome, Plan, Task
+from tests.sink_simulation.model import Answer, Batch, Faults, ModelFraming, ModelLog, Partition, World, body
+
+TOPIC = "t"
+
+
+class Log(ModelLog):
+    """Answers at once. `script`: what becomes of the next appends instead."""
+
+    def __init__(self, partitions: int = 1) -> None:
+        self.world = World(1, Faults())
+        self.world.topics[TOPIC] = [Partition() for _ in range(partitions)]
+        super().__init__(self.world)
+        self.script: list[Callable[[Any, Batch], Answer | Exception]] = []
+        self.sent: list[Batch] = []
+        self.reads: list[tuple[int, int]] = []
+
+    def _breathe(self) -> None:
+        for partition in self.world.topics[TOPIC]:
+            partition.high_watermark = partition.end
+
+    def append(self, topic: str, partition: int, batch: Any) -> Future[Any]:
+        self.sent.append(batch)
+        answer: Future[Any] = Future()
+        at = self.world.topics[topic][partition]
+        if self.script:
+            result = self.script.pop(0)(at, batch)
+        elif batch.expected != at.end:
+            result = Answer(44, at.end, "OFFSET_MISMATCH")
+        else:
+            result = Answer(0, at.append(batch.bodies, batch.mark))
+        if isinstance(result, Exception):
+            answer.set_exception(result)
+        else:
+            answer.set_result(result)
+        return answer
+
+    def read(self, topic: str, partition: int, start: int, end: int) -> Any:
+        self.reads.append((start, end))
+        return super().read(topic, partition, start, end)
+
+    def bodies(self, partition: int = 0) -> list[bytes]:
+        return [each for stored in self.world.topics[TOPIC][partition].stored for each in stored.bodies]
+
+
+class Clock:
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+    def time_ms(self) -> int:
+        return int(self.time * 1000)
+
+    def random(self) -> float:
+        return 0.5
+
+    def wait(self, futures: Collection[Future[Any]], seconds: float) -> None:
+        if not any(each.done() for each in futures):
+            self.time += seconds
+
+
+PLAN = Plan("s", patience_seconds=30, chunk_bytes=100, chunk_rows=1000)
+
+
+def looked(log: Log, **more: Any) -> Look:
+    return look(log, "s", [TOPIC], at=0, **more)
+
+
+def values(*numbers: int) -> list[bytes]:
+    return [body(None, b"%d" % number) for number in numbers]
+
+
+def write(log: Log, seen: Look, rows: list[bytes], plan: Plan = PLAN, **who: Any) -> Outcome:
+    identity = {"query": "q", "batch": 0, "task": 0, "attempt": "a", **who}
+    one = Task(plan, seen, log=log, framing=ModelFraming(), clock=Clock(), **identity)
+    one.begin()
+    one.feed(TOPIC, pa.array(rows, pa.large_binary()), [0] * len(rows))
+    return one.finish()
+
+
+def test_rows_go_where_the_log_ends_in_batches_of_the_size_asked_for() -> None:
+    log = Log()
+    done = write(log, looked(log), values(*range(30)))
+    assert log.bodies() == values(*range(30))
+    assert (done.rows, done.appended, done.found) == (30, 30, 0)
+    assert done.chunks > 1
+    assert [batch.expected for batch in log.sent][:2] == [0, len(log.sent[0].bodies)]
+    assert log.reads == []  # nobody disturbed, nothing looked up
+
+
+@pytest.mark.parametrize("landed", [True, False])
+def test_after_a_lost_answer_the_log_decides(landed: bool) -> None:
+    log = Log()
+
+    def lost(at: Any, batch: Batch) -> Exception:
+        if landed:
+            at.append(batch.bodies, batch.mark)
+        return Unknown("the connection was lost")
+
+    log.script = [lost]
+    done = write(log, looked(log), values(1, 2, 3))
+    assert log.bodies() == values(1, 2, 3)
+    assert (done.found, done.appended) == ((3, 0) if landed else (0, 3))
+
+
+def test_a_request_that_arrives_after_all_is_recognised_too() -> None:
+    log = Log()
+    late: list[Batch] = []
+
+    def lose(at: Any, batch: Batch) -> Exception:
+        late.append(batch)
+        return Unknown("no answer")
+
+    def arrive(at: Any, batch: Batch) -> Answer:
+        at.append(late[0].bodies, late[0].mark)
+        return Answer(44, at.end)
+
+    log.script = [lose, arrive]
+    write(log, looked(log), values(1, 2, 3))
+    assert log.bodies() == values(1, 2, 3)
+
+
+def test_a_refusal_reads_no_more_than_the_last_batch_where_others_of_the_run_wrote() -> None:
+    log = Log()
+    seen = looked(log)
+    for task in (1, 2, 3):
+        write(log, seen, values(*range(task * 100, task * 100 + 20)), task=task)
+    log.reads.clear()
+    done = write(log, seen, values(1, 2), task=0)
+    assert done.refused == 1
+    assert log.reads == []
+    assert log.bodies()[-2:] == values(1, 2)
+
+
+def test_a_second_attempt_finds_the_rows_of_the_first_behind_others() -> None:
+    log = Log()
+    seen = looked(log)
+    write(log, seen, values(1, 2), task=0)
+    write(log, seen, values(3, 4), task=1)
+    done = write(log, seen, values(2, 1), task=0, attempt="b")
+    assert (done.found, done.appended) == (2, 0)
+    assert log.bodies() == values(1, 2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Answer(10), "max.message.bytes"),
+        (Answer(29), "needs WRITE, READ and DESCRIBE"),
+        (Answer(32), "compare the clocks"),
+        (Answer(44, -1, "OFFSET_VIOLATION t 0 appended_at=7"), "around the proxy"),
+        (Answer(44, -1, "IDEMPOTENCE_REQUIRED t 0"), "IDEMPOTENCE_REQUIRED"),
+        (Answer(0, 7), "Nothing checked"),
+    ],
+)
+def test_what_trying_again_would_not_change_ends_the_task(answer: Answer, said: str) -> None:
+    log = Log()
+    log.script = [lambda at, batch: answer]
+    with pytest.raises(SinkError, match=said):
+        write(log, looked(log), values(1))
+
+
+def test_patience_ends_and_says_what_it_waited_for() -> None:
+    log = Log()
+    log.script = [lambda at, batch: Answer(6, -1, "NOT_LEADER")] * 1000
+    with pytest.raises(SinkError, match=r"for 30 s .*NOT_LEADER"):
+        write(log, looked(log), values(1))
+
+
+def test_a_rival_that_is_always_faster_is_not_waited_for_for_ever() -> None:
+    log = Log()
+
+    def rival(at: Any, batch: Batch) -> Answer:
+        at.append((b"\1rival",), None)
+        return Answer(44, at.end)
+
+    log.script = [rival] * 100_000
+    with pytest.raises(SinkError, match="nothing could be appended"):
+        write(log, looked(log), values(1))
+
+
+def test_another_run_and_another_split_is_refused_before_anything_is_appended() -> None:
+    log = Log()
+    write(log, looked(log), values(1, 2, 3), task=0)
+    with pytest.raises(SinkError, match=r"split into tasks otherwise"):
+        write(log, looked(log), values(3, 4), task=1)
+    assert log.bodies() == values(1, 2, 3)
+    # Who knows that equal rows are in two tasks says so.
+    write(log, looked(log), values(3, 4), replace(PLAN, same_split=True), task=1)
+    assert log.bodies() == values(1, 2, 3, 3, 4)
+
+
+def test_two_tasks_of_one_run_may_have_equal_rows() -> None:
+    log = Log()
+    seen = looked(log)
+    write(log, seen, values(1, 1), task=0)
+    write(log, seen, values(1), task=1)
+    assert log.bodies() == values(1, 1, 1)
+
+
+def test_arranged_rows_know_no_tasks() -> None:
+    log = Log()
+    arranged = replace(PLAN, arranged=True)
+    write(log, looked(log), values(1, 2), arranged, task=5)
+    done = write(log, looked(log), values(2, 1, 3), arranged, task=0)
+    assert (done.found, done.appended) == (2, 1)
+    seen = looked(log)
+    write(log, seen, values(1, 2, 3, 4), arranged, task=0)
+    with pytest.raises(SinkError, match="although arranged=true"):
+        write(log, seen, values(1, 2, 3, 5), arranged, task=1)
+
+
+def test_a_batch_behind_the_log_appends_nothing() -> None:
+    log = Log()
+    for batch in range(4):
+        write(log, looked(log), values(batch * 10, batch * 10 + 1), batch=batch)
+    done = write(log, looked(log), values(11, 10), batch=1)
+    assert (done.found, done.appended) == (2, 0)
+    with pytest.raises(SinkError, match="checkpoint was restored"):
+        write(log, looked(log), values(10, 11, 12), batch=1)
+    with pytest.raises(SinkError, match="as a whole does not have now"):
+        settle(log, write(log, looked(log), values(10), batch=1))
+    assert len(log.bodies()) == 8
+
+
+def test_a_driver_that_is_overtaken_stops() -> None:
+    log = Log()
+    old = looked(log)
+    write(log, looked(log), values(1), batch=0)
+    write(log, looked(log), values(2), batch=1)
+    with pytest.raises(SinkError, match="another driver is ahead"):
+        write(log, old, values(1), batch=0)
+    assert log.bodies() == values(1, 2)
+
+
+def test_another_query_under_the_same_name_is_refused() -> None:
+    log = Log()
+    write(log, looked(log), values(1))
+    with pytest.raises(SinkError, match=r"restore its checkpoint.*new sink.id"):
+        write(log, looked(log), values(2), query="r")
+
+
+def cut_off(log: Log) -> None:
+    """Retention."""
+    partition = log.world.topics[TOPIC][0]
+    partition.start = partition.end
+    partition.stored.clear()
+
+
+def test_where_everything_was_deleted_a_later_batch_is_not_guessed() -> None:
+    log = Log()
+    write(log, looked(log), values(1), batch=0)
+    cut_off(log)
+    with pytest.raises(SinkError, match=r"lost its records below offset 1.*first.run"):
+        write(log, looked(log), values(2), batch=1)
+    write(log, looked(log), values(2), replace(PLAN, first_run=True), batch=1)
+    assert log.bodies() == values(2)
+
+
+def test_a_half_written_batch_of_which_rows_were_deleted_is_not_guessed() -> None:
+    log = Log()
+    write(log, looked(log), values(*range(20)))
+    partition = log.world.topics[TOPIC][0]
+    partition.start = partition.stored[0].next_offset
+    del partition.stored[0]
+    with pytest.raises(SinkError, match="rows of batch 0 may have lain there"):
+        write(log, looked(log), values(*range(20)))
+
+
+def test_the_last_mark_is_found_behind_others_records_and_not_looked_for_twice() -> None:
+    log = Log()
+    write(log, looked(log), values(1), batch=0)
+    partition = log.world.topics[TOPIC][0]
+    for _ in range(30):
+        partition.append((b"\1other",), None)
+    remembered = Remembered()
+    mark = looked(log, remembered=remembered).sights[TOPIC, 0].last
+    assert isinstance(mark, Mark)
+    partition.append((b"\1other",), None)
+    log.reads.clear()
+    assert looked(log, remembered=remembered).sights[TOPIC, 0].last == mark
+    assert log.reads == [(31, 32)]
+
+
+def test_a_mark_of_a_topic_that_was_deleted_is_not_remembered() -> None:
+    log, remembered = Log(), Remembered()
+    write(log, looked(log, remembered=remembered), values(1), batch=0)
+    looked(log, remembered=remembered)
+    log.world.topics[TOPIC] = [Partition()]
+    for _ in range(5):
+        log.world.topics[TOPIC][0].append((b"\1other",), None)
+    assert looked(log, remembered=remembered).sights[TOPIC, 0].last is None
+
+
+def test_a_driver_remembers_its_mark_when_retention_has_deleted_all() -> None:
+    log, remembered = Log(), Remembered()
+    write(log, looked(log), values(1), batch=0)
+    looked(log, remembered=remembered)
+    cut_off(log)
+    write(log, looked(log, remembered=remembered), values(2), batch=1)
+    assert log.bodies() == values(2)
+
+
+def test_a_task_of_a_new_split_appends_nothing_before_it_has_met_all_its_rows() -> None:
+    """Else the batch had rows of two splits, and neither could go on with it."""
+    log = Log()
+    write(log, looked(log), values(1, 2, 3), task=0)
+    with pytest.raises(SinkError, match=r"split into tasks otherwise.*last way out"):
+        write(log, looked(log), values(*range(50, 90), 3), task=2)
+    assert log.bodies() == values(1, 2, 3)
+
+
+def test_others_records_are_not_read_where_it_is_the_first_run() -> None:
+    log = Log()
+    log.world.topics[TOPIC][0].append((b"\1other",), None)
+    assert looked(log, first_run=True).sights[TOPIC, 0].last is None
+    assert log.reads == []
+
+
+def test_a_log_that_is_shorter_than_what_was_acknowledged_is_waited_for() -> None:
+    log = Log()
+
+    def lost_data(at: Any, batch: Batch) -> Answer:
+        at.end -= 1
+        return Answer(44, at.end)
+
+    log.script = [lambda at, batch: Answer(0, at.append(batch.bodies, batch.mark)), lost_data]
+    with pytest.raises(SinkError, match="were acknowledged"):
+        write(log, looked(log), values(*range(40)))
+
+
+# --- another split into tasks, of rows that are placed by their value -------------------------------------------------
+
+
+def keyed(*numbers: int) -> list[bytes]:
+    return [body(b"k", b"%d" % number) for number in numbers]
+
+
+def settle(log: Log, *done: Outcome, plan: Plan = PLAN) -> Compared | None:
+    return compare(plan, done, log=log, framing=ModelFraming(), clock=Clock())
+
+
+def lying(log: Log) -> Counter[bytes]:
+    return Counter(log.bodies())
+
+
+def test_tasks_that_are_numbered_otherwise_find_their_rows_and_go_on() -> None:
+    log = Log()
+    seen = looked(log)
+    write(log, seen, keyed(1, 2), task=0)
+    write(log, seen, keyed(11), task=1)
+    seen = looked(log)
+
+    one = write(log, seen, keyed(11, 12, 13), task=0)
+    other = write(log, seen, keyed(1, 2, 3), task=1)
+
+    assert (one.found, one.appended) == (1, 2)
+    assert (other.found, other.appended) == (2, 1)
+    assert settle(log, one, other) == Compared(found=3, unknown=0, appended=0)
+    assert lying(log) == Counter(keyed(1, 2, 3, 11, 12, 13))
+
+
+def test_a_task_whose_counterpart_had_written_nothing_goes_on_and_says_that_it_doubts() -> None:
+    log = Log()
+    write(log, looked(log), keyed(1, 2), task=0)
+    seen = looked(log)
+
+    one = write(log, seen, keyed(11, 12), task=0)
+    mark = log.world.topics[TOPIC][0].stored[-1].mark
+    assert mark is not None
+    assert Mark.decode(mark).doubtful
+    other = write(log, seen, keyed(1, 2, 3), task=1)
+
+    assert settle(log, one, other) == Compared(found=2, unknown=0, appended=0)
+    assert lying(log) == Counter(keyed(1, 2, 3, 11, 12))
+
+
+def test_equal_rows_that_several_tasks_have_found_are_put_right_before_the_commit() -> None:
+    log = Log()
+    write(log, looked(log), keyed(7, 1), task=0)
+    seen = looked(log)
+    done = [write(log, seen, keyed(7, 1), task=0), write(log, seen, keyed(7, 2), task=1)]
+    assert lying(log) == Counter(keyed(7, 1, 2))  # both have found the one 7
+
+    assert settle(log, *done) == Compared(found=1, unknown=0, appended=1)
+    assert lying(log) == Counter(keyed(7, 7, 1, 2))
+    assert settle(log, *done) == Compared(found=1, unknown=0, appended=0)  # a commit may come twice
+
+    # The next run, as the driver died before Spark had noted it.
+    seen = looked(log)
+    done = [write(log, seen, keyed(7, 1), task=0), write(log, seen, keyed(7, 2), task=1)]
+    settle(log, *done)
+    assert lying(log) == Counter(keyed(7, 7, 1, 2))
+
+
+def test_the_driver_appends_where_it_has_read_to_or_not_at_all() -> None:
+    log = Log()
+    write(log, looked(log), keyed(7), task=0)
+    old = looked(log)
+    done = [write(log, old, keyed(7), task=0), write(log, old, keyed(7), task=1)]
+
+    def zombie(at: Any, batch: Batch) -> Answer:
+        """Of a third run, which has both in one task; it has read the one and appends the other."""
+        mark = Mark.decode(at.stored[0].mark)
+        at.append(tuple(keyed(7)), replace(mark, run="zombie", task=5).encode())
+        return Answer(44, at.end)
+
+    log.script = [zombie]
+    assert settle(log, *done) == Compared(found=1, unknown=0, appended=0)
+    assert lying(log) == Counter({keyed(7)[0]: 2})
+
+
+def test_rows_that_no_task_has_are_refused_before_the_commit_unless_they_shall_stay() -> None:
+    log = Log()
+    seen = looked(log)
+    write(log, seen, keyed(1, 2), task=0)
+    write(log, seen, keyed(11), task=1)
+    seen = looked(log)
+    plan = replace(PLAN, unmatched="compare")
+    done = [write(log, seen, keyed(1, 3), plan, task=0), write(log, seen, keyed(11), plan, task=1)]
+    with pytest.raises(SinkError, match=r"has 1 rows of batch 0 .* as a whole does not have"):
+        settle(log, *done, plan=plan)
+    keep = replace(PLAN, unmatched="keep")
+    assert settle(log, *done, plan=keep) == Compared(found=0, unknown=1, appended=0)
+
+
+def test_rows_are_compared_one_by_one_and_not_by_their_number() -> None:
+    log = Log()
+    write(log, looked(log), keyed(7, 1, 2, 3), task=0)
+    seen = looked(log)
+    plan = replace(PLAN, unmatched="compare")
+    # One 7 is found twice, and a 3 is there that is a 4 now.
+    done = [write(log, seen, keyed(7, 1, 2, 4), plan, task=0), write(log, seen, keyed(7), plan, task=1)]
+    with pytest.raises(SinkError, match="as a whole does not have"):
+        settle(log, *done, plan=plan)
+
+
+def test_the_driver_appends_over_the_partition_count_that_its_tasks_knew_or_not_at_all() -> None:
+    """Else a task of another run, that knows of the growth, may look for the row where it belongs now."""
+    log = Log()
+    write(log, looked(log), keyed(7), task=0)
+    seen = looked(log, counted=frozenset([TOPIC]))
+    done = [write(log, seen, keyed(7), task=0), write(log, seen, keyed(7), task=1)]
+    # The topic grows, and a task of another run writes behind.
+    [at] = log.world.topics[TOPIC]
+    mark = Mark.decode(at.stored[0].mark or b"")
+    at.append(tuple(keyed(8)), replace(mark, run="later", task=1, over=2).encode())
+
+    def grown(_: Any, batch: Batch) -> Answer:
+        assert batch.count == 1
+        return Answer(37, -1)
+
+    log.script = [grown]
+    with pytest.raises(SinkError, match="the topic has grown since the batch was begun"):
+        settle(log, *done, plan=replace(PLAN, unmatched="keep"))
+    assert lying(log) == Counter(keyed(7, 8))
+
+
+def test_digests_that_end_with_zeros_are_compared_like_others() -> None:
+    zero, short, other = bytes(16), b"q" * 15 + b"\0", b"x" * 16
+    assert _compare_rows(zero + zero + other, zero + short) == ({zero: 1, other: 1}, 1)
+    assert _compare_rows(b"", b"") == ({}, 0)
+
+
+def test_a_driver_that_another_one_has_overtaken_appends_nothing() -> None:
+    log = Log()
+    write(log, looked(log), keyed(7), task=0)
+    seen = looked(log)
+    done = [write(log, seen, keyed(7), task=0), write(log, seen, keyed(7), task=1)]
+    write(log, looked(log), keyed(100), task=0, batch=1)
+    with pytest.raises(SinkError, match="another driver is ahead"):
+        settle(log, *done)
+    assert lying(log) == Counter(keyed(7, 100))
+
+
+def test_rows_of_a_task_that_is_no_more_are_missed_too() -> None:
+    log = Log()
+    seen = looked(log)
+    write(log, seen, keyed(1), task=0)
+    write(log, seen, keyed(11), task=1)
+    with pytest.raises(SinkError, match="as a whole does not have"):
+        settle(log, write(log, looked(log), keyed(1), task=0))
+
+
+def test_what_is_split_as_it_was_is_not_compared() -> None:
+    log = Log()
+    seen = looked(log)
+    for task in (0, 1):
+        write(log, seen, keyed(task), task=task)
+    seen = looked(log)
+    done = [write(log, seen, keyed(task, task + 10), task=task) for task in (0, 1)]
+    log.reads.clear()
+    assert settle(log, *done) is None
+    assert log.reads == []
+
+
+@pytest.mark.parametrize("unmatched", ["auto", "refuse"])
+def test_a_load_refuses_rows_that_it_does_not_have_before_it_appends(unmatched: str) -> None:
+    log = Log()
+    write(log, looked(log), keyed(1, 2), task=0, query="")
+    with pytest.raises(SinkError, match="does not have now"):
+        write(log, looked(log), keyed(11, 12), replace(PLAN, unmatched=unmatched), task=0, query="")
+    assert lying(log) == Counter(keyed(1, 2))
+
+
+def test_a_stream_refuses_what_is_other_data_in_places() -> None:
+    log = Log()
+    write(log, looked(log), keyed(*range(10)), task=0)
+    with pytest.raises(SinkError, match="does not have now"):
+        write(log, looked(log), keyed(*range(9), 99), task=0)
+    assert lying(log) == Counter(keyed(*range(10)))
+
+
+def test_a_stream_refuses_other_data_where_all_tasks_of_the_batch_before_have_written() -> None:
+    log = Log()
+    seen = looked(log)
+    for task in (0, 1):
+        write(log, seen, keyed(task), task=task, batch=0)
+    seen = looked(log)
+    for task in (0, 1):
+        write(log, seen, keyed(10 + task), task=task, batch=1)
+    with pytest.raises(SinkError, match="does not have now"):
+        write(log, looked(log), keyed(20, 21), task=0, batch=1)
+    assert lying(log) == Counter(keyed(0, 1, 10, 11))
+
+
+def test_a_stream_goes_on_in_a_task_of_other_keys_although_all_tasks_of_the_batch_before_have_written() -> None:
+    log = Log()
+    write(log, looked(log), keyed(0), task=0, batch=0)  # the batch before had one task
+    write(log, looked(log), keyed(10), task=0, batch=1)
+    seen = looked(log)
+    one = write(log, seen, [body(b"other", b"20")], task=0, batch=1)
+    other = write(log, seen, keyed(10), task=1, batch=1)
+    assert settle(log, one, other) == Compared(found=1, unknown=0, appended=0)
+
+
+def test_what_the_batches_before_tell_of_the_tasks_is_not_forgotten_in_a_quiet_one() -> None:
+    log = Log()
+    seen = looked(log)
+    for task in (0, 1):
+        write(log, seen, keyed(task), task=task, batch=0)
+    write(log, looked(log), keyed(10), task=0, batch=1)
+    write(log, looked(log), keyed(20), task=0, batch=2)
+    # Task 1 may have become task 0, with rows of the same key.
+    one = write(log, looked(log), keyed(21), task=0, batch=2)
+    assert one.appended == 1
+
+
+def test_a_stream_that_has_other_data_each_time_is_not_written_each_time() -> None:
+    log = Log()
+    write(log, looked(log), keyed(1, 2), task=0)
+    write(log, looked(log), keyed(11, 12), task=0)
+    with pytest.raises(SinkError, match="does not have now"):
+        write(log, looked(log), keyed(21, 22), task=0)
+    assert lying(log) == Counter(keyed(1, 2, 11, 12))
+
+
+def test_a_complete_batch_is_found_under_whatever_number() -> None:
+    log = Log()
+    for batch in range(3):
+        seen = looked(log)
+        write(log, seen, keyed(batch * 10), task=0, batch=batch)
+        write(log, seen, values(batch * 10 + 1), task=1, batch=batch)
+    seen = looked(log)
+    done = [
+        write(log, seen, values(11), task=0, batch=1),
+        write(log, seen, keyed(10), task=1, batch=1),
+    ]
+    assert [each.appended for each in done] == [0, 0]
+    assert settle(log, *done) == Compared(found=2, unknown=0, appended=0)
+    with pytest.raises(SinkError, match="restore the newest"):
+        settle(log, write(log, looked(log), keyed(10), task=0, batch=1))

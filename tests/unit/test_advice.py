@@ -1,0 +1,196 @@
+"""Whatever is said of why a process is not ready has its advice: the reasons are read from the sources.
+
+A reason that is told somewhere tomorrow, and of which nobody has said what to do, fails here.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import fencepost_proxy
+from fencepost_proxy.net import advice
+
+ROOT = Path(fencepost_proxy.__file__).parent
+#: Where `ProxyApp._not_ready` and the supervisor take reasons from, each by the place that says them.
+TOLD_BY = {"failure", "problem", "waits_because", "_waits_because"}
+
+
+@cache
+def tree(file: str) -> ast.Module:
+    return ast.parse((ROOT / file).read_text())
+
+
+def texts(node: ast.AST) -> Iterator[str]:
+    """What the expression may be, with `…` for each value that is put into it; nothing for None and for other names."""
+    match node:
+        case ast.Constant(value=str() as text):
+            yield text
+        case ast.JoinedStr(values=values):
+            yield "".join(str(each.value) if isinstance(each, ast.Constant) else "…" for each in values)
+        case ast.IfExp(body=body, orelse=other):
+            yield from texts(body)
+            yield from texts(other)
+        case ast.BinOp(left=left):
+            yield from texts(left)
+        case ast.List(elts=elements) | ast.Tuple(elts=elements):
+            for each in elements:
+                yield from texts(each)
+        case ast.BoolOp(values=values):
+            for each in values:
+                yield from texts(each)
+
+
+def function(file: str, name: str) -> ast.AST:
+    for each in ast.walk(tree(file)):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == name:
+            return each
+    raise AssertionError(f"{file} has no {name}")
+
+
+def returned(file: str, name: str) -> Iterator[str]:
+    """And what local names stand for, where the function gives that back."""
+    named: dict[str, ast.expr] = {}
+    for each in ast.walk(function(file, name)):
+        if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Name):
+            named[each.targets[0].id] = each.value
+    yield from given_back(file, name)
+    for each in ast.walk(function(file, name)):
+        if isinstance(each, ast.Return) and each.value is not None:
+            for inner in ast.walk(each.value):
+                if isinstance(inner, ast.Name) and inner.id in named:
+                    yield from texts(named[inner.id])
+
+
+def given_back(file: str, name: str) -> Iterator[str]:
+    for each in ast.walk(function(file, name)):
+        if isinstance(each, ast.Return) and each.value is not None:
+            yield from texts(each.value)
+
+
+def set_as(file: str, attribute: str) -> Iterator[str]:
+    for each in ast.walk(tree(file)):
+        match each:
+            case ast.Assign(targets=[ast.Attribute(attr=name)], value=value) if name == attribute:
+                yield from texts(value)
+            case ast.AnnAssign(target=ast.Attribute(attr=name), value=ast.AST() as value) if name == attribute:
+                yield from texts(value)
+
+
+def given_to(file: str, name: str, keyword: str | None = None) -> Iterator[str]:
+    """First arguments of calls of `name`, or those named `keyword`."""
+    for each in ast.walk(tree(file)):
+        if not isinstance(each, ast.Call):
+            continue
+        called = each.func.attr if isinstance(each.func, ast.Attribute) else getattr(each.func, "id", "")
+        if called != name:
+            continue
+        if keyword is None:
+            yield from texts(each.args[0]) if each.args else ()
+        else:
+            for argument in each.keywords:
+                yield from texts(argument.value) if argument.arg == keyword else ()
+
+
+def reasons() -> set[str]:
+    sources = [str(each.relative_to(ROOT)) for each in ROOT.rglob("*.py")]
+    own = {*returned("net/app.py", "_not_ready"), *given_back("net/sidecar.py", "_judge")}
+    own |= {*set_as("net/sidecar.py", "problem"), *set_as("net/state_topic.py", "waits_because")}
+    own |= {*given_to("net/state_topic.py", "_fail"), *returned("net/supervisor.py", "_snapshot")}
+    own |= {*given_to("net/supervisor.py", "replace", "not_ready")}
+    stated = {text for file in sources for text in given_to(file, "StateError")}
+    whats = {text for each in _until_kafka_can() for text in texts(each)}
+    assert len(whats) == 2, whats
+    waiting = {f"{what}: …" for what in whats}
+    assert len(stated) > 8, stated
+    # Of a state topic that cannot be relied on: a process that runs tells it as it is, one that starts says more.
+    at_a_start = {f"the state topic __fencepost_state cannot be used: {each}" for each in stated}
+    return {each for each in own | stated | waiting | at_a_start if any(map(str.isalpha, each))}
+
+
+def _until_kafka_can() -> Iterator[ast.AST]:
+    for each in ast.walk(tree("net/app.py")):
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "_until_kafka_can":
+            yield each.args[1]
+
+
+REASONS = sorted(reasons())
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_every_reason_of_not_being_ready_has_an_advice(reason: str) -> None:
+    assert advice.of_not_ready(reason) != advice.NOT_READY_ELSE
+
+
+def test_what_is_unknown_leads_to_the_log() -> None:
+    assert advice.of_not_ready("a reason of tomorrow") == advice.NOT_READY_ELSE
+    assert "The log says more" in advice.NOT_READY_ELSE
+
+
+def test_reasons_are_looked_for_wherever_they_are_told() -> None:
+    """Else one of them would be missing above without anybody seeing it."""
+    asked = {
+        each.attr
+        for each in ast.walk(function("net/app.py", "_not_ready"))
+        if isinstance(each, ast.Attribute) and isinstance(each.value, ast.Attribute | ast.Name)
+    }
+    states = {"_to_end", "_control", "cluster_id", "config", "upstream", "_bootstrap", "_state", "_sidecar", "asked"}
+    assert asked - states - {"unheard", "fresh"} == TOLD_BY
+    for begins in (
+        "waiting for Kafka",
+        "it is shutting down",
+        "reading the state topic",
+        "the state topic was not read",
+        "the other proxy processes",
+        "the owner process",
+        "its broker cannot be asked",
+        "following it crashed",
+        "who leads the state topic",
+    ):
+        assert any(each.startswith(begins) for each in REASONS), begins
+    assert any("does not advertise this sidecar" in each for each in REASONS)
+
+
+@pytest.mark.parametrize(
+    ("reason", "helps"),
+    [
+        ("waiting for Kafka at k:9092: k:9092: cannot connect: Connect call failed", "Nobody listens there"),
+        ("waiting for Kafka at k:9092: k:9092: certificate is not trusted (upstream_tls.ca_file)", "as PEM"),
+        ("waiting for Kafka at k:9092", "Is Kafka up, and is upstream its address? fencepost check"),
+        ("the state topic s cannot be used: s lost records (read up to offset 7, it starts at 9)", "delete the state"),
+        ("the state topic s cannot be used: s: Produce answered error 29", "fencepost check says so"),
+        ("s was deleted and created again: what it held is gone", "restart every proxy"),
+    ],
+)
+def test_the_advice_is_about_what_went_wrong(reason: str, helps: str) -> None:
+    assert helps in advice.of_not_ready(reason)
+
+
+@pytest.mark.parametrize(
+    ("said", "helps"),
+    [
+        ("it ended the connection during the TLS handshake: EOF; does it speak TLS (upstream_tls)?", "broker_tls"),
+        ("its certificate is for another name: IP (upstream_tls.check_hostname)", "127.0.0.1"),
+        ("cannot connect: Connect call failed", "nobody listens there"),
+    ],
+)
+def test_of_a_sidecars_own_broker_the_advice_is_about_its_listener(said: str, helps: str) -> None:
+    assert helps in advice.of_connection(said, beside=True)
+
+
+def test_warnings_have_an_advice() -> None:
+    said = {*returned("net/supervisor.py", "_snapshot"), *generated("net/supervisor.py", "_snapshot")}
+    said = {each for each in said if each.startswith("worker")} | {*generated("net/expansions.py", "warnings")}
+    assert len(said) == 2, said
+    for each in said:
+        assert advice.of_warning(each), each
+
+
+def generated(file: str, name: str) -> Iterator[str]:
+    for each in ast.walk(function(file, name)):
+        if isinstance(each, ast.GeneratorExp):
+            yield from texts(each.elt)

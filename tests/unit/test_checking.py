@@ -1,0 +1,229 @@
+"""What `fencepost check` finds out without a Kafka: files, names, limits; and how it tells what it found."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import resource
+import socket
+from pathlib import Path
+
+import pytest
+
+from fencepost_proxy.cli import check as command
+from fencepost_proxy.config import ControlSasl, Limits, ListenTls, ProxyConfig, UpstreamTls
+from fencepost_proxy.net import checking, rights
+from fencepost_proxy.net.findings import Finding, State, failed, ok, unknown, warning
+from fencepost_proxy.types import Address, NodeId
+from tests.support.certificates import Authority
+from tests.support.ports import free_port
+
+UPSTREAM = (Address("kafka", 9092),)
+
+
+def states(found: list[Finding]) -> dict[str, str]:
+    return {each.what: each.state.value for each in found}
+
+
+def said(found: list[Finding], what: str) -> str:
+    return " / ".join(each.said for each in found if each.what == what)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_certificates_that_end_or_have_ended(authority: Authority) -> None:
+    for days, state in ((30, "ok"), (5, "warning"), (-1, "failed")):
+        made = authority.sign(f"for-{days}", days=days)
+        made.key.chmod(0o600)
+        config = ProxyConfig(UPSTREAM, listen_tls=ListenTls(made.certificate, made.key), upstream_tls=UpstreamTls())
+
+        found = list(checking._files(config))
+
+        assert states(found) == {"listen_tls.certificate_file": state}, found
+        assert "chmod" not in str(found)
+
+
+def test_secrets_that_everybody_may_read(authority: Authority, tmp_path: Path) -> None:
+    made = authority.sign("open")
+    (password := tmp_path / "password").write_text("hunter2\n")
+    sasl = ControlSasl("SCRAM-SHA-512", "me", password)
+    tls = ListenTls(made.certificate, made.key)
+    config = ProxyConfig(UPSTREAM, listen_tls=tls, upstream_tls=UpstreamTls(), control_sasl=sasl)
+    for file in (made.key, password):
+        file.chmod(0o644)
+
+    loose = list(checking._files(config))
+    for file in (made.key, password):
+        file.chmod(0o640)
+    tight = list(checking._files(config))
+
+    assert [each.todo for each in loose if each.state is State.WARNING] == [
+        f"chmod o= {made.key}",
+        f"chmod o= {password}",
+    ]
+    assert {each.state for each in tight} == {State.OK}
+    assert "hunter2" not in str(loose)
+
+
+def test_files_that_are_not_there_or_not_what_they_should_be(authority: Authority, tmp_path: Path) -> None:
+    one, two = authority.sign("one"), authority.sign("two")
+    config = ProxyConfig(
+        UPSTREAM,
+        listen_tls=ListenTls(one.certificate, two.key),
+        upstream_tls=UpstreamTls(ca_file=tmp_path / "absent"),
+        control_sasl=ControlSasl("OAUTHBEARER", token_file=tmp_path / "gone"),
+    )
+
+    found = [each for each in checking._files(config) if each.state is State.FAILED]
+
+    assert [each.what for each in found] == ["listen_tls.key_file", "upstream_tls.ca_file", "control_sasl.token_file"]
+    assert "is not that of the certificate" in found[0].said
+    assert found[0].todo == "put right what is in it, or name another file"
+    assert "cannot be read: No such file" in found[1].said
+
+
+@pytest.mark.parametrize(
+    ("names", "host", "fits"),
+    [
+        ("DNS:kafka.example.com", "kafka.example.com", True),
+        ("DNS:kafka.example.com", "KAFKA.example.com.", True),
+        ("DNS:*.example.com", "kafka.example.com", True),
+        ("DNS:*.example.com", "a.kafka.example.com", False),
+        ("DNS:*.example.com", "example.com", False),
+        ("DNS:kafka.example.com,IP:10.0.0.1", "10.0.0.1", True),
+        ("DNS:kafka.example.com,IP:10.0.0.1", "10.0.0.2", False),
+        ("IP:::1", "0:0:0:0:0:0:0:1", True),
+    ],
+)
+def test_a_certificate_has_to_be_for_the_host_that_clients_are_told(
+    authority: Authority, names: str, host: str, fits: bool
+) -> None:
+    made = authority.sign("names", names=names)
+    config = ProxyConfig(UPSTREAM, advertised_host=host, listen_tls=ListenTls(made.certificate, made.key))
+
+    found = [each for each in checking._files(config) if "advertised_host" in each.said]
+
+    assert bool(found) is not fits
+    assert all(each.state is State.FAILED and host in each.todo for each in found)
+
+
+def test_what_is_in_the_clear_is_told(tmp_path: Path) -> None:
+    (password := tmp_path / "password").write_text("p\n")
+    password.chmod(0o600)
+
+    found = list(checking._files(ProxyConfig(UPSTREAM, control_sasl=ControlSasl("PLAIN", "me", password))))
+    one_side = list(checking._files(ProxyConfig(UPSTREAM, upstream_tls=UpstreamTls())))
+
+    assert states(found)["control_sasl.mechanism"] == "warning"
+    assert "from clients to the proxy" in said(one_side, "TLS")
+    assert list(checking._files(ProxyConfig(UPSTREAM))) == []
+
+
+# --- this machine -----------------------------------------------------------------------------------------------------
+
+
+def test_fewer_open_files_than_clients_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+
+    (many,) = checking._machine(ProxyConfig(UPSTREAM))
+    (few,) = checking._machine(ProxyConfig(UPSTREAM, limits=Limits(connections_max=100)))
+
+    assert (many.state, many.todo) == (State.WARNING, "ulimit -n 4200, or LimitNOFILE=4200 in the unit")
+    assert few.state is State.OK
+
+
+def test_ports_of_listeners() -> None:
+    async def look(config: ProxyConfig, brokers: list[NodeId] | None, running: bool = False) -> list[Finding]:
+        return await checking._listeners(config, brokers, running)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        config = ProxyConfig(UPSTREAM, listen=Address("127.0.0.1", free_port()), broker_ports={NodeId(2): port})
+        found = asyncio.run(look(config, [NodeId(2)]))
+        absent = asyncio.run(look(config, [NodeId(1)]))
+        running = asyncio.run(look(config, [NodeId(2)], running=True))
+        nobody = asyncio.run(look(config, None))
+
+    assert states(found) == {"listener for clients": "ok", "listener for broker 2": "failed"}
+    assert "another process listens there" in said(found, "listener for broker 2")
+    assert "names broker(s) 2, which the cluster does not have now" in said(absent, "broker_ports")
+    assert states(running) == {"listener for clients": "failed", "listener for broker 2": "ok"}
+    assert states(nobody)["listeners for brokers"] == "unknown"
+    assert states(nobody)["listener for broker 2"] == "failed"
+
+
+def test_a_broker_id_that_leaves_no_port(tmp_path: Path) -> None:
+    config = ProxyConfig(UPSTREAM, listen=Address("127.0.0.1", 60_000))
+
+    found = asyncio.run(checking._listeners(config, [NodeId(1), NodeId(9_000)], False))
+
+    assert "and ports end at 65535" in said(found, "listener for broker 9000")
+
+
+def test_a_host_that_nobody_knows() -> None:
+    there = asyncio.run(checking._resolves("localhost"))
+    nowhere = asyncio.run(checking._resolves("a..b"))
+
+    assert (there.state, nowhere.state) == (State.OK, State.WARNING)
+
+
+# --- Kafka ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("level", "release"),
+    [(0, "older than 3.0"), (7, "3.3"), (21, "3.9"), (25, "4.0"), (33, "4.4"), (34, "newer than 4.4")],
+)
+def test_the_release_is_told_by_its_level(level: int, release: str) -> None:
+    assert checking.release_of(level) == release
+
+
+def test_authorized_operations_are_bits() -> None:
+    assert rights._operations(1 << 3 | 1 << 8) == {"READ", "DESCRIBE"}
+    assert rights._operations(0) == frozenset()
+    assert rights._operations(-(1 << 31)) is None
+
+
+# --- how it is told ---------------------------------------------------------------------------------------------------
+
+
+def test_the_list_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    found = [
+        ok("Kafka", "one", "is well"),
+        failed("files", "two", "is not", "mend it"),
+        warning("Kafka", "three", "a name of a stranger: \x1b[31m", "look"),
+        unknown("files", "four", "who knows"),
+    ]
+
+    command._tell(argparse.Namespace(json=False), found)
+
+    assert capsys.readouterr().out.splitlines() == [
+        "Kafka",
+        "  ok       one: is well",
+        "  warning  three: a name of a stranger: \\x1b[31m",
+        "           → look",
+        "files",
+        "  FAILED   two: is not",
+        "           → mend it",
+        "  unknown  four: who knows",
+        "",
+        "4 checks: 1 ok, 1 unknown, 1 warning, 1 FAILED",
+    ]
+
+
+def test_help_teaches_by_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser(prog="fencepost")
+    command.add_parser(parser.add_subparsers(required=True))
+
+    with pytest.raises(SystemExit, match="0"):
+        parser.parse_args(["check", "--help"])
+
+    text = capsys.readouterr().out
+    assert "fencepost check --config fencepost.toml" in text
+    assert "exit code: 0" in text

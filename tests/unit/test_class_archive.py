@@ -1,0 +1,63 @@
+"""The archive from which brokers start faster: used where it is the right one and whole, else done without."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fencepost_proxy.dev import class_archive
+from fencepost_proxy.dev.java import Jdk
+
+LOCK = "kafka-9.9.9"
+
+
+@pytest.fixture
+def jdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Jdk:
+    monkeypatch.setenv("FENCEPOST_CACHE", str(tmp_path))
+    monkeypatch.setattr(class_archive, "classpath", lambda lock: f"/jars/{lock}.jar")
+    java = tmp_path / "java"
+    java.touch()
+    return Jdk(java, 17)
+
+
+def _put(tmp_path: Path, jdk: Jdk, content: bytes) -> Path:
+    archive = tmp_path / "archives" / f"{class_archive._key(jdk, LOCK)}-7.jsa"
+    archive.parent.mkdir(exist_ok=True)
+    archive.write_bytes(content)
+    return archive
+
+
+def test_without_one_brokers_start_as_ever(jdk: Jdk) -> None:
+    assert class_archive.flags(class_archive.archive_of(jdk, LOCK)) == []
+
+
+def test_one_that_is_there_is_used(jdk: Jdk, tmp_path: Path) -> None:
+    archive = _put(tmp_path, jdk, b"classes")
+    assert class_archive.archive_of(jdk, LOCK) == archive
+    assert f"-XX:SharedArchiveFile={archive}" in class_archive.flags(archive)
+
+
+def test_one_that_is_cut_short_is_not(jdk: Jdk, tmp_path: Path) -> None:
+    """A JVM would die of it."""
+    _put(tmp_path, jdk, b"class")
+    assert class_archive.archive_of(jdk, LOCK) is None
+
+
+def test_one_of_other_jars_or_of_another_java_is_not(jdk: Jdk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _put(tmp_path, jdk, b"classes")
+    assert class_archive.archive_of(jdk, "kafka-9.9.8") is None
+    os.utime(jdk.java, ns=(1, 1))  # replaced in place, as by an update
+    assert class_archive.archive_of(jdk, LOCK) is None
+
+
+def test_a_machine_that_cannot_make_one_is_told_and_goes_on(
+    jdk: Jdk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails() -> None:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(class_archive, "make", fails)
+    class_archive.main()
+    assert "there is no class archive: no space left on device" in capsys.readouterr().err

@@ -1,0 +1,135 @@
+"""`fencepost expansions`: what it prints, whom it asks, and what it says where nobody answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from fencepost_proxy.cli import expansions
+from fencepost_proxy.cli.main import main
+from fencepost_proxy.net.status import ExpansionStatus, StatusSnapshot, WithheldStatus
+from tests.support.ports import free_port
+from tests.support.status import status_page
+
+NOW = 1_800_000_000.0
+PENDING = ExpansionStatus(
+    "orders", 2, 4, "pending", int(NOW - 12) * 1000, "doors", "process(es) 7 have not closed it yet"
+)
+ELSEWHERE = ExpansionStatus("carts", 1, 2, "pending", int(NOW - 3) * 1000)
+DONE = ExpansionStatus("clicks", 12, 24, "done", 1_700_000_000_000, held_ms=47, thresholds=tuple(range(100, 112)))
+AROUND = ExpansionStatus("views", 2, 8, "unordered", 1_700_000_000_000)
+LAGS = WithheldStatus(
+    "billing", "clicks", 12, "behind", 1_234, ("partition 3: committed 57, threshold 103",), seconds=61.2
+)
+SNAPSHOT = StatusSnapshot("1", 1.0, "cluster", None)
+ROWS: Mapping[str, Sequence[Any]] = {"expansions": (PENDING, ELSEWHERE, DONE, AROUND), "groups": (LAGS,)}
+
+
+@contextmanager
+def page(rows: Mapping[str, Sequence[Any]] = ROWS, *, says: str = "group billing gets it") -> Iterator[list[object]]:
+    """Gives back its address, and whom an operator let go."""
+    found: list[object] = []
+
+    async def release(group: str, topic: str) -> str:
+        found.append((group, topic))
+        return says
+
+    with status_page(SNAPSHOT, rows, release=release) as address:
+        found.append(address)
+        yield found
+
+
+def test_what_is_under_way_what_has_grown_and_who_waits_are_tables() -> None:
+    with page() as [address]:
+        found = expansions._of_status(address)  # type: ignore[arg-type]
+
+    assert expansions.told(found, NOW).splitlines() == [
+        "Under way: appends are held",
+        "  TOPIC   PARTITIONS  FOR   STEP                       WAITS FOR",
+        "  orders  2 -> 4      12 s  doors                      process(es) 7 have not closed it yet",
+        "  carts   1 -> 2      3 s   driven by another process  -",
+        "",
+        "Grown",
+        "  TOPIC   PARTITIONS  AT                       HELD FOR  THRESHOLDS",
+        "  clicks  12 -> 24    2023-11-14 22:13:20 UTC  0.047 s   100, 101, 102, 103, 104, 105, 106, 107, … (4 more)",
+        "  views   2 -> 8      2023-11-14 22:13:20 UTC  -         UNORDERED",
+        "",
+        "Groups that wait for a new partition",
+        "  GROUP    PARTITION  FOR   RECORDS LEFT, AT MOST  BEHIND IN",
+        "  billing  clicks-12  61 s  1,234                  partition 3: committed 57, threshold 103",
+        "",
+        "A group that waits for too long: fencepost expansions open TOPIC GROUP (gives up the order).",
+    ]
+
+
+def test_where_nothing_goes_on_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with page({}) as [address]:
+        assert main(["expansions", "--status", str(address)]) == 0
+
+    assert capsys.readouterr().out.splitlines() == [
+        "No topic grows, or has grown in order.",
+        "",
+        "No consumer group waits for a new partition.",
+    ]
+
+
+def test_programs_get_the_fields_of_the_status_page_of_one_topic(capsys: pytest.CaptureFixture[str]) -> None:
+    with page() as [address]:
+        assert main(["expansions", "--status", str(address), "--topic", "clicks", "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    assert [(each["topic"], each["thresholds"][:2]) for each in found["expansions"]] == [("clicks", [100, 101])]
+    assert [(each["group"], each["records_max"]) for each in found["withheld"]] == [("billing", 1_234)]
+
+
+@pytest.mark.parametrize("order", ["status first", "status last"])
+def test_an_operator_opens_a_topic_for_a_group(capsys: pytest.CaptureFixture[str], order: str) -> None:
+    with page() as found:
+        status, what = ["--status", str(found[0])], ["open", "or/ders", "bil ling"]
+        assert main(["expansions", *(status + what if order == "status first" else what + status)]) == 0
+
+    assert found[1:] == [("bil ling", "or/ders")]
+    assert capsys.readouterr().out == "group billing gets it\n"
+
+
+def test_what_could_not_be_opened_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    with page(says="orders has not grown in order: nothing is withheld for it") as [address, *_]:
+        assert main(["expansions", "open", "orders", "billing", "--status", str(address)]) == 1
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "has not grown" in captured.err
+
+
+@pytest.mark.parametrize("words", [[], ["open", "orders", "billing"]])
+def test_who_is_not_told_whom_to_ask_says_so(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["expansions", *words]) == 2
+    assert capsys.readouterr().err.startswith("fencepost: say whom to ask: --status HOST:PORT")
+
+
+def test_nobody_there_is_one_line_and_status_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expansions, "_ASK_MS", 300)
+    address = f"127.0.0.1:{free_port()}"
+
+    assert main(["expansions", "--status", address]) == 2
+    assert main(["expansions", "--bootstrap", address]) == 2
+
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith(f"fencepost: no answer from http://{address}/expansions.json?limit=500 (")
+    assert lines[0].endswith(f"Does the proxy run, with --status {address}?")
+    assert lines[-1].startswith(f"fencepost: {address} could not be asked: ")
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["expansions", "--help"])
+
+    told = capsys.readouterr().out
+    for word in ("thresholds", "--json", "--bootstrap", "fencepost expansions open orders billing"):
+        assert word in told

@@ -1,0 +1,171 @@
+"""`fencepost status` and `fencepost topics`: what they print, for whom, and what they say where nobody answers."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fencepost_proxy.cli import asking, status
+from fencepost_proxy.cli.main import main
+from fencepost_proxy.net.status import (
+    BrokerStatus,
+    GuardedTopicStatus,
+    PartitionStatus,
+    Problem,
+    RefusalStatus,
+    SoftwareStatus,
+    StatusSnapshot,
+)
+from fencepost_proxy.types import Address, NodeId
+from tests.support.ports import free_port
+from tests.support.status import status_page
+
+BROKER = BrokerStatus(NodeId(2), Address("kafka-2", 9092), Address("proxy", 19095), 4)
+WELL = StatusSnapshot("1.2.3", 3_700.0, "abc", Address("proxy", 19092), brokers=(BROKER,), refusals={"x": 7})
+WRONG = replace(WELL, problems=(Problem(True, "Broker 2 cannot be reached\x1b[2J", "Is that broker up?"),))
+LAST = RefusalStatus(
+    "orders", 3, "offset_mismatch", int(time.time() * 1000), 41, 57, "billing", Address("10.0.0.7", 51_000)
+)
+ROWS: Mapping[str, Sequence[Any]] = {
+    "topics": (GuardedTopicStatus("orders", "required", 6, 2, log_end_offsets=570, ends_known=4, refusals=1),),
+    "partitions": (
+        PartitionStatus("orders", 3, NodeId(2), "open", 57, 0, refusals=1, last_refusal=LAST),
+        PartitionStatus("orders", 4, None),
+    ),
+    "refusals": (LAST,),
+    "software": (SoftwareStatus("apache-kafka-java", "4.3.1", 12), SoftwareStatus(None, None, 1)),
+}
+
+
+def test_first_whether_it_is_well_then_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    with status_page(WELL, ROWS) as address:
+        assert main(["status", "--status", str(address)]) == 0
+
+    told = capsys.readouterr().out
+    assert told.startswith("✓ All is well\n\nclients connect to proxy:19092, cluster abc\n")
+    for text in ("1 checked topics", "7 batches refused", "kafka-2:9092", "billing", "41", "57", "apache-kafka-java"):
+        assert text in told
+    assert "\x1b" not in told, "this is no terminal"
+
+
+def test_what_is_wrong_stands_first_with_what_to_do_and_is_an_exit_status(capsys: pytest.CaptureFixture[str]) -> None:
+    with status_page(WRONG, ROWS) as address:
+        assert main(["status", "--status", str(address)]) == 1
+
+    first, problem, advice, *_ = capsys.readouterr().out.splitlines()
+    assert first == "✕ It serves, but something is wrong"
+    assert problem == "  ✕ Broker 2 cannot be reached\\x1b[2J", "a peer's text is no command for the terminal"
+    assert advice == "    Is that broker up?"
+
+
+@pytest.mark.parametrize(
+    ("environment", "coloured"), [({"TERM": "xterm"}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
+)
+def test_colours_are_for_terminals(
+    environment: dict[str, str], coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with status_page(WELL, ROWS) as address:
+        monkeypatch.setattr(sys, "stdout", terminal)
+        main(["status", "--status", str(address)])
+
+    assert terminal.getvalue().startswith("\x1b[32m✓ All is well\x1b[0m" if coloured else "✓ All is well")
+
+
+def test_programs_get_what_the_page_has(capsys: pytest.CaptureFixture[str]) -> None:
+    with status_page(WRONG, ROWS) as address:
+        assert main(["status", "--status", str(address), "--json"]) == 1
+
+    found = json.loads(capsys.readouterr().out)
+    assert (found["state"], found["problems"][0]["bad"], found["brokers"][0]["node_id"]) == ("trouble", True, 2)
+
+
+def test_topics_and_the_partitions_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with status_page(WELL, ROWS) as address:
+        assert main(["topics", "--status", str(address)]) == 0
+        head, topic = capsys.readouterr().out.splitlines()
+        assert main(["topics", "orders", "--status", str(address)]) == 0
+        _, three, four = capsys.readouterr().out.splitlines()
+        assert main(["topics", "--search", "nothing like it", "--status", str(address)]) == 0
+        nothing = capsys.readouterr().out
+
+    assert head.split()[:2] == ["TOPIC", "OFFSETS"]
+    assert topic.split()[:2] == ["orders", "required"]
+    assert "570 in 4" in topic
+    assert "offset_mismatch" in three
+    assert "expected 41, log end 57" in three
+    assert "none" in four
+    assert "not used yet" in four
+    assert nothing == "No topics that the proxy checks, or none with that in its name.\n"
+
+
+def test_all_of_a_long_list_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [GuardedTopicStatus(f"t{number:04}", "true", 1) for number in range(1_100)]
+    with status_page(WELL, {"topics": rows}) as address:
+        assert main(["topics", "--status", str(address), "--json"]) == 0
+
+    assert [each["topic"] for each in json.loads(capsys.readouterr().out)["topics"]] == [each.topic for each in rows]
+
+
+def test_a_topic_that_is_not_checked_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    with status_page(WELL, {}) as address:
+        assert main(["topics", "orders", "--status", str(address)]) == 2
+
+    assert "orders is not a topic that the proxy at" in capsys.readouterr().err
+
+
+def test_it_is_shown_again_and_again_and_a_proxy_that_goes_away_is_waited_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with status_page(WELL, ROWS) as address:
+        well = asking.status_page(address)
+    answers = iter([well, asking.CannotAsk("gone"), well | {"state": "trouble"}])
+
+    def look(_: Address) -> dict[str, Any]:
+        answer = next(answers, None)
+        if answer is None:
+            raise KeyboardInterrupt
+        if isinstance(answer, asking.CannotAsk):
+            raise answer
+        return dict(answer)
+
+    monkeypatch.setattr(status, "status_page", look)
+    assert main(["status", "--watch", "0.2", "--json"]) == 130
+
+    captured = capsys.readouterr()
+    assert [json.loads(line)["state"] for line in captured.out.splitlines()] == ["well", "trouble"]
+    assert captured.err == "fencepost: gone\n"
+
+
+@pytest.mark.parametrize("command", ["status", "topics"])
+def test_nobody_there_is_one_line_and_status_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    assert main([command, "--status", address]) == 2
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"fencepost: no answer from http://{address}/")
+    assert line.endswith(f"Does the proxy run, with --status {address}?")
+
+
+@pytest.mark.parametrize("command", ["status", "topics"])
+def test_help_teaches(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+
+    told = capsys.readouterr().out
+    for word in ("examples:", "--watch", "--json", "127.0.0.1:8080"):
+        assert word in told

@@ -1,0 +1,52 @@
+"""`idempotence=` of the library's producers."""
+
+from __future__ import annotations
+
+import pytest
+
+import fencepost.confluent
+import fencepost.kafka_python
+from fencepost._idempotence import Idempotence, configured
+
+NAME = "enable_idempotence"
+
+
+@pytest.mark.parametrize(
+    ("level", "lives", "dies"),
+    [("off", False, False), (False, False, False), ("safe", True, False), ("required", True, True), (True, True, True)],
+)
+def test_what_a_level_comes_to(level: Idempotence, lives: bool, dies: bool) -> None:
+    assert configured(level, {}, NAME, possible=True) == {NAME: lives}
+    assert configured(level, {}, NAME, possible=False) == {NAME: dies}
+
+
+def test_where_nothing_is_said_the_library_decides() -> None:
+    assert configured(None, {NAME: True}, NAME, possible=True) == {}
+
+
+@pytest.mark.parametrize("level", ["on", "strict", "", 1.5])
+def test_an_unknown_level_is_told_the_known_ones(level: Idempotence) -> None:
+    with pytest.raises(ValueError, match="must be 'off', 'safe', 'required'"):
+        configured(level, {}, NAME, possible=True)
+
+
+@pytest.mark.parametrize("said", [False, "false"])
+def test_a_setting_that_says_otherwise_is_not_overruled(said: object) -> None:
+    with pytest.raises(ValueError, match="contradict"):
+        configured("required", {NAME: said}, NAME, possible=True)
+    assert configured("off", {NAME: said}, NAME, possible=True) == {NAME: False}
+
+
+@pytest.mark.parametrize(
+    "producer", [fencepost.kafka_python.ConditionalProducer, fencepost.kafka_python.OrderedProducer]
+)
+def test_kafka_python_cannot_be_idempotent_where_it_may_be_refused(producer: type) -> None:
+    with pytest.raises(ValueError, match="dead after its first refusal"):
+        producer(bootstrap_servers="127.0.0.1:1", idempotence="required")
+
+
+@pytest.mark.parametrize("producer", [fencepost.confluent.ConditionalProducer, fencepost.confluent.OrderedProducer])
+def test_librdkafka_is_told(producer: type) -> None:
+    with pytest.raises(ValueError, match="contradict"):
+        producer({"bootstrap.servers": "127.0.0.1:1", "enable.idempotence": False}, idempotence=True)
+    producer({"bootstrap.servers": "127.0.0.1:1"}, idempotence="off").close()

@@ -1,0 +1,480 @@
+"""A transactional writer over partitions and a coordinator that do everything real ones can do to it, in memory.
+
+The stand-in keeps what Kafka and the proxy promise: an append is made where it was expected or not at all, a commit of
+an older epoch is refused, and a new producer of the same name first ends what the one before left. What it takes away:
+answers, requests, whole reads, aborts; what it adds: commits that come late, and other writers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fencepost import (
+    FencepostError,
+    HeaderNames,
+    LogRecord,
+    OffsetMismatch,
+    OffsetViolation,
+    OutcomeUnknown,
+    Record,
+    RetryPolicy,
+    TransactionAborted,
+    TransactionConflict,
+    WriterFenced,
+    retries,
+    retrying,
+    retrying_async,
+)
+from fencepost import _transactional_writer as module
+from fencepost._appending import Sight
+from fencepost._checks import TopicFacts
+from fencepost._log_writer import CannotRead
+from fencepost._transaction import Ended, Part, explained, landed, parts_of, settle
+from fencepost._transactional_writer import (
+    BlockingLogReader,
+    BlockingTransactionalWriter,
+    CommitInDoubt,
+    CommitRefused,
+    Reading,
+)
+
+POLICY = RetryPolicy(attempt_seconds=1, total_seconds=20)
+TOPIC = "t"
+
+
+@dataclass
+class Entry:
+    value: bytes
+    write_id: bytes
+    epoch: int
+    committed: bool | None = None  # None: its transaction is open
+
+
+@dataclass
+class Cluster:
+    """Two partitions, one transactional id."""
+
+    rng: random.Random
+    logs: dict[int, list[Entry | None]] = field(default_factory=lambda: {0: [], 1: []})
+    epoch: int = 0
+    joined: set[int] = field(default_factory=set)
+    late: list[int] = field(default_factory=list)  # commits under way, by their epoch
+
+    def end(self, epoch: int, *, commit: bool) -> bool:
+        if epoch != self.epoch or not self.joined:
+            return False
+        for partition in self.joined:
+            for entry in self.logs[partition]:
+                if entry is not None and entry.epoch == epoch and entry.committed is None:
+                    entry.committed = commit
+            self.logs[partition].append(None)
+        self.joined.clear()
+        return True
+
+    def initialise(self) -> int:
+        self.end(self.epoch, commit=False)
+        self.epoch += 1
+        return self.epoch
+
+    def stable(self, partition: int) -> int:
+        log = self.logs[partition]
+        return next((at for at, each in enumerate(log) if each is not None and each.committed is None), len(log))
+
+    def something_happens(self) -> None:
+        for epoch in list(self.late):
+            if self.rng.random() < 0.3:
+                self.late.remove(epoch)
+                self.end(epoch, commit=True)
+        if self.rng.random() < 0.1:
+            partition = self.rng.choice((0, 1))
+            if self.stable(partition) == len(self.logs[partition]):
+                self.logs[partition].append(Entry(b"other", b"other", -1, True))
+
+    def there(self) -> list[tuple[int, int, bytes]]:
+        return [
+            (partition, at, each.value)
+            for partition, log in self.logs.items()
+            for at, each in enumerate(log)
+            if each is not None and each.committed
+        ]
+
+
+class FakeReading(Reading):
+    def __init__(self, cluster: Cluster, trouble: float) -> None:
+        self.at, self.trouble = cluster, trouble
+
+    def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        self.at.something_happens()
+        if self.at.rng.random() < self.trouble:
+            raise CannotRead from ConnectionError("no broker")
+        return 0, self.at.stable(partition)
+
+    def read(self, topic: str, partition: int, offset: int, end: int) -> Generator[LogRecord, None, None]:
+        for at in range(offset, end):
+            if self.at.rng.random() < self.trouble / 10:
+                raise CannotRead from ConnectionError("no broker")
+            entry = self.at.logs[partition][at]
+            if entry is not None and entry.committed:
+                yield LogRecord(at, 0, None, entry.value, (("write-id", entry.write_id),))
+
+    def close(self) -> None: ...
+
+
+class FakeWriter(BlockingTransactionalWriter):
+    """`aborts` – whether its client library can abort after a commit was refused, or a new producer must."""
+
+    def __init__(self, cluster: Cluster, trouble: float, *, aborts: bool = True) -> None:
+        super().__init__("w", retry=POLICY, names=HeaderNames(), reading=FakeReading(cluster, trouble))
+        self.at, self.trouble, self.aborts = cluster, trouble, aborts
+        self.epoch: int | None = None
+        self.dead = False
+
+    def _trouble(self) -> bool:
+        self.at.something_happens()
+        return self.at.rng.random() < self.trouble
+
+    def _require_check(self, topic: str) -> TopicFacts:
+        if self._trouble():
+            raise CannotRead from ConnectionError("no broker")
+        return TopicFacts(None, required=topic == "required")
+
+    def _open_producer(self) -> None:
+        if self._trouble():
+            raise CannotRead from ConnectionError("no coordinator")
+        self.epoch, self.dead = self.at.initialise(), False
+        if self._trouble():
+            self._discard()
+            raise CannotRead from TimeoutError("the answer was lost")
+
+    def _begin(self) -> None:
+        assert self.epoch is not None
+        assert not self.dead, "begun on a producer that is of no use any more"
+
+    def _send(self, part: Part, write_id: bytes) -> int:
+        assert self.epoch is not None
+        if self.epoch != self.at.epoch:
+            raise WriterFenced("w")
+        self.at.joined.add(part.partition)
+        log = self.at.logs[part.partition]
+        lost = self._trouble()
+        if lost and self.at.rng.random() < 0.5:
+            raise TransactionAborted("never arrived")
+        if part.expected is not None and part.expected != len(log):
+            self.dead = True
+            raise OffsetMismatch(TOPIC, part.partition, part.expected, len(log))
+        at = len(log)
+        log += [Entry(record.value or b"", write_id, self.epoch) for record in part.records]
+        if lost:
+            raise TransactionAborted("the answer was lost")
+        return at
+
+    def _commit(self) -> None:
+        assert self.epoch is not None
+        if self.epoch != self.at.epoch:
+            raise WriterFenced("w")
+        if not self._trouble():
+            assert self.at.end(self.epoch, commit=True)
+            return
+        what = self.at.rng.choice(["refused", "never arrives", "late", "answer lost"])
+        self.dead = True
+        if what == "refused":
+            if self.aborts:
+                self.dead = False
+                raise CommitRefused from ConnectionError(what)
+            raise CommitInDoubt(refused=True) from ConnectionError(what)
+        if what == "late":
+            self.at.late.append(self.epoch)
+        if what == "answer lost":
+            self.at.end(self.epoch, commit=True)
+        raise CommitInDoubt from TimeoutError(what)
+
+    def _abort(self) -> bool:
+        assert self.epoch is not None
+        if self._trouble():
+            self.dead = True
+            raise TimeoutError("no coordinator")
+        if self.epoch != self.at.epoch:
+            raise ConnectionError("fenced")
+        self.at.end(self.epoch, commit=False)
+        return True
+
+    def _discard(self) -> None:
+        self.epoch = None
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Time passes by sleeping only."""
+    now = SimpleNamespace(seconds=0.0)
+
+    def sleep(seconds: float) -> None:
+        now.seconds += seconds
+
+    fake = SimpleNamespace(monotonic=lambda: now.seconds, time=lambda: now.seconds, sleep=sleep)
+    monkeypatch.setattr(module, "time", fake)
+    monkeypatch.setattr(retries, "time", fake)
+    return now
+
+
+@pytest.mark.parametrize("seed", range(400))
+def test_whatever_happens_all_of_it_is_there_once_or_nothing_or_the_writer_says_that_it_does_not_know(
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    cluster = Cluster(rng)
+    trouble = rng.choice([0.0, 0.2, 0.5])
+    writer = FakeWriter(cluster, trouble, aborts=rng.random() < 0.5)
+    reader = BlockingLogReader([(TOPIC, 0), (TOPIC, 1)], FakeReading(cluster, trouble), POLICY)
+    done: list[tuple[int, int, bytes]] = []
+    nothing: list[bytes] = []
+    unknown: list[bytes] = []
+    for number in range(25):
+        value = b"%d" % number
+        try:
+            expected = reader.read_to_end(lambda *_: None)
+        except OSError:
+            continue
+        count = rng.randint(1, 2)
+        wanted = {
+            place: (offset if rng.random() < 0.9 else offset + 1, [Record(value)] * count)
+            for place, offset in expected.items()
+        }
+        if rng.random() < 0.1:
+            cluster.initialise()  # somebody with the same name
+        try:
+            offsets = writer.append(wanted)
+        except (OffsetMismatch, TransactionAborted):
+            nothing.append(value)
+        except WriterFenced:
+            nothing.append(value)
+            with pytest.raises(WriterFenced):
+                writer.append(wanted)
+            writer = FakeWriter(cluster, trouble, aborts=writer.aborts)
+        except OutcomeUnknown:
+            unknown.append(value)
+        except OSError:
+            nothing.append(value)  # could not even begin
+        else:
+            done += [(place[1], offset + i, value) for place, offset in offsets.items() for i in range(count)]
+            assert all(offsets[place] == wanted[place][0] for place in wanted)
+        assert writer._fenced or writer.epoch is None or not writer.dead, "a producer of no use is kept"
+    for epoch in cluster.late:
+        cluster.end(epoch, commit=True)
+    cluster.initialise()
+    there = cluster.there()
+    values = [value for _, _, value in there]
+    assert set(done) <= set(there), "told to be committed, and it is not there"
+    assert not [value for value in nothing if value in values], "told to be aborted, and it is there"
+    for value in unknown:
+        assert {partition for partition, _, each in there if each == value} in (set(), {0, 1}), "half of it is there"
+
+
+def test_the_seeds_meet_everything() -> None:
+    """Else the test above shows less than it says."""
+    met: set[str] = set()
+    for seed in range(400):
+        cluster = Cluster(random.Random(seed))
+        writer = FakeWriter(cluster, 0.5)
+        for _ in range(10):
+            try:
+                writer.append({(TOPIC, p): (cluster.stable(p), [Record(b"x")]) for p in (0, 1)})
+                met.add("committed")
+            except (FencepostError, OSError) as error:
+                met.add(type(error).__name__)
+    assert met >= {"committed", "OffsetMismatch", "TransactionAborted", "TransactionConflict", "ConnectionError"}
+
+
+def test_a_commit_that_nobody_ever_hears_of_again_is_unknown(clock: SimpleNamespace) -> None:
+    cluster = Cluster(random.Random(0))
+    cluster.something_happens = lambda: None  # type: ignore[method-assign]
+    writer = FakeWriter(cluster, 0.0)
+    writer.append({(TOPIC, 0): (0, [Record(b"first")])})
+
+    def commit() -> None:
+        cluster.late.append(cluster.epoch)
+        writer._open_producer = cannot  # type: ignore[method-assign]
+        raise CommitInDoubt from TimeoutError("no answer")
+
+    def cannot() -> None:
+        raise CannotRead from ConnectionError("no coordinator")
+
+    healthy: Callable[[], None] = writer._open_producer
+    writer._commit = commit  # type: ignore[method-assign]
+    with pytest.raises(OutcomeUnknown, match="t-0 at 2, t-1 at 0") as caught:
+        writer.append({(TOPIC, 0): (2, [Record(b"x")]), (TOPIC, 1): (0, [Record(b"x")])})
+    assert clock.seconds >= POLICY.total_seconds
+    assert caught.value.expected == {(TOPIC, 0): 2, (TOPIC, 1): 0}
+    # The next append ends it before it begins, so that it cannot be committed behind its back.
+    writer._open_producer = healthy  # type: ignore[method-assign]
+    del writer._commit
+    with pytest.raises(OffsetMismatch):
+        writer.append({(TOPIC, 0): (2, [Record(b"y")])})
+    assert not cluster.end(cluster.late[0], commit=True)
+    assert cluster.there() == [(0, 0, b"first")]
+
+
+# --- the decisions ----------------------------------------------------------------------------------------------------
+
+
+def test_partitions_are_appended_to_in_an_order_that_is_the_same_for_all() -> None:
+    one = [Record(b"x")]
+    wanted: dict[Any, Any] = {
+        ("b", 0): (0, one),
+        ("a", 10): (0, one),
+        ("c", 0): (None, one),
+        SimpleNamespaceKey("a", 9): (5, one),
+    }
+    parts = parts_of(wanted)
+    assert [(part.where, part.expected) for part in parts] == [
+        (("a", 9), 5),
+        (("a", 10), 0),
+        (("b", 0), 0),
+        (("c", 0), None),
+    ]
+    assert parts[0].key == SimpleNamespaceKey("a", 9)
+    assert all(record.timestamp_ms is not None for part in parts for record in part.records)
+
+
+@dataclass(frozen=True)
+class SimpleNamespaceKey:
+    """As a client library's TopicPartition."""
+
+    topic: str
+    partition: int
+
+
+@pytest.mark.parametrize(
+    ("wanted", "why"),
+    [
+        ({}, "no partition has an expected offset"),
+        ({("t", 0): (None, [Record(b"x")])}, "no partition has an expected offset"),
+        ({("t", 0): (0, [])}, "nothing to append"),
+        ({("t", 0): (0, [Record(b"x")]), SimpleNamespaceKey("t", 0): (0, [Record(b"x")])}, "named twice"),
+    ],
+)
+def test_what_cannot_be_one_transaction_is_not_sent(wanted: dict[Any, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        parts_of(wanted)
+
+
+def test_on_required_topics_it_is_not_tried_again_and_again() -> None:
+    writer = FakeWriter(Cluster(random.Random(0)), 0.0)
+    with pytest.raises(ValueError, match="nobody may write within a transaction"):
+        retrying(lambda: writer.append({("required", 0): (0, [Record(b"x")])}), POLICY)
+    assert writer.epoch is None, "nothing was begun"
+
+
+PART = parts_of({("t", 0): (7, [Record(b"x")])})[0]
+OURS, OTHERS = (LogRecord(7, 0, None, b"x", (("write-id", each),)) for each in (b"w", b"v"))
+
+
+@pytest.mark.parametrize(
+    ("sight", "ended"),
+    [
+        (None, None),
+        (Sight(0, 7, None), None),  # its marker is not there yet
+        (Sight(0, 9, OURS), Ended.COMMITTED),
+        (Sight(0, 9, OTHERS), Ended.ABORTED),
+        (Sight(0, 9, None), Ended.ABORTED),
+        (Sight(0, 9, LogRecord(8, 0, None, b"x")), Ended.ABORTED),
+        (Sight(8, 9, None), Ended.GONE),
+    ],
+)
+def test_what_the_log_says_of_a_transaction_that_has_ended(sight: Sight | None, ended: Ended | None) -> None:
+    assert settle(PART, b"w", sight, HeaderNames()) is ended
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "passing", "raised"),
+    [
+        (OffsetMismatch("t", 0, 7, 9), None, False, OffsetMismatch),
+        (
+            OffsetViolation("t", 0, 7, 9),
+            None,
+            False,
+            OffsetMismatch,
+        ),  # nobody will see it, so there is nothing to repair
+        (RuntimeError(), 47, False, WriterFenced),
+        (RuntimeError(), 90, False, WriterFenced),
+        (RuntimeError(), 44, False, TransactionConflict),
+        (RuntimeError(), 45, False, TransactionAborted),
+        (RuntimeError(), 6, True, TransactionAborted),
+        (TimeoutError(), None, True, TransactionAborted),
+        (RuntimeError(), 29, False, RuntimeError),
+    ],
+)
+def test_what_is_raised_for_a_failed_append(
+    error: Exception, code: int | None, passing: bool, raised: type[Exception]
+) -> None:
+    assert type(explained(PART, error, code=code, passing=passing, transactional_id="w")) is raised
+
+
+def test_an_append_that_was_made_elsewhere_is_a_mismatch() -> None:
+    assert landed(PART, 7) == 7
+    with pytest.raises(OffsetMismatch, match="appended at 9, and aborted"):
+        landed(PART, 9)
+
+
+# --- retrying ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_operation_is_decided_again_until_nobody_else_was_first(clock: SimpleNamespace) -> None:
+    refusals: list[Exception] = [
+        OffsetMismatch("t", 0, 1, 2),
+        TransactionConflict("another"),
+        TransactionAborted("late"),
+    ]
+    left = list(refusals)
+
+    def attempt() -> str:
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    assert retrying(attempt, POLICY) == "done"
+    assert not left
+    assert 0 < clock.seconds <= sum(POLICY.pause(tries) for tries in (1, 2, 3))
+
+
+def test_it_gives_up_after_the_time_allowed_and_never_retries_what_may_have_happened(clock: SimpleNamespace) -> None:
+    def refused() -> None:
+        raise TransactionConflict("another")
+
+    with pytest.raises(TransactionConflict):
+        retrying(refused, POLICY)
+    assert clock.seconds < POLICY.total_seconds
+    calls: list[None] = []
+
+    def unknown() -> None:
+        calls.append(None)
+        raise OutcomeUnknown({("t", 0): 0}, b"w", "no answer")
+
+    with pytest.raises(OutcomeUnknown):
+        retrying(unknown, POLICY)
+    assert len(calls) == 1
+
+
+def test_coroutines_are_retried_as_well() -> None:
+    tries: list[None] = []
+
+    async def attempt() -> str:
+        tries.append(None)
+        if len(tries) < 3:
+            raise TransactionConflict("another")
+        return "done"
+
+    assert asyncio.run(retrying_async(attempt, RetryPolicy(pause_seconds=0.001))) == "done"
+    assert len(tries) == 3
+
+
+def test_pauses_differ() -> None:
+    pauses = {POLICY.jittered(3) for _ in range(20)}
+    assert len(pauses) > 10
+    assert max(pauses) <= POLICY.pause(3)

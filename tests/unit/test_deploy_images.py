@@ -1,0 +1,132 @@
+"""deploy/docker/ and docker-compose.yml, as far as reading tells: who runs what, and with what rights.
+
+`tests/integration/test_compose.py` runs them, where there is a Docker daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.metadata import requires
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fencepost_proxy.cli import main
+from fencepost_proxy.config import Limits
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILES = sorted((ROOT / "deploy" / "docker").glob("Dockerfile*"))
+MOUNTED = re.compile(r"^(\./[^:]+):")
+
+
+def instructions(dockerfile: Path) -> list[tuple[str, str]]:
+    joined = re.sub(r"\\\n", " ", re.sub(r"^\s*#.*\n", "", dockerfile.read_text("utf-8"), flags=re.MULTILINE))
+    return [
+        (word, " ".join(rest.split()))
+        for word, _, rest in (line.partition(" ") for line in joined.splitlines() if line)
+    ]
+
+
+def last_stage(dockerfile: Path) -> dict[str, str]:
+    found = instructions(dockerfile)
+    start = max(index for index, (word, _) in enumerate(found) if word == "FROM")
+    return dict(found[start:])
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    read: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
+    return read
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda each: each.name)
+def test_nobody_runs_as_root_and_entrypoints_get_signals(dockerfile: Path) -> None:
+    stage = last_stage(dockerfile)
+    assert stage["USER"] not in ("root", "0")
+    # A form with a shell would be the one who gets SIGTERM.
+    assert json.loads(stage["ENTRYPOINT"])
+    for word, rest in instructions(dockerfile):
+        assert word != "ADD", rest
+        if word == "COPY":
+            assert not re.search(r"(^| )\.env|secret|\.git( |$)", rest)
+
+
+def test_the_proxys_image_needs_no_shell_and_asks_its_own_health() -> None:
+    stage = last_stage(ROOT / "deploy" / "docker" / "Dockerfile")
+    assert "RUN" not in stage
+    assert int(stage["USER"].partition(":")[0]) > 0
+    health = json.loads(stage["HEALTHCHECK"].partition(" CMD ")[2])
+    assert health[0] == "fencepost"
+    assert main.command_parser(health[1]).parse_args(health[1:]).run is not None
+
+
+def test_the_proxys_image_has_what_a_proxy_needs_and_no_more() -> None:
+    locked = set(re.findall(r"^([\w.-]+)==", (ROOT / "locks" / "proxy.txt").read_text("utf-8"), re.MULTILINE))
+    removed = {
+        package
+        for word, rest in instructions(ROOT / "deploy" / "docker" / "Dockerfile")
+        for packages in (re.findall(r"pip uninstall --yes ([^&]+)", rest) if word == "RUN" else ())
+        for package in packages.split()
+    }
+    needed: set[str] = set()
+    asked = {requirement_name(each) for each in requires("fencepost") or () if "extra == 'proxy'" in each}
+    while asked:
+        needed |= asked
+        asked = {
+            requirement_name(each) for one in asked for each in requires(one) or () if "extra ==" not in each
+        } - needed
+
+    assert locked - removed == needed
+    # These come with a new environment.
+    assert {"pip", "setuptools"} <= removed
+
+
+def requirement_name(text: str) -> str:
+    return re.split(r"[^\w.-]", text, maxsplit=1)[0]
+
+
+def test_compose_gives_the_proxies_as_little_as_they_need(compose: dict[str, Any]) -> None:
+    for name in ("proxy", "proxy-jobs"):
+        service = compose["services"][name]
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["healthcheck"]["test"] == ["CMD", "fencepost", "health"]
+        drain = Limits().drain_notice_seconds + Limits().drain_seconds
+        assert int(service["stop_grace_period"].removesuffix("s")) >= drain + 5
+        words = [re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", each) for each in service["command"]]
+        main.command_parser("proxy").parse_args(["proxy", *words])
+
+
+def test_what_compose_publishes_is_on_the_loopback(compose: dict[str, Any]) -> None:
+    published = [port for service in compose["services"].values() for port in service.get("ports", [])]
+    assert len(published) >= 4
+    for port in published:
+        assert port.startswith(("127.0.0.1:", "${FENCEPOST_BIND:-127.0.0.1}:")), port
+
+
+def test_what_compose_mounts_is_there_and_read_only(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        for volume in service.get("volumes", []):
+            if mounted := MOUNTED.match(volume):
+                assert (ROOT / mounted[1]).exists(), volume
+                assert volume.endswith(":ro"), volume
+            elif not volume.startswith("${"):
+                assert volume.partition(":")[0] in compose["volumes"]
+
+
+def test_prometheus_asks_every_proxy_and_grafana_asks_prometheus(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    scraped = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yml").read_text("utf-8"))["scrape_configs"]
+    targets = {target for job in scraped for group in job["static_configs"] for target in group["targets"]}
+    assert targets == {"proxy:8080", "proxy-jobs:8080"}
+    for target in targets:
+        assert set(services[target.partition(":")[0]]["networks"]) & set(services["prometheus"]["networks"])
+    provisioning = ROOT / "deploy" / "grafana" / "provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources" / "prometheus.yml").read_text("utf-8"))["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert set(services["grafana"]["networks"]) & set(services["prometheus"]["networks"])
+    # Both are there only for who asks for them.
+    assert services["prometheus"]["profiles"] == services["grafana"]["profiles"] == ["monitoring"]

@@ -1,0 +1,174 @@
+"""Every command that README.md and docs/ show is run by a test: this one knows by which, and fails where there is none.
+
+A new command in a page: have it run, and say here by whom.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from fencepost_proxy.cli import main
+from fencepost_proxy.dev.tools import MAIN_CLASSES
+from tests.support.docs import PAGES, ROOT, SHELL, blocks, commands
+
+_DOCS: Final = "tests/integration/test_docs.py"
+_SHIPPED: Final = "tests/integration/test_distribution.py"
+_IMAGES: Final = "tests/integration/test_compose.py"
+_FENCEPOST: Final = r"(\.venv/bin/|/opt/fencepost/bin/)?fencepost"
+
+#: A command, whole, and the test by which it is run: as it stands there but for addresses, names and paths.
+RUN_BY: Final = {
+    r"kafka-(topics|configs)(\.sh)? .*": f"{_DOCS}::test_kafkas_own_tools_do_what_pages_say",
+    r"kafka-transactions\.sh .* abort .*": "tests/integration/test_stuck_transactions.py"
+    "::test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended",
+    r"make demo": "tests/integration/test_demo.py::test_an_interrupted_demo_leaves_no_process_and_no_file",
+    r"make test": ".ci/run::make test",
+    r"make compiled": "Makefile::test-compiled: compiled",
+    r"make bench.*": "tests/unit/test_benchmarks.py"
+    "::test_only_names_workloads_by_pattern_and_a_quick_run_leaves_out_the_longest",
+    r"python -m benchmarks .*": "tests/unit/test_docs_commands.py::test_options_are_those_that_there_are",
+    rf"{_FENCEPOST} --help": "tests/unit/test_start.py::test_every_command_is_named_where_none_was_given",
+    rf"{_FENCEPOST} dev": "tests/integration/test_dev_command.py"
+    "::test_it_says_when_it_is_ready_and_a_signal_ends_everything",
+    rf"{_FENCEPOST} proxy( --(upstream|listen|status) \S+)+": f"{_SHIPPED}"
+    "::test_a_proxy_from_the_wheel_in_front_of_kafka",
+    rf"{_FENCEPOST} proxy --upstream \S+ --workers 4": "tests/integration/test_workers.py"
+    "::test_both_workers_take_connections_and_unguarded_ones_stay",
+    rf"{_FENCEPOST} check --upstream \S+": "tests/integration/test_check.py::test_a_set_up_that_works",
+    rf"{_FENCEPOST} config explain --toml > \S+": "tests/unit/test_config_keys.py"
+    "::test_the_example_file_has_every_key_and_loads_with_and_without_them",
+    r"fencepost status": "tests/unit/test_cli_status.py::test_first_whether_it_is_well_then_the_rest",
+    r"fencepost topics": "tests/unit/test_cli_status.py::test_topics_and_the_partitions_of_one",
+    r"fencepost expansions --status \S+": "tests/unit/test_cli_expansions.py::test_where_nothing_goes_on_it_says_so",
+    rf"{_FENCEPOST} transactions( .*)?": "tests/integration/test_stuck_transactions.py"
+    "::test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended",
+    r"(source <\()?fencepost completion bash(\)| > \S+)": "tests/unit/test_cli_completion.py"
+    "::test_bash_completes_commands_options_values_and_files",
+    r"python3 -m venv \S+( && \. \S+/bin/activate)?": f"{_SHIPPED}::test_commands_run_where_nothing_else_is_installed",
+    r"(/opt/fencepost/bin/)?pip install 'fencepost\[proxy(,dev)?\]'": f"{_SHIPPED}"
+    "::test_commands_run_where_nothing_else_is_installed",
+    r"spark-submit bulk_load\.py .*": "tests/integration/test_spark.py"
+    "::test_bulk_load_puts_keys_where_kafka_clients_do_in_the_order_of_the_file",
+    r"spark-submit verify\.py .*": "tests/integration/test_spark.py"
+    "::test_verify_tells_a_good_topic_from_one_with_too_much_or_too_little",
+    r"spark-submit --packages \S+ stream\.py .*": "tests/integration/test_spark.py"
+    "::test_a_stream_with_a_sink_id_appends_once_although_its_commit_was_lost",
+    r"docker-compose up -d|docker build .*|deploy/docker/build-local\.sh": f"{_IMAGES}"
+    "::test_clients_on_the_host_produce_and_consume",
+    r"docker run .*": f"{_IMAGES}::test_the_image_by_itself",
+    r"docker-compose run --rm spark .*": f"{_IMAGES}::test_a_spark_job_loads_a_file",
+    r"docker-compose down": f"{_IMAGES}::test_data_outlives_the_containers",
+    r"curl localhost:18080/readyz": f"{_IMAGES}::test_the_status_page_is_on_the_loopback",
+    r"\.venv/bin/python -m pytest -m docker": f"{_IMAGES}::pytest.mark.docker",
+}
+
+#: Commands that no test runs: they change the machine, or want a cluster. Why, and what is looked at instead.
+NOT_RUN: Final = {
+    r"install .*(fencepost\.service|/etc/fencepost)( .*)?": "writes to /etc; see tests/unit/test_deploy_systemd.py",
+    r"docker-compose --profile monitoring up -d": "needs images of others; see tests/unit/test_deploy_images.py",
+    r"systemctl .*": "needs systemd as init; the unit: tests/unit/test_deploy_systemd.py",
+    r"kubectl .*": "needs a cluster; the manifests: tests/unit/test_deploy_kubernetes.py",
+    r".*spark-submit --master (yarn|k8s).*": "needs a cluster; the jobs: tests/integration/test_spark.py",
+    r"python -m venv env && .*venv-pack.*": "packs what the user has; the jobs: tests/integration/test_spark.py",
+    r"pip install 'fencepost\[spark\]'": "half a gigabyte; its extra: tests/integration/test_distribution.py",
+    r"unshare -n sh -c .*": "needs root; the rows: tests/unit/test_benchmarks.py",
+    r"apt-get .*|debootstrap .*|tar -C base .*": "makes an image to begin with, as root",
+    r"make \.venv/\.installed-run": "what make demo does first",
+    r"export FENCEPOST_\w+=.*": "names an image for tests/integration/test_compose.py, which reads them",
+}
+
+COMMANDS: Final = tuple(commands())
+SPANS: Final = re.compile(r"`(fencepost [a-z][^`\n]*)`")
+
+
+def test_there_are_commands() -> None:
+    assert len(COMMANDS) > 50
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_block_says_what_it_is(page: Path) -> None:
+    """Or a command could stand in one that nobody looks into."""
+    for block in blocks(page):
+        assert block.language, f"{block.where}: write ```{SHELL} for commands, ```text for what they print"
+        assert block.language not in ("bash", "shell", "console", "shell-session"), f"{block.where}: write ```{SHELL}"
+
+
+def test_each_is_run_by_somebody() -> None:
+    nobody = {
+        each.text: each.where
+        for each in COMMANDS
+        if sum(re.fullmatch(pattern, each.text) is not None for pattern in (*RUN_BY, *NOT_RUN)) != 1
+    }
+    assert not nobody, "say in RUN_BY, once, by which test each is run"
+
+
+def test_nobody_is_named_for_what_no_page_shows() -> None:
+    texts = [each.text for each in COMMANDS]
+    idle = [pattern for pattern in (*RUN_BY, *NOT_RUN) if not any(re.fullmatch(pattern, text) for text in texts)]
+    assert idle == []
+
+
+@pytest.mark.parametrize("who", sorted(set(RUN_BY.values())))
+def test_who_runs_them_is_there(who: str) -> None:
+    file, _, name = who.partition("::")
+    text = (ROOT / file).read_text("utf-8")
+    assert (f"\ndef {name}(" if name.startswith("test_") else name) in text
+
+
+def spans() -> list[tuple[str, str]]:
+    """What is said of `fencepost` within sentences and tables."""
+    return [
+        (f"{page.relative_to(ROOT)}", found[1]) for page in PAGES for found in SPANS.finditer(page.read_text("utf-8"))
+    ]
+
+
+OURS: Final = sorted(
+    {(each.where, each.text) for each in COMMANDS if re.match(_FENCEPOST + " ", each.text)} | set(spans())
+)
+
+
+@pytest.mark.parametrize(("where", "text"), OURS)
+def test_our_commands_have_the_options_that_pages_say(where: str, text: str) -> None:
+    """Values may be placeholders; commands, subcommands and options may not."""
+    words = re.split(r" (?:>|\|) ", text)[0].split()[1:]
+    parser = main.command_parser(words[0] if not words[0].startswith("-") else None)
+    while (nested := subcommands(parser)) and words and not words[0].startswith("-"):
+        if words[0] not in nested:
+            break
+        parser = nested[words.pop(0)]
+    known = {option for action in parser._actions for option in action.option_strings}
+    if nested and words and re.fullmatch(r"[a-z][a-z-]*", words[0]):
+        raise AssertionError(f"{where}: `{text}`: there is no command {words[0]}")
+    for word in words:
+        if word.startswith("--"):
+            assert word.partition("=")[0] in known, f"{where}: `{text}`: there is no option {word}"
+
+
+def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    return {
+        name: command
+        for action in parser._actions
+        if isinstance(action, argparse._SubParsersAction)
+        for name, command in action.choices.items()
+    }
+
+
+def test_options_are_those_that_there_are() -> None:
+    """Of `make`, of our modules, and of Kafka's tools: their names."""
+    from benchmarks import __main__ as benchmarks  # noqa: PLC0415 - it is long, and this test's alone
+
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    for each in COMMANDS:
+        words = shlex.split(each.text.replace("<(", "").replace(")", ""))
+        if words[0] == "make" and not words[1].startswith("."):
+            assert words[1] in targets, each
+        if words[0].startswith("kafka-"):
+            assert words[0].removesuffix(".sh") in MAIN_CLASSES, each
+        if words[:3] == ["python", "-m", "benchmarks"]:
+            benchmarks.command_parser().parse_args(words[3:])

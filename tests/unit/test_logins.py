@@ -1,0 +1,298 @@
+"""Logins: clients' own, which pass through a session alone; and the proxy's, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fencepost_proxy.config import ControlSasl
+from fencepost_proxy.errors import ClientProtocolError, ConfigError
+from fencepost_proxy.net.sasl import LoginFailed, log_in
+from fencepost_proxy.partitions import events as g
+from fencepost_proxy.session import messages as m
+from fencepost_proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from fencepost_proxy.wire.control import encode_response_frame
+from fencepost_proxy.wire.produce import PartitionResult
+from fencepost_proxy.wire.schema import Message
+from tests.unit.test_session import HEARTBEAT, Talk, expecting, guarded, produce, produced, read, request, response
+
+HANDSHAKE = request(SASL_HANDSHAKE, 1, 7, b"\0\5PLAIN")
+AUTHENTICATE = request(SASL_AUTHENTICATE, 1, 8, b"\0\0\0\x04\0a\0b")
+
+# --- clients' ---------------------------------------------------------------------------------------------------------
+
+
+class Waiting(Talk):
+    """Whether its client is read is kept apart: a request that waits says so at each try."""
+
+    reads = True
+
+    def tell(self, event: m.Event) -> None:
+        super().tell(event)
+        for each in self.commands:
+            if isinstance(each, m.ReadClient):
+                self.reads = each.on
+        self.commands = [each for each in self.commands if not isinstance(each, m.ReadClient)]
+
+
+def test_a_login_passes_as_it_is() -> None:
+    talk = Talk()
+
+    talk.client(HANDSHAKE)
+    assert talk.upstream() == HANDSHAKE
+    talk.kafka(response(7, b"handshake"))
+    assert talk.answer() == response(7, b"handshake")
+    talk.client(AUTHENTICATE)
+    assert talk.upstream() == AUTHENTICATE
+    talk.kafka(response(8, b"authenticate"))
+    assert talk.answer() == response(8, b"authenticate")
+
+    talk.silent()
+    assert talk.session.drained
+
+
+def test_a_login_waits_for_what_may_have_to_be_sent_once_more() -> None:
+    # Given: an append whose stamp Kafka may refuse, and a login right behind it.
+    talk = Waiting()
+    (ticket,) = guarded(talk)
+    talk.upstream()
+    talk.client(HANDSHAKE)
+    talk.silent()
+    assert not talk.reads
+
+    # When: Kafka refuses it, and the gate lets it go once more.
+    talk.kafka(produced(("guarded-a", 0, 45, -1)))
+    talk.next(m.ToGate)
+    talk.grant(ticket)
+    talk.sent(ticket)
+
+    # Then: it goes up, and nothing of the login.
+    assert HANDSHAKE not in talk.upstream()
+    talk.kafka(produced(("guarded-a", 0, 0, 5)))
+    assert isinstance(talk.next(m.ToGate).event, g.Answered)
+    talk.silent()
+
+    # And: the login goes up once that was answered.
+    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5, -1, 0), None))
+    assert {type(each) for each in talk.commands} == {m.ToUpstream, m.ToClient}
+    talk.commands.sort(key=lambda each: isinstance(each, m.ToClient))
+    assert talk.upstream() == HANDSHAKE
+    assert read(talk.answer()) == {("guarded-a", 0): (0, 5, None)}
+    assert talk.reads
+
+
+def test_a_login_waits_for_relayed_requests_too_and_what_follows_it_for_nothing() -> None:
+    talk = Waiting()
+    ask, after = request(HEARTBEAT, 4, 1), request(HEARTBEAT, 4, 9)
+    taken, out = talk.session.take_up(memoryview(ask + HANDSHAKE), talk.now)
+    assert taken == len(ask)
+    assert b"".join(out) == ask
+    talk.client(HANDSHAKE)
+    talk.silent()
+    assert not talk.reads
+
+    talk.kafka(response(1))
+    talk.commands.sort(key=lambda each: isinstance(each, m.ToClient))
+    assert talk.upstream() == HANDSHAKE
+    assert talk.answer() == response(1)
+    assert talk.reads
+    talk.client(after)
+    assert talk.upstream() == after
+
+
+def logged_in(lifetime_ms: int, version: int = 2) -> bytes:
+    said = Message(error_code=0, error_message=None, auth_bytes=b"", session_lifetime_ms=lifetime_ms)
+    return encode_response_frame(SASL_AUTHENTICATE, version, 8, said)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_who_does_not_log_in_anew_appends_until_its_login_ends(version: int) -> None:
+    # Given: a login of three seconds, and an append of two seconds later, which is on its way.
+    talk = Waiting()
+    talk.client(request(SASL_AUTHENTICATE, version, 8, b"\0\0\0\0\0"))
+    talk.upstream()
+    talk.kafka(logged_in(3000, version))
+    assert talk.answer() == logged_in(3000, version)
+    talk.now += 2.0
+    (ticket,) = guarded(talk)
+    talk.upstream()
+
+    # When: there is another one when it has ended.
+    talk.now += 1.0
+    talk.client(produce(("guarded-a", 0, expecting(6, b"y"))))
+
+    # Then: that is not sent. Kafka would close the connection, and nobody know what became of it.
+    talk.silent()
+    talk.kafka(produced(("guarded-a", 0, 0, 5)))
+    assert isinstance(talk.next(m.ToGate).event, g.Answered)
+    talk.silent()
+
+    # And: the one before it is answered, and then the connection ends.
+    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5, -1, 0), None))
+    assert read(talk.answer()) == {("guarded-a", 0): (0, 5, None)}
+    closed = talk.next(m.CloseClient)
+    assert (closed.hang_up, closed.fault) == (True, None)
+    assert "login has ended" in closed.reason
+    talk.silent()
+
+
+def test_a_new_login_begins_its_time_anew() -> None:
+    talk = Waiting()
+    for lifetime_ms in (3000, 10_000):
+        talk.client(request(SASL_AUTHENTICATE, 2, 8, b"\0\0\0"))
+        talk.upstream()
+        talk.kafka(logged_in(lifetime_ms))
+        talk.answer()
+        talk.now += 2.9
+    talk.now += 6.0
+
+    guarded(talk)
+
+    assert talk.upstream()
+
+
+@pytest.mark.parametrize("answer", [logged_in(0), response(8, b"what is this")])
+def test_a_login_that_does_not_say_when_it_ends_does_not(answer: bytes) -> None:
+    talk = Waiting()
+    talk.client(request(SASL_AUTHENTICATE, 2, 8, b"\0\0\0"))
+    talk.upstream()
+    talk.kafka(answer)
+    assert talk.answer() == answer
+    talk.now += 1e6
+
+    guarded(talk)
+
+    assert talk.upstream()
+
+
+def test_a_client_with_tls_where_there_is_none_is_told_so() -> None:
+    talk = Talk()
+
+    talk.client(bytes.fromhex("16030100f1010000ed0303") + bytes(64))
+
+    closed = talk.next(m.CloseClient)
+    assert closed.fault is ClientProtocolError
+    assert "it speaks TLS, and this listener does not" in closed.reason
+
+
+# --- the proxy's ------------------------------------------------------------------------------------------------------
+
+
+class Broker:
+    """Takes one user with one password; `handshake` and `steps` are what it answers."""
+
+    def __init__(self, *steps: Callable[[bytes], Message], mechanisms: tuple[str, ...] = ()) -> None:
+        self.mechanisms = mechanisms
+        self.steps = list(steps)
+        self.told: list[bytes] = []
+
+    async def ask(self, api_key: int, version: int, message: Message) -> Message:
+        if api_key == SASL_HANDSHAKE:
+            known = message.mechanism in self.mechanisms
+            return Message(error_code=0 if known else 33, mechanisms=list(self.mechanisms))
+        assert (api_key, version) == (SASL_AUTHENTICATE, 1)
+        self.told.append(bytes(message.auth_bytes))
+        return self.steps.pop(0)(self.told[-1])
+
+
+def accepts(auth_bytes: bytes = b"", *, lifetime_ms: int = 0) -> Callable[[bytes], Message]:
+    return lambda _: Message(error_code=0, error_message=None, auth_bytes=auth_bytes, session_lifetime_ms=lifetime_ms)
+
+
+@pytest.fixture
+def password(tmp_path: Path) -> Path:
+    (file := tmp_path / "password").write_text("pencil\nwhat else is in the file\n")
+    return file
+
+
+def test_plain(password: Path) -> None:
+    broker = Broker(accepts(lifetime_ms=90_000), mechanisms=("PLAIN",))
+
+    assert asyncio.run(log_in(broker.ask, ControlSasl("PLAIN", "user", password))) == 90.0
+
+    assert broker.told[0].split(b"\0")[1:] == [b"user", b"pencil"]
+
+
+def test_the_token_is_read_anew_at_each_login(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    sasl = ControlSasl("OAUTHBEARER", token_file=file)
+    for token in ("first", "second"):
+        file.write_text(token + "\n")
+        broker = Broker(accepts(), mechanisms=("OAUTHBEARER",))
+        assert asyncio.run(log_in(broker.ask, sasl)) == 0.0
+        assert broker.told == [f"n,,\x01auth=Bearer {token}\x01\x01".encode()]
+
+
+def scram(name: str, secret: bytes, *, iterations: int = 4096, honest: bool = True) -> Broker:
+    """A broker's side of RFC 5802, for one user."""
+    said: list[bytes] = []
+    salt, digest = b"salt", getattr(hashlib, name)
+
+    def keyed(key: bytes, text: bytes) -> bytes:
+        return hmac.new(key, text, digest).digest()
+
+    def first(auth_bytes: bytes) -> Message:
+        bare = auth_bytes.removeprefix(b"n,,")
+        nonce = bare.partition(b"r=")[2] + b"server"
+        answer = b"r=%s,s=%s,i=%d" % (nonce, base64.b64encode(salt), iterations)
+        said.extend((bare, answer))
+        return accepts(answer)(auth_bytes)
+
+    def last(auth_bytes: bytes) -> Message:
+        without_proof, _, proof = auth_bytes.partition(b",p=")
+        text = b",".join((*said, without_proof))
+        salted = hashlib.pbkdf2_hmac(name, secret, salt, iterations)
+        key = keyed(salted, b"Client Key")
+        signature = keyed(digest(key).digest(), text)
+        if bytes(a ^ b for a, b in zip(base64.b64decode(proof), signature, strict=True)) != key:
+            return Message(error_code=58, error_message="Authentication failed", auth_bytes=b"", session_lifetime_ms=0)
+        server = keyed(keyed(salted, b"Server Key"), text) if honest else bytes(32)
+        return accepts(b"v=" + base64.b64encode(server))(auth_bytes)
+
+    return Broker(first, last, mechanisms=("SCRAM-SHA-256", "SCRAM-SHA-512"))
+
+
+@pytest.mark.parametrize(("mechanism", "name"), [("SCRAM-SHA-256", "sha256"), ("SCRAM-SHA-512", "sha512")])
+def test_scram(password: Path, mechanism: str, name: str) -> None:
+    broker = scram(name, b"pencil")
+
+    asyncio.run(log_in(broker.ask, ControlSasl(mechanism, "a=b,c", password)))  # type: ignore[arg-type]
+
+    assert broker.told[0].startswith(b"n,,n=a=3Db=2Cc,r=")
+    assert b"pencil" not in b"".join(broker.told)
+
+
+@pytest.mark.parametrize(
+    ("broker", "said"),
+    [
+        (scram("sha256", b"other"), "SASL SCRAM-SHA-256 as user: Authentication failed"),
+        (scram("sha256", b"pencil", honest=False), "what the broker says is not right: Server sent wrong signature"),
+        (scram("sha256", b"pencil", iterations=10_000_000), "what the broker says is not right: .*too large"),
+        (Broker(accepts(b"nonsense"), mechanisms=("SCRAM-SHA-256",)), "what the broker says is not right"),
+        (Broker(mechanisms=("PLAIN", "GSSAPI")), r"this listener takes PLAIN, GSSAPI \(control_sasl.mechanism\)"),
+    ],
+)
+def test_why_a_login_fails(password: Path, broker: Broker, said: str) -> None:
+    with pytest.raises(LoginFailed, match=said) as failed:
+        asyncio.run(log_in(broker.ask, ControlSasl("SCRAM-SHA-256", "user", password)))
+
+    assert "pencil" not in str(failed.value)
+
+
+def test_secrets_that_cannot_be_read(tmp_path: Path) -> None:
+    broker = Broker(mechanisms=("PLAIN",))
+    (empty := tmp_path / "empty").write_text("\n")
+    (binary := tmp_path / "binary").write_bytes(b"\xff\xfe")
+    for file, said in (
+        (tmp_path / "absent", "control_sasl.password_file: .*absent cannot be read: No such file or directory"),
+        (empty, "control_sasl.password_file: the first line of .*empty is empty"),
+        (binary, "control_sasl.password_file: .*binary is not UTF-8 text"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            asyncio.run(log_in(broker.ask, ControlSasl("PLAIN", "user", file)))

@@ -1,0 +1,444 @@
+"""Where clients log in: nothing of theirs comes to a door or a gate before Kafka has said that they may write."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+
+from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
+from fencepost_proxy.partitions import events as g
+from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, PRODUCE, SASL_AUTHENTICATE
+from fencepost_proxy.wire.produce import PartitionResult, ProduceRequest, parse_produce_request
+from tests.support.batches import batch, expecting
+from tests.unit import test_counted as doors
+from tests.unit import test_session_transactions as transactions
+from tests.unit.test_logins import AUTHENTICATE, HANDSHAKE, logged_in
+from tests.unit.test_session import (
+    HEARTBEAT,
+    INVALID_RECORD,
+    NOT_AUTHORIZED,
+    NOT_LEADER,
+    WHERE,
+    Joining,
+    Talk,
+    produce,
+    produced,
+    read,
+    request,
+    response,
+)
+
+TOPIC = "guarded-a"
+MAY, MAY_NOT, ILLEGAL_SASL_STATE = INVALID_RECORD, NOT_AUTHORIZED, 34
+AT_5 = PartitionResult(0, 0, 5)
+
+
+class Proving(Talk):
+    """Of a client that Kafka knows by a login of its own. Whether it is read is no matter here."""
+
+    def __init__(self, **around: Any) -> None:
+        super().__init__(clients_log_in=True, **around)
+
+    def tell(self, event: m.Event) -> None:
+        super().tell(event)
+        self.commands = [each for each in self.commands if not isinstance(each, m.ReadClient)]
+
+    def appends(self, at: int = 5, *, topic: str = TOPIC, correlation: int = 1, **options: Any) -> None:
+        self.client(produce((topic, 0, expecting(at, b"x")), correlation=correlation, **options))
+
+    def sent_up(self) -> ProduceRequest:
+        return parse_produce_request(memoryview(self.upstream())[4:])
+
+    def asked(self) -> list[str]:
+        """The topics that Kafka is asked about, by a request that appends nothing."""
+        probe = self.sent_up()
+        assert (probe.acks, probe.transactional_id) == (1, None)
+        assert not any(data.records for topic in probe.topics for data in topic.partitions)
+        return [topic.name for topic in probe.topics]
+
+    def says(self, *codes: tuple[str, int], correlation: int = 1) -> None:
+        self.kafka(produced(*((topic, 0, code, -1) for topic, code in codes), correlation=correlation))
+
+    def told(self) -> dict[tuple[str, int], tuple[int, int, str | None]]:
+        return read(self.answer())
+
+
+def allowed(**around: Any) -> Proving:
+    """Of one that has proved it."""
+    talk = Proving(**around)
+    talk.session._may_write[TOPIC] = talk.now
+    return talk
+
+
+def granted(talk: Proving) -> g.Ticket:
+    ticket = talk.offered()
+    talk.grant(ticket)
+    return ticket
+
+
+# --- before a gate ----------------------------------------------------------------------------------------------------
+
+
+def test_kafka_is_asked_before_an_append_comes_to_its_gate() -> None:
+    # Given: a connection of which nothing is known, an append on it, and something behind it.
+    talk = Proving()
+    talk.appends()
+    talk.client(request(HEARTBEAT, 4, 2))
+
+    # Then: Kafka is asked, no gate hears of it, and nothing behind it is read.
+    assert talk.asked() == [TOPIC]
+    talk.silent()
+
+    # And: when Kafka has said that it may write, it is an append as any other.
+    talk.says((TOPIC, MAY))
+    ticket = granted(talk)
+    talk.sent(ticket)
+    sent = talk.upstream()
+    assert sent.endswith(request(HEARTBEAT, 4, 2))
+    assert parse_produce_request(memoryview(sent)[4 : -len(request(HEARTBEAT, 4, 2))]).acks == -1
+    talk.says((TOPIC, 0))
+    assert isinstance(talk.next(m.ToGate).event, g.Answered)
+    talk.tell(m.TurnEnded(ticket, AT_5, None))
+    assert talk.told() == {(TOPIC, 0): (0, 5, None)}
+    talk.kafka(response(2))
+    assert talk.answer() == response(2)
+    assert talk.around.free_bytes == 1 << 20
+    assert talk.session.drained
+
+
+def test_kafka_is_asked_once_a_connection_and_topic() -> None:
+    talk = Proving()
+    talk.appends()
+    assert talk.asked() == [TOPIC]
+    talk.says((TOPIC, MAY))
+    talk.tell(m.TurnEnded(talk.offered(), AT_5, None))
+    talk.answer()
+
+    talk.now += 3600.0
+    talk.client(produce((TOPIC, 1, expecting(5, b"x"))))
+    assert talk.offered().partition == TopicPartition(TOPIC, 1)
+
+    talk = Proving()
+    talk.client(produce((TOPIC, 0, expecting(5, b"x")), ("guarded-b", 0, batch(b"y")), ("plain", 0, batch(b"z"))))
+    assert talk.asked() == [TOPIC, "guarded-b"]
+
+
+def test_who_has_not_logged_in_comes_to_no_gate() -> None:
+    """Kafka ends the connection, whatever comes on it."""
+    for acks in (-1, 0, 1):
+        talk = Proving()
+        talk.appends(acks=acks)
+        talk.asked()
+        talk.tell(m.UpstreamLost("Kafka closed the connection"))
+        assert isinstance(talk.next(m.CloseClient), m.CloseClient)
+        talk.silent()
+        assert talk.around.free_bytes == 1 << 20 or not talk.session.finished
+
+
+def test_half_a_login_is_none() -> None:
+    """With SCRAM the server's first message comes before it has seen a proof of the password."""
+    talk = Proving()
+    for ask, answer in ((HANDSHAKE, response(7, b"\0\0\0\0\0\0")), (AUTHENTICATE, logged_in(0, 1))):
+        talk.client(ask)
+        assert talk.upstream() == ask
+        talk.kafka(answer)
+        assert talk.answer() == answer
+
+    talk.appends()
+
+    assert talk.asked() == [TOPIC]
+    talk.silent()
+
+
+@pytest.mark.parametrize("code", [-1, 33, ILLEGAL_SASL_STATE, 35, 58])
+def test_what_kafka_answers_in_the_middle_of_a_login_is_no_proof(code: int) -> None:
+    """After a handshake it says 34 to any request, and then ends the connection."""
+    talk = Proving()
+    talk.appends()
+    talk.asked()
+    talk.says((TOPIC, code))
+    assert talk.told() == {(TOPIC, 0): (code, -1, None)}
+    talk.silent()
+
+    # Nor before a refusal is told, where nobody was asked first.
+    talk = Proving()
+    talk.around.clients_log_in = False
+    talk.appends()
+    talk.refuse(talk.offered())
+    talk.counted()
+    assert talk.asked() == [TOPIC]
+    talk.says((TOPIC, code))
+    assert talk.told() == {(TOPIC, 0): (code, -1, None)}
+
+    # Nor of a transactional id.
+    strangers = transactions.strangers_talk()
+    strangers.client(transactions.append())
+    strangers.upstream()
+    strangers.kafka(transactions.ended(code, version=1))
+    assert read(strangers.answer(), 11) == {(TOPIC, 0): (transactions.DENIED, -1, None)}
+
+
+@pytest.mark.parametrize("login", [HANDSHAKE, AUTHENTICATE], ids=["handshake", "authenticate"])
+def test_what_comes_into_a_login_anew_comes_to_no_gate(login: bytes) -> None:
+    talk = allowed()
+    talk.client(login)
+    assert talk.upstream() == login
+
+    talk.appends()
+
+    assert talk.asked() == [TOPIC]
+    talk.silent()
+
+
+def test_where_nobody_logs_in_nobody_is_asked() -> None:
+    talk = Talk()
+    talk.client(produce((TOPIC, 0, expecting(5, b"x"))))
+    talk.offered()
+    talk.silent()
+
+
+def test_before_the_configs_are_known_nothing_is_asked() -> None:
+    talk = Proving(is_fresh=False)
+    talk.appends()
+    talk.counted()
+    assert talk.told()[TOPIC, 0][0] == NOT_LEADER
+
+
+# --- who may not ------------------------------------------------------------------------------------------------------
+
+
+def test_who_may_not_write_is_told_so_and_comes_to_no_gate() -> None:
+    talk = Proving()
+    for _ in range(2):
+        talk.appends()
+        assert talk.asked() == [TOPIC]
+        talk.says((TOPIC, MAY_NOT))
+        assert talk.told() == {(TOPIC, 0): (MAY_NOT, -1, None)}
+        talk.silent()
+    assert talk.around.free_bytes == 1 << 20
+
+    talk.appends(acks=0)
+    talk.asked()
+    talk.says((TOPIC, MAY_NOT))
+    assert talk.next(m.CloseClient).fault is ClientProtocolError
+    talk.silent()
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["partition", "request"])
+def test_what_else_is_in_its_request_goes_its_way(whole: bool) -> None:
+    """Whatever `refusal_scope` is: that is about what the proxy refuses."""
+    talk = Proving(refuse_whole_requests=whole)
+    more = ("guarded-b", 0, expecting(7, b"y")), ("plain", 0, batch(b"z"))
+    talk.client(produce((TOPIC, 0, expecting(5, b"x")), *more))
+    talk.asked()
+    talk.says((TOPIC, MAY_NOT), ("guarded-b", MAY))
+
+    ticket = granted(talk)
+    assert ticket.partition.topic == "guarded-b"
+    talk.sent(ticket)
+    assert [topic.name for topic in talk.sent_up().topics] == ["guarded-b", "plain"]
+    talk.kafka(produced(("guarded-b", 0, 0, 7), ("plain", 0, 0, 9)))
+    talk.next(m.ToGate)
+    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 7), None))
+
+    told = {name: answer[:2] for (name, _), answer in talk.told().items()}
+    assert told == {TOPIC: (MAY_NOT, -1), "guarded-b": (0, 7), "plain": (0, 9)}
+
+
+def test_what_was_sent_behind_it_falls_with_it() -> None:
+    """Another writer may have won its place, and its client the right, before that comes."""
+    talk = Proving()
+    talk.around.unread = 1000
+    talk.appends(5)
+    talk.asked()
+    talk.says((TOPIC, MAY_NOT))
+    talk.told()
+
+    talk.appends(6, correlation=2)
+    talk.asked()
+    talk.says((TOPIC, MAY), correlation=2)
+
+    talk.counted()
+    assert talk.told()[TOPIC, 0][0] == MAY_NOT
+    talk.silent()
+
+
+def test_a_refusal_takes_the_right_away() -> None:
+    talk = allowed()
+    talk.appends()
+    ticket = granted(talk)
+    talk.sent(ticket)
+    talk.upstream()
+    talk.says((TOPIC, MAY_NOT))
+    talk.next(m.ToGate)
+    talk.tell(m.TurnEnded(ticket, PartitionResult(0, MAY_NOT), None))
+    talk.told()
+
+    talk.appends(correlation=2)
+
+    assert talk.asked() == [TOPIC]
+    talk.silent()
+
+
+def test_a_denied_append_spoils_no_transaction() -> None:
+    """It may be another's, who has the right."""
+    talk = transactions.new_talk(clients_log_in=True)
+    talk.client(transactions.append())
+    assert parse_produce_request(memoryview(talk.upstream())[4:]).transactional_id is None
+    talk.kafka(produced((TOPIC, 0, MAY_NOT, -1)))
+    assert read(talk.answer(), 11) == {(TOPIC, 0): (MAY_NOT, -1, None)}
+    talk.silent()
+
+
+@pytest.mark.parametrize("said", [MAY, MAY_NOT])
+def test_a_transaction_joins_no_partition_that_its_client_may_not_write(said: int) -> None:
+    """Others' appends would wait for what Kafka does not add."""
+    talk = Proving()
+    talk.session = Session(1, "proxy.local", talk.around, Joining(b""), 0.0)  # type: ignore[arg-type]
+    talk.session._may_use = "app"
+    join = request(ADD_PARTITIONS_TO_TXN, 3, 1)
+    talk.client(join)
+    probe = talk.upstream()
+    assert struct.unpack(">h", probe[4:6]) == (PRODUCE,)
+    talk.silent()
+
+    talk.kafka(produced((TOPIC, 0, said, -1), version=3))
+
+    if said == MAY:
+        assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoins("app", 1))
+    else:
+        assert talk.upstream() == join
+    talk.silent()
+
+
+def test_who_may_not_write_a_counted_topic_does_not_come_through_its_door() -> None:
+    """Nor is it sent away, since what it says of the count is out of date."""
+    talk = doors.Doors(may_write=False, clients_log_in=True)
+    talk.client(doors.ask(("counted", 2, doors.saying(3)), ("plain", 0, batch(b"z"))))
+    assert [topic.name for topic in talk.sent_up().topics] == ["counted"]
+    assert talk.door().empty
+
+    talk.kafka(produced(("counted", 2, MAY_NOT, -1)))
+
+    assert talk.door().empty
+    assert [topic.name for topic in talk.sent_up().topics] == ["plain"]
+    talk.kafka(produced(("plain", 0, 0, 4)))
+    assert talk.told() == {("counted", 2): (MAY_NOT, -1, None), ("plain", 0): (0, 4, None)}
+    assert not [each for each in talk.commands if isinstance(each, m.CloseClient)]
+
+
+# --- where Kafka does not say -----------------------------------------------------------------------------------------
+
+
+def test_what_kafka_does_not_say_in_time_costs_the_connection() -> None:
+    talk = Proving()
+    talk.appends(timeout_ms=1000)
+    talk.asked()
+    assert talk.session.needs_ticks
+    talk.now += 0.8
+    talk.tell(m.Tick())
+    talk.silent()
+    talk.now += 0.2
+    talk.tell(m.Tick())
+    assert "may write a topic" in talk.next(m.CloseClient).reason
+    talk.silent()
+
+
+def test_who_left_meanwhile_comes_to_no_gate() -> None:
+    talk = Proving()
+    talk.appends()
+    talk.asked()
+    talk.tell(m.ClientLost())
+    talk.says((TOPIC, MAY))
+    assert [each for each in talk.commands if not isinstance(each, m.CloseUpstream)] == []
+    assert talk.around.free_bytes == 1 << 20
+
+
+def test_an_answer_that_leaves_a_topic_out_is_none() -> None:
+    talk = Proving()
+    talk.appends()
+    talk.asked()
+    talk.says(("guarded-b", MAY))
+    assert talk.next(m.CloseClient).fault is UpstreamProtocolError
+
+
+# --- the short way ----------------------------------------------------------------------------------------------------
+
+
+def test_the_short_way_is_for_who_has_proved_it() -> None:
+    """Else the bytes of its next append would be enough to let it pass."""
+    talk = Proving(newest_produce=13)
+    talk.appends(correlation=1)
+    assert talk.session._known.guarded is False
+    talk.says((TOPIC, MAY))
+    talk.commands.clear()
+    talk.tell(m.TurnEnded(talk.session._turn.waiting_for, AT_5, None))  # type: ignore[union-attr,arg-type]
+    talk.commands.clear()
+
+    talk.appends(correlation=2)
+    assert talk.session._known.guarded is True
+    talk.session._note_proof(TOPIC, MAY_NOT)
+    assert talk.session._known.guarded is False
+
+
+# --- a login that ends while an append waits --------------------------------------------------------------------------
+
+
+def waits_past_its_login() -> tuple[Proving, g.Ticket]:
+    talk = Proving()
+    talk.client(request(SASL_AUTHENTICATE, 2, 8, b"\0\0\0"))
+    talk.upstream()
+    talk.kafka(logged_in(3000))
+    talk.answer()
+    talk.session._may_write[TOPIC] = talk.now
+    talk.now += 2.0
+    talk.client(produce((TOPIC, 0, expecting(5, b"x")), ("plain", 0, batch(b"y")), timeout_ms=30_000))
+    return talk, talk.offered()
+
+
+@pytest.mark.parametrize("seconds", [1.0, 100.0])
+def test_what_has_waited_past_the_end_of_its_login_is_not_sent(seconds: float) -> None:
+    """Sent, it would be in doubt; now its client may send it again."""
+    talk, ticket = waits_past_its_login()
+    talk.now += seconds
+    talk.grant(ticket)
+    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
+    talk.counted()
+    told = talk.told()
+    assert {key: answer[0] for key, answer in told.items()} == {(TOPIC, 0): NOT_LEADER, ("plain", 0): NOT_LEADER}
+    assert "login has ended" in str(told[TOPIC, 0][2])
+    talk.silent()
+
+    talk.appends(correlation=2)
+    assert "login has ended" in talk.next(m.CloseClient).reason
+
+
+def test_before_that_it_is_sent() -> None:
+    talk, ticket = waits_past_its_login()
+    talk.now += 0.9
+    talk.grant(ticket)
+    talk.sent(ticket)
+    assert len(talk.sent_up().topics) == 2
+
+
+def test_nothing_is_sent_once_more_after_the_end_of_its_login() -> None:
+    talk, ticket = waits_past_its_login()
+    talk.grant(ticket)
+    talk.sent(ticket)
+    talk.upstream()
+    talk.kafka(produced((TOPIC, 0, 45, -1), ("plain", 0, 0, 3)))
+    talk.next(m.ToGate)
+    talk.now += 1.0
+
+    talk.grant(ticket)
+
+    assert talk.next(m.TopicStale).topic == TOPIC
+    talk.counted()
+    assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
+    assert {key: answer[0] for key, answer in talk.told().items()} == {(TOPIC, 0): NOT_LEADER, ("plain", 0): 0}
+    talk.silent()

@@ -1,0 +1,240 @@
+"""SIGHUP: what a running proxy takes over of a changed file, what needs a restart, and what a wrong file does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fencepost_proxy import logs
+from fencepost_proxy.cli.reloading import Running
+from fencepost_proxy.config import ProxyConfig, Refused
+from fencepost_proxy.config.keys import KEYS
+from fencepost_proxy.config.reading import load, read
+from fencepost_proxy.config.reloading import changes
+from fencepost_proxy.net.app import Proxy
+from tests.support.certificates import Authority
+
+Write = Callable[[str], Path]
+#: What `Proxy.reload` looks after, or asks the configuration for each time.
+LIVE = {
+    "limits.connections_max",
+    "limits.address_connections_max",
+    "limits.in_flight_requests_max",
+    "limits.buffered_bytes_max",
+    "limits.gate_wait_max_seconds",
+    "limits.handshake_seconds",
+    "limits.header_seconds",
+    "limits.client_idle_seconds",
+    "limits.watched_shown_max",
+    "limits.metric_partitions_shown_max",
+    "limits.drain_seconds",
+    "limits.drain_notice_seconds",
+    "log.level",
+    "log.format",
+    *(f"listen_tls.{name}" for name in ("certificate_file", "key_file", "key_password_file")),
+    *(f"listen_tls.{name}" for name in ("client_certificates", "client_ca_file", "min_version")),
+    *(f"upstream_tls.{name}" for name in ("ca_file", "certificate_file", "key_file", "key_password_file")),
+    *(f"upstream_tls.{name}" for name in ("check_hostname", "min_version")),
+}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def write(text: str) -> Path:
+        path = tmp_path / "fencepost.toml"
+        path.write_text(f'upstream = ["a:1"]\n{text}', encoding="utf-8")
+        return path
+
+    return write
+
+
+def loaded(file: Path) -> ProxyConfig:
+    return load(file)
+
+
+def test_the_keys_that_are_said_to_change_are_those_that_do() -> None:
+    assert {key.name for key in KEYS.values() if key.live} == LIVE
+
+
+def test_what_can_change_does_and_what_cannot_is_named(write: Write) -> None:
+    running = loaded(write('status = "s:1"\n[limits]\ndrain_seconds = 3\n[upstream_tls]\nca_file = "/one"\n'))
+    wanted = loaded(
+        write(
+            'listen = "b:2"\nworkers = 2\n[log]\nlevel = "debug"\n[limits]\nconnect_timeout_seconds = 9\n'
+            '[upstream_tls]\nca_file = "/two"\n[control_sasl]\nmechanism = "OAUTHBEARER"\ntoken_file = "/t"\n'
+            '[topics.x]\n"check.expected.offsets" = "true"\n'
+        )
+    )
+
+    found = changes(running, wanted)
+
+    assert set(found.changed) == {
+        "limits.drain_seconds: 3.0 → 10.0",
+        'log.level: "info" → "debug"',
+        'upstream_tls.ca_file: "/one" → "/two"',
+    }
+    assert set(found.left) == {
+        'listen: "127.0.0.1:19092" → "b:2"',
+        'status: "s:1" → not set',
+        "workers: 1 → 2",
+        "limits.connect_timeout_seconds: 5.0 → 9.0",
+        'topics: [] → { x = { "check.expected.offsets" = "true" } }',
+        'control_sasl.mechanism: not set → "OAUTHBEARER"',
+        'control_sasl.token_file: not set → "/t"',
+        "control_sasl: is there now",
+    }
+    config = found.config
+    assert (config.limits.drain_seconds, config.limits.connect_timeout_seconds) == (10.0, 5.0)
+    assert (config.log.level, config.workers, config.listen) == ("debug", 1, running.listen)
+    assert config.upstream_tls == wanted.upstream_tls
+    assert config.control_sasl is None
+    # And: the second time, only what still waits for its restart.
+    again = changes(config, wanted)
+    assert (again.config, list(again.changed), set(again.left)) == (config, [], set(found.left))
+
+
+def test_tls_is_not_switched_on_in_a_running_proxy(write: Write) -> None:
+    running = loaded(write(""))
+
+    found = changes(running, loaded(write('[listen_tls]\ncertificate_file = "/c"\n')))
+
+    assert found.config == running
+    assert "listen_tls: is there now" in found.left
+    assert list(found.changed) == []
+
+
+def test_what_goes_only_with_what_needs_a_restart_is_refused(write: Write) -> None:
+    """Smaller frames in less memory: the memory alone would not hold a frame of the size that is allowed still."""
+    running = loaded(write(""))
+    wanted = loaded(write("[limits]\nframe_bytes_max = 1000000\nbuffered_bytes_max = 2000000\n"))
+
+    with pytest.raises(Refused, match=r"limits\.buffered_bytes_max: is 2000000 and must not be below"):
+        changes(running, wanted)
+
+
+# --- in a process -----------------------------------------------------------------------------------------------------
+
+
+def test_a_file_is_read_anew_and_a_wrong_one_changes_nothing(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "fencepost")
+    file = write("[limits]\ndrain_seconds = 3\n")
+    running = Running(loaded(file), lambda: read(file))
+
+    def said() -> list[tuple[str, dict[str, str]]]:
+        found = [
+            (each.getMessage(), {k: str(v) for k, v in vars(each)["fencepost_fields"].items()})
+            for each in caplog.records
+        ]
+        caplog.clear()
+        return found
+
+    # When: it changes, one line tells how.
+    write("[limits]\ndrain_seconds = 4\n")
+    assert running.read_anew().limits.drain_seconds == 4.0
+    assert said() == [
+        ("configuration read anew", {"file": str(file), "changed": "limits.drain_seconds: 3.0 → 4.0"}),
+    ]
+
+    # When: it does not, that is told too.
+    running.read_anew()
+    assert said() == [("configuration read anew", {"file": str(file), "changed": "nothing"})]
+
+    # When: it is wrong, everything stays, and each error is told with its line.
+    write("[limits]\ndrain_seconds = 5\nheader_secs = 1\nhandshake_seconds = 0\n")
+    before = running.config
+    assert running.read_anew() is before
+    assert [fields["reason"] for _, fields in said()] == [
+        f"{file}:4: limits.header_secs: unknown key; did you mean 'header_seconds'?",
+        f"{file}:5: limits.handshake_seconds: must be above 0, not 0.0",
+    ]
+    write("listen = \n")
+    assert running.read_anew() is before
+    assert f"{file}:2: is not TOML" in said()[0][1]["reason"]
+    file.unlink()
+    assert running.read_anew() is before
+    assert "cannot be read: No such file" in said()[0][1]["reason"]
+
+    # And: it is read again when it is right again.
+    write("[limits]\ndrain_seconds = 6\n")
+    assert running.read_anew().limits.drain_seconds == 6.0
+
+
+def test_a_certificate_that_cannot_be_used_changes_nothing_at_all(
+    write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path / "authority")
+    one, two = authority.sign("one"), authority.sign("two")
+    text = '[listen_tls]\ncertificate_file = "{}"\nkey_file = "{}"\n[limits]\ndrain_seconds = {}\n'
+    file = write(text.format(one.certificate, one.key, 1))
+    running = Running(loaded(file), lambda: read(file))
+    before = running.config
+
+    write(text.format(two.certificate, one.key, 2))
+    assert running.read_anew() is before
+    assert "listen_tls.key_file: the key in" in str(vars(caplog.records[-1])["fencepost_fields"]["reason"])
+
+    write(text.format(two.certificate, two.key, 2))
+    after = running.read_anew()
+    assert after.listen_tls is not None
+    assert (after.listen_tls.certificate_file, after.limits.drain_seconds) == (two.certificate, 2.0)
+
+
+def test_who_asks_while_a_process_starts_neither_ends_it_nor_is_forgotten(write: Write) -> None:
+    """systemd reloads whenever somebody says so, and by default this signal ends a process."""
+    file = write("")
+    before = signal.getsignal(signal.SIGHUP)
+    reloads: list[str] = []
+
+    async def begin(running: Running) -> None:
+        running.listen_in(asyncio.get_running_loop(), lambda: reloads.append("reload"))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(reloads) == 1
+        os.kill(os.getpid(), signal.SIGHUP)
+        async with asyncio.timeout(60):
+            while len(reloads) < 2:  # noqa: ASYNC110 - a signal has no event of its own
+                await asyncio.sleep(0.01)
+
+    try:
+        running = Running(loaded(file), lambda: read(file))
+        running.listen()
+        os.kill(os.getpid(), signal.SIGHUP)
+        asyncio.run(begin(running))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_proxy_goes_on_with_what_it_is_given(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it does not ask the configuration for each time."""
+    authority = Authority(tmp_path / "authority")
+    one, two = authority.sign("one", days=5), authority.sign("two", days=10)
+    text = '[listen_tls]\ncertificate_file = "{}"\nkey_file = "{}"\n[limits]\n{}'
+    before = loaded(write(text.format(one.certificate, one.key, "")))
+    logged: list[tuple[str, str]] = []
+    monkeypatch.setattr(logs, "change", lambda *how: logged.append(how))
+    limits = "in_flight_requests_max = 7\ngate_wait_max_seconds = 1\nbuffered_bytes_max = 200000000\n"
+    limits += '[log]\nlevel = "debug"\n'
+    after = changes(before, loaded(write(text.format(two.certificate, two.key, limits)))).config
+
+    async def reload() -> None:
+        proxy = Proxy(before)
+        context, ends = proxy._certificates.listener, proxy._certificates.not_after()
+        assert proxy.reserve(100_000_000)
+
+        proxy.reload(after)
+
+        assert (proxy.config, proxy.in_flight_requests_max, proxy.gate_wait_max_seconds) == (after, 7, 1.0)
+        assert proxy._certificates.listener is not context
+        assert proxy._certificates.not_after() != ends
+        # What is held already counts.
+        assert not proxy.reserve(100_000_001)
+        assert proxy.reserve(100_000_000)
+        await proxy.close()
+
+    asyncio.run(reload())
+    assert logged == [("debug", "console")]

@@ -1,0 +1,99 @@
+"""What the Spark jobs make of a command line, and how they tell progress. No Spark is started."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fencepost.spark.errors import CannotReach, SinkError
+from fencepost.spark.jobs import Progress, add_client_arguments, client_settings
+
+
+def settings(*words: str) -> dict[str, str]:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--bootstrap")
+    add_client_arguments(parser)
+    return client_settings(parser.parse_args(["--bootstrap", "proxy:9092", *words]))
+
+
+def test_client_settings_come_from_a_file_and_the_command_line_which_counts_more(tmp_path: Path) -> None:
+    # given a .properties file as Kafka's own tools take it
+    file = tmp_path / "client.properties"
+    login = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="a=b";'
+    file.write_text(f"# of the loader\n! and this\n\nsecurity.protocol=SASL_SSL\nsasl.jaas.config = {login}\n")
+    # when it is named beside an option that it has, too
+    found = settings("--client-config", str(file), "--option", "security.protocol=SASL_PLAINTEXT")
+    # then values may have an equals sign, and the command line decides
+    assert found == {
+        "kafka.bootstrap.servers": "proxy:9092",
+        "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.jaas.config": login,
+    }
+
+
+def test_a_line_that_is_no_setting_is_not_quoted(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("secret\n")
+    with pytest.raises(SinkError, match="not NAME=VALUE") as refused:
+        settings("--client-config", str(file))
+    assert "secret" not in str(refused.value)
+    with pytest.raises(SinkError, match="No such file"):
+        settings("--client-config", str(tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize("wrong", ["security.protocol", "=x"])
+def test_an_option_has_a_name_and_a_value(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        settings("--option", wrong)
+    assert "is not NAME=VALUE" in capsys.readouterr().err
+
+
+class GrowingLog:
+    """Ends move on by ten records with every look; the second look does not work out."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def offsets(self, topic: str, partitions: Any) -> dict[int, tuple[int, int]]:
+        self.looks += 1
+        if self.looks == 2:
+            raise CannotReach("not now")
+        return dict.fromkeys(partitions, (0, 100 + 10 * self.looks))
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("out", [io.StringIO(), Terminal()], ids=["a file", "a terminal"])
+def test_progress_is_told_while_spark_works(out: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    # given a log that grows, and a Spark that is at its second stage
+    monkeypatch.setattr("fencepost.spark.jobs._LOOK_SECONDS", 0.001)
+    monkeypatch.setattr("fencepost.spark.jobs._LINE_SECONDS", 0.0)
+    stage = SimpleNamespace(numCompletedTasks=3, numTasks=8)
+    tracker = SimpleNamespace(
+        getActiveStageIds=lambda: [1, 2], getStageInfo=lambda number: stage if number == 2 else None
+    )
+    spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
+    log: Any = GrowingLog()
+    # when it is shown for some looks
+    with Progress("load", spark, log, "t", partitions=2, out=out).shown():
+        deadline = time.monotonic() + 30
+        while log.looks < 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+    # then it tells what was appended since the first look; a look that failed is left out
+    lines = out.getvalue().replace("\r", "\n").split("\n")
+    told = [line.rstrip() for line in lines if line.strip()]
+    assert told[0].startswith("load: 0 records appended, 0 a second; log ends 110 110; Spark: 3 of 8 tasks done")
+    assert told[1].startswith("load: 40 records appended, ")
+    assert "log ends 130 130" in told[1]
+    # and a terminal's line is wiped in the end
+    assert isinstance(out, Terminal) == out.getvalue().endswith(" \r")

@@ -1,0 +1,521 @@
+"""The status page: what it says first, what it never lets through, and how little it takes however much there is."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fencepost_policies.append import Check
+from fencepost_proxy.config import Limits
+from fencepost_proxy.net import page
+from fencepost_proxy.net.cluster import Leader, PartitionInfo, TopicInfo
+from fencepost_proxy.net.diagnosis import diagnose, of_process
+from fencepost_proxy.net.lists import Lists, Refusals, Sources, merged
+from fencepost_proxy.net.status import (
+    BrokerStatus,
+    ClientStatus,
+    ExpansionStatus,
+    GuardedTopicStatus,
+    Listed,
+    PartitionStatus,
+    PoisonedStatus,
+    Problem,
+    RefusalStatus,
+    SoftwareStatus,
+    StatusSnapshot,
+    ViolationStatus,
+    Wanted,
+    What,
+    WithheldStatus,
+)
+from fencepost_proxy.partitions.events import GateLimits
+from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.session.messages import Count
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.transactions.watched import (
+    HangingTransaction,
+    OpenTransaction,
+    PartitionBehind,
+    TransactionsReport,
+)
+from fencepost_proxy.types import Address, LeaderEpoch, NodeId, TopicPartition
+from fencepost_proxy.wire.api_versions import Software, introduced
+from fencepost_proxy.wire.apis import API_VERSIONS
+from fencepost_proxy.wire.control import encode_request_frame
+from fencepost_proxy.wire.schema import Message
+
+NOW = 1_800_000_000.0
+NOW_MS = int(NOW * 1000)
+#: What a peer may call itself, a topic, a group.
+EVIL = "<script>alert('x')</script>\"><img src=x onerror=alert(1)>&amp;\x1b[2J\N{RIGHT-TO-LEFT OVERRIDE}"
+WELL = StatusSnapshot(version="1", uptime_seconds=1.0, cluster_id="c", bootstrap=Address("proxy", 19092))
+NOTHING_OPEN = TransactionsReport(
+    producer_ids=0,
+    partitions=0,
+    partitions_unreadable=0,
+    partitions_left_out=0,
+    partitions_behind=0,
+    lag_total=0,
+    lag_max=0,
+    behind_seconds_max=0.0,
+    transactional_ids={},
+    open_transactions=0,
+    oldest_seconds=0.0,
+    hanging_by_reason={},
+    open=(),
+    hanging=(),
+    behind=(),
+    most_producers=(),
+    sweep_seconds=None,
+    sweep_age_seconds=None,
+    requests=0,
+    problem=None,
+)
+EMPTY: Mapping[What, Listed] = dict.fromkeys(
+    ("topics", "partitions", "refusals", "software", "clients", "expansions", "groups"), Listed()
+)
+
+
+def shown(snapshot: StatusSnapshot = WELL, lists: Mapping[What, Listed] = EMPTY, now: float = NOW) -> page.Page:
+    problems = diagnose(snapshot, lists["expansions"].rows, lists["groups"].rows, now)
+    return page.overview(page.Overview(snapshot, problems, lists), now)
+
+
+# --- is it well? ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_well_says_so_and_nothing_else_is_in_the_way() -> None:
+    found = shown()
+    assert found.title.startswith("✓ All is well")
+    assert "All is well" in found.sections["state"]
+    assert not found.sections["problems"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "advice"),
+    [
+        ("waiting for Kafka at kafka:9092: refused", "does Kafka run"),
+        ("it is shutting down", "it was asked to stop"),
+        ("reading the state topic", "may the proxy&#x27;s user READ it?"),
+        ("the state topic was not read recently enough: appends are not let through", "Has the state topic a leader"),
+        ("the other proxy processes cannot be told yet that this one is there: appends", "WRITE"),
+        ("the owner process is being started", "Wait a moment"),
+        ("a reason of tomorrow", "The log says more"),
+    ],
+)
+def test_who_is_not_ready_says_why_and_what_to_do(reason: str, advice: str) -> None:
+    found = shown(replace(WELL, not_ready=(reason,)))
+    assert "Not ready" in found.title
+    assert "is-bad" in found.sections["state"]
+    assert reason in found.sections["problems"]
+    assert advice in found.sections["problems"]
+
+
+def problems_of(**process: Any) -> list[Problem]:
+    broker = BrokerStatus(NodeId(1), Address("kafka-1", 9092), Address("proxy", 19094))
+    given: dict[str, Any] = {
+        "connections": 3,
+        "buffered_bytes": 0,
+        "brokers": (broker,),
+        "certificate_ends": [("listen_tls", NOW + 90 * 86_400)],
+        **process,
+    }
+    return list(of_process(Limits(address_connections_max=100), now=NOW, **given))
+
+
+def test_a_process_that_is_well_finds_nothing() -> None:
+    assert not problems_of(most_from=("10.0.0.7", 89))
+    # Where one address may have all connections, it is told of all of them.
+    assert not list(of_process(Limits(), connections=3, buffered_bytes=0, brokers=(), certificate_ends=(), now=NOW))
+
+
+@pytest.mark.parametrize(
+    ("process", "bad", "what"),
+    [
+        ({"connections": 1_800}, False, "1,800 of 2,000 client connections"),
+        ({"connections": 2_000}, True, "2,000 of 2,000 client connections"),
+        ({"most_from": ("10.0.0.7", 90)}, False, "90 of 100 client connections from one address, 10.0.0.7"),
+        ({"most_from": ("fe80::1", 100)}, True, "100 of 100 client connections from one address, fe80::1"),
+        ({"buffered_bytes": 268_435_456}, True, "bytes for requests that are held"),
+        ({"certificate_ends": [("listen_tls", NOW + 5 * 86_400)]}, False, "certificate of listen_tls ends in 5 d"),
+        ({"certificate_ends": [("listen_tls", NOW - 1)]}, True, "certificate of listen_tls has ended"),
+        (
+            {"brokers": (BrokerStatus(NodeId(2), Address("kafka-2", 9092), Address("p", 1), 0, "refused"),)},
+            True,
+            "Broker 2 (kafka-2:9092) cannot be reached: refused",
+        ),
+        ({"brokers": (BrokerStatus(NodeId(2), Address("k", 9092), None),)}, True, "no listener for broker 2"),
+    ],
+)
+def test_what_a_process_finds_wrong_has_an_advice(process: dict[str, Any], bad: bool, what: str) -> None:
+    (found,) = problems_of(**process)
+    assert (found.bad, what in found.what) == (bad, True), found
+    assert found.do
+
+
+PENDING = ExpansionStatus("clicks", 2, 4, "pending", NOW_MS - 40_000, "doors", "process(es) 7")
+LAGS = WithheldStatus("reports; rm -rf /", "clicks", 2, "behind", 12, ("partition 0: committed 5, threshold 9",), 900.0)
+
+
+def test_what_lasts_too_long_is_told_and_what_is_usual_is_not() -> None:
+    young = diagnose(WELL, [replace(PENDING, at_ms=NOW_MS - 2_000)], [replace(LAGS, seconds=60.0)], NOW)
+    assert not young
+
+    held, waits = diagnose(WELL, [PENDING], [LAGS, replace(LAGS, partition=3)], NOW)
+    assert held.bad
+    assert "clicks have been held for 40 s: it grows to 4 partitions" in held.what
+    assert "It waits: process(es) 7." in held.do
+    assert not waits.bad
+    # What is pasted into a shell does only what it says.
+    assert "fencepost expansions open clicks 'reports; rm -rf /'" in waits.do
+
+
+def test_who_holds_up_an_expansion_is_named_where_it_is_known() -> None:
+    def seen(*partitions: str) -> StatusSnapshot:
+        one = OpenTransaction("nightly", 7, 0, "Ongoing", 1, 40.0, 60_000, 1, partitions, None)
+        return replace(WELL, transactions=replace(NOTHING_OPEN, open_transactions=1, open=(one,)))
+
+    (named,) = diagnose(seen("views-0", "clicks-1"), [PENDING], [], NOW)
+    assert "Open there: transaction nightly." in named.do
+    (unnamed,) = diagnose(seen("clicks-of-others-1"), [PENDING], [], NOW)
+    assert "nightly" not in unnamed.do
+
+
+def test_a_violation_is_bad_for_an_hour_and_to_be_looked_at_after() -> None:
+    last = ViolationStatus("orders", 3, 57, NOW_MS - 60_000)
+    (fresh,) = diagnose(replace(WELL, violations=2, last_violation=last), [], [], NOW)
+    (old,) = diagnose(replace(WELL, violations=2, last_violation=last), [], [], NOW + 7_200)
+    assert (fresh.bad, old.bad) == (True, False)
+    assert "the last one at orders-3" in fresh.what
+
+
+def test_the_worst_comes_first_and_decides() -> None:
+    snapshot = replace(WELL, warnings=("look",), problems=(Problem(False, "mild", ""), Problem(True, "bad", "act")))
+    problems = diagnose(snapshot, [], [], NOW)
+    assert [each.what for each in problems] == ["bad", "mild", "look"]
+    assert page.state_of(snapshot, problems) == page.TROUBLE
+    assert page.state_of(snapshot, problems[1:]) == page.ATTENTION
+    assert page.state_of(replace(snapshot, not_ready=("x",)), ()) == page.NOT_READY
+
+
+# --- what is shown is only text ---------------------------------------------------------------------------------------
+
+REFUSAL = RefusalStatus(EVIL, 0, EVIL, NOW_MS - 1_000, 3, 57, EVIL, Address("10.0.0.7", 51_000))
+ROWS: Mapping[What, tuple[Any, ...]] = {
+    "topics": (GuardedTopicStatus(EVIL, "required", 6, 1, last_refusal=REFUSAL, refusals=1),),
+    "partitions": (PartitionStatus(EVIL, 0, None, EVIL, 57, 0, 1, 1, REFUSAL),),
+    "refusals": (REFUSAL,),
+    "software": (SoftwareStatus(EVIL, EVIL, 3), SoftwareStatus(None, None, 1)),
+    "clients": (ClientStatus(EVIL, Address(EVIL, 1), EVIL, EVIL, NodeId(1), 5.0, 1.0),),
+    "expansions": (
+        ExpansionStatus(EVIL, 1, 2, "pending", NOW_MS, EVIL, EVIL),
+        ExpansionStatus(EVIL, 1, 2, "unordered", NOW_MS, thresholds=(1,) * 20),
+    ),
+    "groups": (WithheldStatus(EVIL, EVIL, 1, EVIL, 3, (EVIL,) * 9, 900.0),),
+}
+
+
+class _Reader(HTMLParser):
+    """What a browser makes of it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def every_page() -> Iterator[page.Page]:
+    evil = replace(
+        WELL,
+        version=EVIL,
+        build=EVIL,
+        cluster_id=EVIL,
+        not_ready=(EVIL,),
+        warnings=(EVIL,),
+        problems=(Problem(True, EVIL, EVIL),),
+        refusals={EVIL: 3},
+        brokers=(BrokerStatus(NodeId(1), Address(EVIL, 1), Address(EVIL, 2), 1, EVIL),),
+        poisoned=(PoisonedStatus(EVIL, 1, 2, EVIL, 3.0),),
+        transactions=replace(
+            NOTHING_OPEN,
+            hanging_by_reason={"overdue": 1},
+            problem=EVIL,
+            open=(OpenTransaction(EVIL, 7, 0, EVIL, 1, 40.0, 60_000, 1, (EVIL,), "overdue"),),
+            hanging=(HangingTransaction(EVIL, 0, 5, 7, 0, 0, NOW_MS, 3.0, EVIL, "overdue"),),
+            behind=(PartitionBehind(EVIL, 0, 5, 9, 4, 60.0),),
+        ),
+    )
+    yield shown(evil, {what: Listed(len(rows), rows) for what, rows in ROWS.items()})
+    for what, rows in ROWS.items():
+        if what == "software":
+            continue  # has no page of its own
+        wanted = Wanted(what, search=EVIL, topic=EVIL, offset=1, limit=1)
+        yield page.list_page(wanted, Listed(9, rows), NOW)
+
+
+def test_whatever_peers_call_themselves_is_text() -> None:
+    for each in every_page():
+        read = _Reader(page.html(each, EVIL))
+        scripts = [attributes for tag, attributes in read.tags if tag == "script"]
+        assert scripts == [{}], f"{each.path}: only the page's own"
+        assert not [tag for tag, _ in read.tags if tag == "img"]
+        assert not [name for _, attributes in read.tags for name in attributes if name.startswith("on")]
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\u202e]", page.html(each, EVIL))
+        for _, attributes in read.tags:
+            target = attributes.get("href") or attributes.get("action") or "/"
+            assert target[0] in "/#", f"{target} leads away"
+        assert "<script>alert('x')</script>" in read.text, "it is there, to be read"
+
+
+def test_a_name_of_32_kilobytes_does_not_make_the_page_long() -> None:
+    long = "x" * 32_767
+    clients = tuple(ClientStatus(long, Address("10.0.0.7", n), long, long, None, 1.0, 1.0) for n in range(50))
+    found = page.html(page.list_page(Wanted("clients"), Listed(50, clients), NOW), "1")
+    assert len(found) < 100_000
+
+
+# --- for every reader -------------------------------------------------------------------------------------------------
+
+
+def test_headings_tables_and_fields_are_named() -> None:
+    for each in every_page():
+        tags = _Reader(page.html(each, "1")).tags
+        names = [tag for tag, _ in tags]
+        assert names.count("h1") == 1
+        assert names.index("h1") < names.index("h2")
+        assert ("html", {"lang": "en"}) in tags
+        for tag, attributes in tags:
+            if tag == "table":
+                assert attributes["aria-label"]
+            if tag == "th":
+                assert attributes["scope"] in ("col", "row")
+            if tag == "td":
+                assert attributes["data-label"], "on a phone there is no head of the table"
+            if tag == "input" and attributes.get("type") != "hidden":
+                assert ("label", {"for": attributes["id"]}) in tags
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    red, green, blue = (each / 12.92 if each <= 0.04045 else ((each + 0.055) / 1.055) ** 2.4 for each in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_text_has_contrast(theme: str) -> None:
+    """WCAG 2.2, AA: 4.5 to 1."""
+    style = Path(page.__file__).with_name("page.css").read_text("utf-8")
+    light, _, dark = style.partition("@media (prefers-color-scheme: dark)")
+    colours = dict(re.findall(r"--(\w+): (#\w{6})", light if theme == "light" else dark.partition("}")[0]))
+    assert colours.keys() >= {"bg", "card", "ink", "soft", "good", "bad", "warn", "link"}
+    for ground in ("bg", "card"):
+        for name in ("ink", "soft", "good", "bad", "warn", "link"):
+            one, other = sorted((_luminance(colours[ground]), _luminance(colours[name])))
+            assert (other + 0.05) / (one + 0.05) >= 4.5, f"{name} on {ground}"
+
+
+def test_style_and_script_are_named_by_their_hashes_and_nothing_else_may_run() -> None:
+    policy = dict(each.partition(" ")[::2] for each in page.CONTENT_SECURITY_POLICY.split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"].startswith("'sha256-")
+    assert "unsafe" not in page.CONTENT_SECURITY_POLICY
+    text = page.html(shown(), "1")
+    for tag, directive in (("style", "style-src"), ("script", "script-src")):
+        (content,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert page._hash(content) == policy[directive], f"a browser would not take the {tag}"
+    assert not re.search(r"\sstyle=", text)
+
+
+def test_without_a_script_the_first_page_reloads_itself_and_a_form_does_not_vanish() -> None:
+    assert '<noscript><meta http-equiv="refresh"' in page.html(shown(), "1")
+    assert "refresh" not in page.html(page.list_page(Wanted("topics"), Listed(), NOW), "1").partition("<style>")[0]
+
+
+# --- lists ------------------------------------------------------------------------------------------------------------
+
+
+class _Proxy:
+    """Of `topics`, each with so many partitions; gates where a test wants them."""
+
+    def __init__(self, topics: Mapping[str, int]) -> None:
+        leader = PartitionInfo(Leader(NodeId(1), LeaderEpoch(0)), (NodeId(1),), (NodeId(1),))
+        self.infos = {
+            name: TopicInfo(name, UUID(int=1), dict.fromkeys(range(count), leader)) for name, count in topics.items()
+        }
+        self.gates: dict[TopicPartition, Gate] = {}
+        self.refusals = Refusals()
+        self.expansions: list[ExpansionStatus] = []
+        self.withheld: list[WithheldStatus] = []
+        self.lists = Lists(
+            Sources(
+                links={},
+                gates=self.gates,
+                refusals=self.refusals,
+                topics=lambda: self.infos,
+                policy=lambda name: TopicPolicy(Check.REQUIRED) if name in self.infos else None,
+                info=self.infos.get,
+                expansions=lambda: self.expansions,
+                withheld=lambda: self.withheld,
+            )
+        )
+
+    def open(self, topic: str, partition: int, log_end: int) -> None:
+        gate = self.gates[TopicPartition(topic, partition)] = Gate(TopicPartition(topic, partition), GateLimits())
+        gate.phase = type(gate.phase).OPEN
+        gate._log_end = log_end
+
+    def refuse(self, topic: str, partition: int, reason: str = "offset_mismatch") -> None:
+        self.refusals.note(Count("refusal", reason, TopicPartition(topic, partition), 3, 57), None)
+
+
+def names(listed: Listed) -> list[str]:
+    return [each.topic for each in listed.rows]
+
+
+def test_topics_are_paged_and_searched_in_the_order_of_their_names() -> None:
+    proxy = _Proxy({f"Orders-{number:04}": 1 for number in range(300)} | {"clicks": 2})
+
+    first = proxy.lists.listed(Wanted("topics", limit=2))
+    assert (first.matching, names(first)) == (301, ["Orders-0000", "Orders-0001"])
+    last = proxy.lists.listed(Wanted("topics", offset=300, limit=50))
+    assert names(last) == ["clicks"]
+    searched = proxy.lists.listed(Wanted("topics", search="oRDERS-029"))
+    assert (searched.matching, names(searched)[0]) == (10, "Orders-0290")
+    assert proxy.lists.listed(Wanted("topics", offset=5_000)) == Listed(301, ())
+
+
+def test_a_topic_tells_its_ends_and_what_was_refused_last() -> None:
+    proxy = _Proxy({"orders": 3})
+    proxy.open("orders", 0, 57)
+    proxy.open("orders", 2, 5)
+    proxy.refuse("orders", 0)
+    proxy.refuse("orders", 2, "expectation_required")
+
+    (topic,) = proxy.lists.listed(Wanted("topics")).rows
+    assert (topic.log_end_offsets, topic.ends_known, topic.partitions, topic.refusals) == (62, 2, 3, 2)
+    assert (topic.last_refusal.reason, topic.last_refusal.partition) == ("expectation_required", 2)
+    zero, one, _ = proxy.lists.listed(Wanted("partitions", topic="orders")).rows
+    assert (zero.state, zero.log_end_offset, zero.last_refusal.expected, zero.last_refusal.log_end_offset) == (
+        "open", 57, 3, 57,
+    )  # fmt: skip
+    assert (one.state, one.log_end_offset, one.last_refusal) == (None, None, None)
+    assert not proxy.lists.listed(Wanted("partitions", topic="not-checked")).rows
+
+
+def test_refusals_are_told_newest_first_and_forgotten_oldest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fencepost_proxy.net.lists._REFUSALS_MAX", 3)
+    proxy = _Proxy({"t": 9})
+    for partition in (0, 1, 2, 0, 3):
+        proxy.refuse("t", partition)
+
+    found = proxy.lists.listed(Wanted("refusals"))
+    assert [each.partition for each in found.rows] == [3, 0, 2]
+    assert proxy.lists.listed(Wanted("partitions", topic="t")).rows[0].refusals == 2
+
+
+def test_of_several_workers_every_row_is_there_once_and_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count(1_800_000_000)
+    monkeypatch.setattr("fencepost_proxy.net.lists.time.time", lambda: float(next(seconds)))
+    owner, other = _Proxy({"a": 1, "b": 2, "c": 1}), _Proxy({"b": 2, "c": 1, "d": 1})
+    owner.open("b", 0, 10)
+    other.open("b", 0, 12)
+    owner.open("b", 1, 5)
+    owner.refuse("b", 0)
+    other.refuse("b", 1)
+    other.refuse("b", 1)
+
+    def asked(wanted: Wanted) -> Listed:
+        return merged(wanted, [each.lists.found(wanted, with_names=True) for each in (owner, other)])
+
+    pages = [asked(Wanted("topics", offset=offset, limit=2)) for offset in (0, 2)]
+    assert [names(each) for each in pages] == [["a", "b"], ["c", "d"]]
+    assert [each.matching for each in pages] == [4, 4]
+    (b,) = asked(Wanted("topics", topic="b")).rows
+    assert (b.log_end_offsets, b.ends_known, b.refusals, b.last_refusal.partition) == (17, 2, 3, 1)
+    zero, one = asked(Wanted("partitions", topic="b")).rows
+    assert (zero.log_end_offset, zero.refusals, one.refusals) == (12, 1, 2)
+    assert [each.partition for each in asked(Wanted("refusals")).rows] == [1, 0]
+    assert asked(Wanted("refusals")).matching == 2
+
+
+def test_the_same_group_through_two_workers_waits_once() -> None:
+    owner, other = _Proxy({}), _Proxy({})
+    owner.withheld, other.withheld = [LAGS], [LAGS, replace(LAGS, group="z")]
+    owner.expansions, other.expansions = [PENDING], [replace(PENDING, step=None)]
+
+    def asked(wanted: Wanted) -> Listed:
+        return merged(wanted, [each.lists.found(wanted, with_names=True) for each in (owner, other)])
+
+    assert [each.group for each in asked(Wanted("groups")).rows] == [LAGS.group, "z"]
+    assert asked(Wanted("expansions")) == Listed(1, (PENDING,)), "the owner knows at which step it is"
+
+
+def test_a_page_of_ten_thousand_partitions_is_small() -> None:
+    proxy = _Proxy({f"orders-with-a-long-name-{number:04}": 10 for number in range(1_000)})
+    for topic, info in proxy.infos.items():
+        for partition in info.partitions:
+            proxy.open(topic, partition, 10**12)
+            proxy.refuse(topic, partition)
+    lists: dict[What, Listed] = dict(EMPTY)
+    for what in ("topics", "refusals"):
+        lists[what] = proxy.lists.listed(Wanted(what, limit=20))
+
+    assert lists["topics"].matching == 1_000
+    assert len(page.html(shown(WELL, lists), "1")) < 60_000
+    partitions = proxy.lists.listed(Wanted("partitions", limit=50))
+    assert partitions.matching == 10_000
+    assert len(page.html(page.list_page(Wanted("partitions"), partitions, NOW), "1")) < 60_000
+
+
+# --- who is there -----------------------------------------------------------------------------------------------------
+
+
+def hello(version: int, name: str = "apache-kafka-java", number: str = "4.3.1") -> memoryview:
+    message = Message(client_software_name=name, client_software_version=number)
+    return memoryview(encode_request_frame(API_VERSIONS, version, 1, "billing", message))[4:]
+
+
+def test_clients_say_their_software_since_version_3() -> None:
+    assert introduced(hello(3)) == ("billing", Software("apache-kafka-java", "4.3.1"))
+    assert introduced(hello(4)) == ("billing", Software("apache-kafka-java", "4.3.1"))
+    assert introduced(hello(2)) == ("billing", None)
+
+
+def test_what_cannot_be_read_is_for_kafka_to_tell() -> None:
+    for length in range(len(hello(3))):
+        introduced(hello(3)[:length])  # does not raise
+    assert introduced(hello(3)[:-1]) == (None, None)
+
+
+def test_a_name_that_never_ends_is_cut() -> None:
+    _, software = introduced(hello(3, "n" * 5_000, "1\n2"))
+    assert software == Software("n" * 64, "1?2")
+
+
+# --- as JSON ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_field_of_the_json_is_in_the_docs() -> None:
+    told = (Path(__file__).parents[2] / "docs" / "status.md").read_text("utf-8")
+    kinds = (
+        StatusSnapshot, Problem, BrokerStatus, GuardedTopicStatus, PartitionStatus, RefusalStatus, SoftwareStatus,
+        ClientStatus, ExpansionStatus, WithheldStatus, ViolationStatus,
+    )  # fmt: skip
+    missing = {each.name for kind in kinds for each in fields(kind) if f"`{each.name}`" not in told}
+    assert not missing, json.dumps(sorted(missing))

@@ -1,0 +1,441 @@
+"""Transactions watched: what is asked, how gently, and from what it is concluded that one hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from fencepost_proxy.transactions import watching
+from fencepost_proxy.transactions.watched import (
+    MARKERS_MISSING,
+    OVERDUE,
+    UNKNOWN_TO_COORDINATOR,
+    Answer,
+    Described,
+    DescribeTransactions,
+    Descriptions,
+    FindLeaders,
+    Leaders,
+    Listed,
+    Listing,
+    ListTransactions,
+    Look,
+    LookAt,
+    Looks,
+    OpenInLog,
+    Question,
+    TransactionsReport,
+)
+from fencepost_proxy.transactions.watching import PARTITIONS_AT_ONCE, PRODUCERS_AT_ONCE, Pace, Watching
+from fencepost_proxy.types import NodeId, Offset, ProducerId, TopicPartition
+
+ONE, TWO = NodeId(1), NodeId(2)
+P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
+EMPTY = Look(Offset(0), Offset(0), 0)
+UNKNOWN_TOPIC, NOT_LEADER, NOT_ALLOWED = 3, 6, 29
+PACE = Pace(150.0)
+
+
+def described(name: str, *partitions: TopicPartition, producer: int = 7, started_at: float = 0.0) -> Described:
+    return Described(name, ProducerId(producer), 0, "Ongoing", 60_000, round(started_at * 1000), frozenset(partitions))
+
+
+def open_from(offset: int, *, producer: int = 7, end: int | None = None) -> Look:
+    """What a leader shows: nothing committed from `offset` on."""
+    here = OpenInLog(ProducerId(producer), 0, 0, Offset(offset), 1)
+    return Look(Offset(offset + 1 if end is None else end), Offset(offset), 1, (here,))
+
+
+@dataclass
+class Cluster:
+    """What there is, and a clock. Every question is answered at once, unless its broker is silent."""
+
+    looks: dict[TopicPartition, Look | int] = field(default_factory=dict)
+    leaders: dict[TopicPartition, NodeId] = field(default_factory=dict)
+    transactions: dict[NodeId, list[Described]] = field(default_factory=lambda: {ONE: [], TWO: []})
+    silent: set[NodeId] = field(default_factory=set)
+    coordinators: bool = True
+    pace: Pace = PACE
+    now: float = 1000.0
+    asked: list[tuple[float, Question]] = field(default_factory=list)
+    before_answering: Callable[[Question], None] = lambda question: None
+
+    def __post_init__(self) -> None:
+        self.watching = Watching(self.pace)
+        for partition in self.looks:
+            self.leaders.setdefault(partition, ONE)
+
+    @property
+    def report(self) -> TransactionsReport:
+        return self.watching.report(self.now, self.now * 1000, 20)
+
+    def answer(self, question: Question) -> Answer | None:
+        self.before_answering(question)
+        match question:
+            case FindLeaders():
+                by_node: dict[NodeId, list[TopicPartition]] = {}
+                for partition in self.looks:
+                    by_node.setdefault(self.leaders[partition], []).append(partition)
+                return Leaders(by_node, self.coordinators)
+            case _ if question.node_id in self.silent:
+                return None
+            case LookAt(node_id, partitions):
+                assert len(partitions) <= PARTITIONS_AT_ONCE
+                return Looks(
+                    {
+                        each: self.looks.get(each, UNKNOWN_TOPIC) if self.leaders[each] == node_id else NOT_LEADER
+                        for each in partitions
+                    }
+                )
+            case ListTransactions(node_id, states, producer_ids):
+                return Listing(
+                    [
+                        Listed(each.transactional_id, each.producer_id, each.state)
+                        for each in self.transactions[node_id]
+                        if (not states or each.state in states)
+                        and (not producer_ids or each.producer_id in producer_ids)
+                    ]
+                )
+            case DescribeTransactions(node_id, names):
+                return Descriptions([each for each in self.transactions[node_id] if each.transactional_id in names])
+
+    def ask(self) -> None:
+        """Until nothing more is to be asked at this moment."""
+        while questions := self.watching.next(self.transactions, self.now):
+            nodes = [question.node_id for question in questions if not isinstance(question, FindLeaders)]
+            assert len(nodes) == len(set(nodes)), "a broker is asked one thing at a time"
+            for question in questions:
+                self.asked.append((self.now, question))
+                self.watching.answered(question, self.answer(question), self.now)
+
+    def run(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.ask()
+            self.now += 1.0
+
+    def looked_at(self, since: float = 0.0) -> int:
+        return sum(len(each.partitions) for at, each in self.asked if isinstance(each, LookAt) and at >= since)
+
+
+# ---- what is open
+
+
+def test_an_open_transaction_is_told_with_its_age_and_where_it_has_written() -> None:
+    kafka = Cluster({P0: open_from(5, end=8), P1: EMPTY})
+    kafka.transactions[TWO] = [described("payments", P0, started_at=kafka.now - 20)]
+    kafka.run(11)
+
+    (found,) = kafka.report.open
+    assert (found.transactional_id, found.coordinator, found.partitions) == ("payments", TWO, 1)
+    assert found.first_partitions == ("orders-0",)
+    assert found.age_seconds == pytest.approx(31)
+    assert kafka.report.oldest_seconds == found.age_seconds
+    (behind,) = kafka.report.behind
+    assert (behind.topic, behind.partition, behind.last_stable_offset, behind.lag) == ("orders", 0, 5, 3)
+    assert sum(kafka.report.hanging_by_reason.values()) == 0
+
+
+def test_one_that_is_over_is_told_no_longer() -> None:
+    kafka = Cluster({P0: open_from(5)})
+    kafka.transactions[ONE] = [described("payments", P0)]
+    kafka.run(11)
+    kafka.transactions[ONE] = [replace(described("payments"), state="CompleteCommit", started_at_ms=-1)]
+    kafka.looks[P0] = Look(Offset(7), Offset(7), 1)
+    kafka.run(61)
+
+    assert kafka.report.open_transactions == kafka.report.partitions_behind == 0
+    assert kafka.report.transactional_ids["CompleteCommit"] == 1
+    assert kafka.report.transactional_ids["Ongoing"] == 0
+
+
+def test_one_that_its_coordinator_should_have_aborted_is_stuck() -> None:
+    kafka = Cluster({P0: open_from(5)})
+    kafka.transactions[ONE] = [described("payments", P0, started_at=kafka.now - 100)]
+    kafka.run(11)
+    assert kafka.report.open[0].stuck is None
+    kafka.run(20)
+    assert kafka.report.open[0].stuck == OVERDUE
+    assert kafka.report.hanging_by_reason[OVERDUE] == 1
+
+
+def test_one_whose_markers_are_not_written_is_stuck() -> None:
+    kafka = Cluster({P0: open_from(5)})
+    kafka.transactions[ONE] = [replace(described("payments", P0, started_at=kafka.now), state="PrepareCommit")]
+    kafka.run(50)
+    assert kafka.report.open[0].stuck is None
+    kafka.run(30)
+    assert kafka.report.hanging_by_reason[MARKERS_MISSING] == 1
+
+
+def test_an_old_description_is_not_told_as_that_of_the_next_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "DESCRIBED_MAX", 20)
+    # Given more open transactions than are described in one round, among them one that goes on for a while
+    kafka = Cluster({P0: EMPTY})
+    kafka.transactions[ONE] = [described(f"id-{each}", started_at=kafka.now) for each in range(240)]
+    # When many rounds have gone by, in turns
+    kafka.run(200)
+    # Then ages are told of those only that were described a moment ago
+    ages = [each.age_seconds for each in kafka.watching.report(kafka.now, kafka.now * 1000, 100_000).open]
+    assert len(ages) == 240
+    assert 0 < sum(each is not None for each in ages) <= 120
+    # and each had its turn.
+    asked = {
+        name for _, each in kafka.asked if isinstance(each, DescribeTransactions) for name in each.transactional_ids
+    }
+    assert len(asked) == 240
+
+
+# ---- what hangs
+
+
+def hanging(**settings: object) -> Cluster:
+    """Open in the log of orders-0; its coordinator has ended the last one of this producer."""
+    kafka = Cluster({P0: open_from(5), P1: EMPTY}, **settings)  # type: ignore[arg-type]
+    kafka.transactions[TWO] = [replace(described("payments"), state="CompleteCommit", started_at_ms=-1)]
+    return kafka
+
+
+def test_what_no_coordinator_knows_of_hangs() -> None:
+    kafka = hanging()
+    kafka.run(60)
+
+    (found,) = kafka.report.hanging
+    assert (found.topic, found.partition, found.start_offset, found.producer_id) == ("orders", 0, 5, 7)
+    assert (found.transactional_id, found.why) == ("payments", UNKNOWN_TO_COORDINATOR)
+    assert kafka.report.hanging_by_reason[UNKNOWN_TO_COORDINATOR] == 1
+
+
+def test_one_whose_id_has_expired_or_may_not_be_described_is_told_as_that() -> None:
+    kafka = hanging()
+    kafka.transactions[TWO] = []
+    kafka.run(60)
+    assert [(each.transactional_id, each.why) for each in kafka.report.hanging] == [(None, watching.NOT_LISTED)]
+
+
+def test_one_that_an_administrator_has_ended_hangs_no_longer() -> None:
+    kafka = hanging()
+    kafka.run(60)
+    kafka.looks[P0] = Look(Offset(7), Offset(7), 1)
+    kafka.run(11)
+    assert not kafka.report.hanging
+    assert not kafka.watching.undecided
+
+
+def test_one_that_its_coordinator_knows_of_does_not_hang() -> None:
+    kafka = hanging()
+    kafka.transactions[TWO] = [described("payments", P0, started_at=kafka.now)]
+    kafka.run(60)
+    assert not kafka.report.hanging
+
+
+def test_a_transaction_of_the_producer_that_has_another_partition_is_no_excuse() -> None:
+    kafka = hanging()
+    kafka.transactions[TWO] = [described("payments", P1, started_at=kafka.now)]
+    kafka.run(60)
+    assert len(kafka.report.hanging) == 1
+
+
+@pytest.mark.parametrize("inquiry", [1, 2])
+def test_a_marker_that_comes_late_is_waited_for(inquiry: int) -> None:
+    # Given a leader whose log shows the transaction until just after its coordinator was asked
+    kafka = hanging()
+    inquiries = []
+
+    def marker(question: Question) -> None:
+        assert not kafka.report.hanging  # at no moment
+        if isinstance(question, ListTransactions) and question.producer_ids and question.node_id == TWO:
+            inquiries.append(kafka.now)
+            if len(inquiries) == inquiry:
+                kafka.looks[P0] = Look(Offset(7), Offset(7), 1)
+
+    kafka.before_answering = marker
+    for _ in range(60):
+        kafka.run(1)
+        assert not kafka.report.hanging
+    assert len(inquiries) == inquiry
+
+
+def test_one_transaction_after_the_other_on_a_partition_is_none_that_hangs() -> None:
+    # Given a producer that has a new transaction each time somebody looks, always over when its coordinator is asked
+    kafka = hanging()
+
+    def another(question: Question) -> None:
+        assert not kafka.report.hanging
+        # Nor is anybody bothered about what was there once.
+        assert not isinstance(question, ListTransactions) or not question.producer_ids
+        if isinstance(question, LookAt):
+            kafka.looks[P0] = open_from(round(kafka.now) * 10)
+
+    kafka.before_answering = another
+    kafka.run(90)
+
+
+@pytest.mark.parametrize("which", [ONE, TWO])
+def test_while_a_broker_does_not_answer_nothing_is_concluded(which: NodeId) -> None:
+    kafka = hanging()
+    kafka.run(5)  # looked at once
+    kafka.silent = {which}
+    kafka.run(90)
+    assert not kafka.report.hanging
+    kafka.silent = set()
+    kafka.run(60)
+    assert len(kafka.report.hanging) == 1
+
+
+def test_while_transactions_have_no_coordinator_nothing_is_concluded() -> None:
+    kafka = hanging(coordinators=False)
+    kafka.run(90)
+    assert not kafka.report.hanging
+    kafka.coordinators = True
+    kafka.run(60)
+    assert len(kafka.report.hanging) == 1
+
+
+def test_a_coordinator_that_moves_is_at_no_broker_for_a_moment() -> None:
+    # Given an open transaction that no broker lists at the one moment when it is inquired about
+    kafka = hanging()
+    there = [described("payments", P0, started_at=kafka.now)]
+    inquiries = []
+
+    def moving(question: Question) -> None:
+        assert not kafka.report.hanging
+        if isinstance(question, ListTransactions):
+            if question.producer_ids and question.node_id == TWO:
+                inquiries.append(kafka.now)
+            kafka.transactions[TWO] = [] if len(inquiries) < 1 or kafka.now == inquiries[0] else there
+
+    kafka.before_answering = moving
+    kafka.run(60)
+    assert inquiries
+
+
+# ---- how gently
+
+
+def many(count: int, producers: int = 1) -> dict[TopicPartition, Look | int]:
+    return {TopicPartition("t", each): Look(Offset(9), Offset(9), producers) for each in range(count)}
+
+
+def test_ten_thousand_partitions_take_a_minute_and_never_more_in_a_second_than_they_may() -> None:
+    kafka = Cluster(many(10_000))
+    kafka.leaders = {each: (ONE, TWO)[each.partition % 2] for each in kafka.looks}
+    kafka.run(10_000 / 150 + 3)
+
+    assert kafka.watching.sweeps == 1
+    assert kafka.report.partitions == kafka.report.producer_ids == 10_000
+    for second in range(1000, round(kafka.now)):
+        looked_at = sum(len(each.partitions) for at, each in kafka.asked if isinstance(each, LookAt) and at == second)
+        assert looked_at <= 150 + PARTITIONS_AT_ONCE
+    # Three requests for each hundred of partitions, and the lists.
+    assert kafka.report.requests < 3 * 10_000 / PARTITIONS_AT_ONCE + 60
+
+
+def test_a_small_cluster_is_not_looked_at_all_the_time() -> None:
+    kafka = Cluster({P0: EMPTY, P1: EMPTY})
+    kafka.run(300)
+    assert kafka.looked_at() == 2 * 300 / PACE.sweep_seconds
+
+
+def test_partitions_with_many_producers_are_asked_for_a_few_at_a_time() -> None:
+    kafka = Cluster(many(100, producers=500))
+    kafka.run(10)
+    at = kafka.now
+    kafka.run(60)
+    later = [each for when, each in kafka.asked if isinstance(each, LookAt) and when > at]
+    assert max(len(each.partitions) for each in later) == PRODUCERS_AT_ONCE // 500
+    assert kafka.report.most_producers[0].producer_ids == 500
+    assert kafka.report.producer_ids == 50_000
+
+    kafka.looks.update(many(100, producers=3))
+    kafka.run(60)
+    assert kafka.report.producer_ids == 300
+
+
+def test_many_ids_are_counted_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "IDS_PER_SECOND", 20)
+    kafka = Cluster()
+    kafka.transactions[TWO] = [replace(described(f"id-{each}"), state="Empty") for each in range(4_000)]
+    kafka.run(190)
+    counts = [each for _, each in kafka.asked if each == ListTransactions(TWO)]
+    assert len(counts) == 1
+    assert kafka.report.transactional_ids["Empty"] == 4_000
+    assert len([each for _, each in kafka.asked if each == ListTransactions(ONE)]) == 4
+
+
+def test_partitions_above_the_number_are_left_out_and_that_is_told() -> None:
+    kafka = Cluster(many(300), pace=replace(PACE, partitions_max=200))
+    kafka.run(20)
+    assert (kafka.report.partitions, kafka.report.partitions_left_out) == (200, 100)
+
+
+def test_reports_name_the_worst_only() -> None:
+    kafka = Cluster({TopicPartition("t", each): open_from(0, end=each) for each in range(1, 60)})
+    kafka.run(10)
+    assert (len(kafka.report.behind), kafka.report.partitions_behind) == (20, 59)
+    assert (kafka.report.behind[0].lag, kafka.report.lag_max) == (59, 59)
+
+
+# ---- what changes meanwhile
+
+
+def test_what_may_not_be_looked_at_is_counted() -> None:
+    kafka = Cluster({P0: EMPTY, P1: NOT_ALLOWED})
+    kafka.run(10)
+    assert (kafka.report.partitions, kafka.report.partitions_unreadable) == (1, 1)
+    kafka.looks[P1] = EMPTY
+    kafka.run(40)
+    assert (kafka.report.partitions, kafka.report.partitions_unreadable) == (2, 0)
+
+
+def test_a_topic_that_was_deleted_is_forgotten() -> None:
+    kafka = hanging()
+    kafka.run(60)
+    assert (kafka.report.producer_ids, len(kafka.report.hanging)) == (1, 1)
+    del kafka.looks[P0]
+    kafka.run(40)
+    assert (kafka.report.producer_ids, kafka.report.partitions, kafka.report.partitions_behind) == (0, 1, 0)
+    assert not kafka.report.hanging
+
+
+def test_a_broker_that_leaves_stops_nothing() -> None:
+    # Given a round with questions for both brokers
+    kafka = Cluster({P0: EMPTY, P1: open_from(5)}, leaders={P0: ONE, P1: TWO})
+    kafka.transactions[TWO] = [described("payments", P1, started_at=kafka.now)]
+    kafka.run(20)
+    questions = kafka.watching.next([ONE, TWO], kafka.now)
+    # When one leaves, some of its questions asked and some not
+    assert ListTransactions(TWO, watching.OPEN_STATES) in questions
+    kafka.leaders[P1] = ONE
+    payments = kafka.transactions.pop(TWO)
+    kafka.transactions[ONE] = payments
+    kafka.watching.next([ONE], kafka.now)
+    for question in questions:
+        gone = getattr(question, "node_id", None) == TWO
+        kafka.watching.answered(question, None if gone else kafka.answer(question), kafka.now)
+    # Then what it led and coordinated is looked at where it is now
+    kafka.run(60)
+    assert kafka.report.partitions == 2
+    assert [each.coordinator for each in kafka.report.open] == [ONE]
+    assert kafka.watching.rounds >= 7
+
+
+def test_while_a_coordinator_does_not_answer_its_transactions_stay_told() -> None:
+    kafka = Cluster({P0: open_from(5)})
+    kafka.transactions[TWO] = [described("payments", P0, started_at=kafka.now)]
+    kafka.run(11)
+    kafka.silent = {TWO}
+    kafka.run(30)
+    assert kafka.report.open_transactions == 1
+
+
+def test_how_long_the_last_stable_offset_stands_is_told() -> None:
+    kafka = Cluster({P0: open_from(5)})
+    kafka.transactions[ONE] = [described("payments", P0, started_at=kafka.now)]
+    kafka.run(40)
+    assert kafka.report.behind_seconds_max == pytest.approx(40, abs=2)
+    kafka.looks[P0] = open_from(9)  # one is over, the next one open
+    kafka.run(11)
+    assert kafka.report.behind_seconds_max < 12
