@@ -45,12 +45,11 @@ examples:
 """
 
 
-def main() -> int:
-    workloads = [*WORKLOADS, *CONTRIBUTORS]
+def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="Measures Kafka direct, through the product, HAProxy and other proxies, all in one run.",
-        epilog=_EPILOG.format(workloads=", ".join(workloads)),
+        epilog=_EPILOG.format(workloads=", ".join([*WORKLOADS, *CONTRIBUTORS])),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -73,13 +72,18 @@ def main() -> int:
     parser.add_argument(
         "--publish", type=Path, metavar="RESULT.json", help="measures nothing: writes an earlier run into docs/"
     )
+    return parser
+
+
+def main() -> int:
+    parser = command_parser()
     options = parser.parse_args()
     if options.publish is not None:
         publish(Report.from_json(options.publish.read_text("utf-8")), PAGE)
         return 0
     chosen = chosen_workloads(options.only, quick=options.quick)
     if not chosen:
-        parser.error(f"no workload is called like {options.only}; there are: {', '.join(workloads)}")
+        parser.error(f"no workload is called like {options.only}; there are: {', '.join([*WORKLOADS, *CONTRIBUTORS])}")
     signal.signal(signal.SIGTERM, _interrupt)
     plan = QUICK if options.quick else FULL
     if options.rounds:

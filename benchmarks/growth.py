@@ -53,7 +53,9 @@ _PRODUCE_VERSION: Final = 9
 _API_VERSIONS, _METADATA = 18, 3
 _NO_ID: Final = UUID(int=0)
 _RECORD: Final = b"r" * 100
-_TIMEOUT_SECONDS: Final = 30.0
+_TIMEOUT_SECONDS: Final = 60.0
+#: What a proxy says that the machine has given no time for longer than its lease, and a client asks again.
+_TRY_AGAIN, _PAUSE_SECONDS = 6, 0.05
 _UPKEEP_SECONDS: Final = 11.0  # longer than the longest period of anything that is done now and then
 #: Many short turns: what else the machine does comes and goes within seconds.
 _TURNS: Final = 25
@@ -100,9 +102,12 @@ def produce_frame(topic: str, partition: int, *, expected: int | None = None) ->
     return b"".join(encode_produce_request(request))
 
 
+def _result(answer: bytes) -> Any:
+    return control.decode_response(0, _PRODUCE_VERSION, answer[5:]).responses[0].partition_responses[0]
+
+
 def check(answer: bytes, what: str) -> None:
-    response = control.decode_response(0, _PRODUCE_VERSION, answer[5:])
-    result = response.responses[0].partition_responses[0]
+    result = _result(answer)
     if result.error_code:
         raise AssertionError(f"{what}: Produce answered {result.error_code} ({result.error_message})")
 
@@ -273,6 +278,10 @@ def _ask_all(client: Client, frames: Iterator[bytes] | Sequence[bytes]) -> int:
     sent = 0
     for frame in frames:
         answer = client.ask(frame)
+        give_up = time.monotonic() + _TIMEOUT_SECONDS
+        while _result(answer).error_code == _TRY_AGAIN and time.monotonic() < give_up:
+            time.sleep(_PAUSE_SECONDS)
+            answer = client.ask(frame)
         sent += 1
         check(answer, f"append {sent}")
     return sent

