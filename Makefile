@@ -6,14 +6,16 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
 	command -v $$each >/dev/null 2>&1 && $$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 	&& { echo $$each; break; }; done)
-PYTEST := $(BIN)/python -m pytest
+# Tests start hundreds of short Python processes: bytecode is kept, whatever the environment says, and out of the way.
+KEEP_BYTECODE := PYTHONDONTWRITEBYTECODE= PYTHONPYCACHEPREFIX=$(CURDIR)/$(VENV)/pycache
+PYTEST := $(KEEP_BYTECODE) $(BIN)/python -m pytest
 # Test processes at once: one more than there are cores, since many tests wait. Each has Kafkas of its own, of up to 3 GB.
 WORKERS ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((cores < 5 ? cores + 1 : 6)))
 ALL_AT_ONCE := -n $(WORKERS)
-KAFKA_VERSIONS_OLDER := 4.0.2 3.9.2
+KAFKA_VERSIONS_OLDER := 4.2.2 4.1.2 4.0.2 3.9.2
 
 .DEFAULT_GOAL := help
-.PHONY: help compiled demo bench test test-fast test-kafka test-long test-brokers test-compiled simulate fuzz mutants soak order-proof crash-steps lint lock clean
+.PHONY: help compiled demo bench test test-fast test-kafka test-long test-brokers test-compiled simulate fuzz mutants soak order-proof eos-proof sasl-ssl-proof releases spark-faults crash-steps docs dist lint lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -43,7 +45,7 @@ simulate: $(VENV)/.installed-all  ## SEEDS=20000 runs of the proxy among modelle
 
 SECONDS ?= 300
 fuzz: $(VENV)/.installed-all  ## SECONDS=300 of made-up dialogues and messages, from SEED=1 on; keeps what fails in tests/fuzz/corpus
-	@FENCEPOST_EXAMPLES=500 $(PYTEST) -q tests/unit/test_wire_properties.py
+	@FENCEPOST_EXAMPLES=500 $(PYTEST) -q -m hypothesis tests/unit
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS) --seed $(or $(SEED),1)
 
 mutants: $(VENV)/.installed-all  ## every seeded defect: does the simulation notice it? Writes docs/mutants.md
@@ -55,6 +57,19 @@ soak: jars  ## MINUTES=20 of real clients against real Kafka under faults (SEED=
 
 order-proof: jars  ## groups of every client and protocol read a topic that grows: does each key stay in order? Prints the table
 	@$(BIN)/python -m tests.order_proof
+
+KILLS ?= 50
+eos-proof: jars  ## consume-transform-produce under KILLS=50 kills of applications, proxies, brokers: each input once? Prints the table
+	@$(BIN)/python -m tests.eos_proof --kills $(KILLS)
+
+sasl-ssl-proof: jars  ## every client and mechanism, with TLS, at Kafka and through the proxy: is it the same? Prints the table
+	@$(BIN)/python -m tests.sasl_ssl_proof
+
+releases: jars  ## each Kafka release: what it tells its clients, a story through the proxy. Prints the tables
+	@$(BIN)/python -m tests.releases
+
+spark-faults: jars  ## Spark drivers, tasks, executors, checkpoints, proxy and broker fail under the sink, and Spark's own. Prints the table
+	@$(KEEP_BYTECODE) $(BIN)/python -m tests.spark_faults $(FAULTS)
 
 crash-steps: jars  ## a topic grows, and the proxy dies before and after each step, or the broker does. Prints the table
 	@$(BIN)/python -m tests.crash_steps
@@ -73,7 +88,8 @@ test-compiled: compiled jars  ## that build: unit, protocol, fuzz and simulation
 	@FENCEPOST_COMPILED=1 $(BIN)/python -m tests.simulation --seeds 500
 	@FENCEPOST_COMPILED=1 $(BIN)/python -m tests.fuzz --blind --seconds 30
 
-COMPILED_ON_KAFKA := contract races bad_input malformed_records equivalence workers guarded_transactions stamped_batches
+COMPILED_ON_KAFKA := contract races bad_input malformed_records equivalence workers guarded_transactions atomic_transactions \
+	stamped_batches
 
 test-brokers: jars  ## the core tests on older Kafka releases
 	@set -e; for version in $(KAFKA_VERSIONS_OLDER); do \
@@ -85,16 +101,29 @@ lint: $(VENV)/.installed-all  ## ruff, mypy, import layers
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+docs: $(VENV)/.installed-all  ## the site of docs/, in build/site; a link that leads nowhere is an error
+	@$(BIN)/zensical build --clean --strict
+
+# The versions that a user gets who installs it today; the test has those of locks/proxy.txt.
+dist: jars  ## wheel and sdist in dist/, looked into, and a proxy from the wheel in an environment that has nothing else
+	@rm -rf dist build/dist
+	@$(BIN)/hatchling build -t sdist -t wheel
+	@$(PYTHON) -m venv build/dist
+	@build/dist/bin/pip install -q --disable-pip-version-check "$$(echo dist/*.whl)[proxy]"
+	@cd build/dist && bin/fencepost --version && bin/fencepost proxy --help >help
+	@$(PYTEST) -q tests/integration/test_distribution.py
+
 # Where the progress of a first download can be seen: pytest would swallow it.
 .PHONY: jars
 jars: $(VENV)/.installed-all
 	@$(BIN)/python -m fencepost_proxy.dev.jars
+	@$(BIN)/python -m fencepost_proxy.dev.class_archive
 
 # Compiled together so that they agree: proxy and spark are what the container images install (with what builds PySpark
 # and fetches its jars); the bootstrap is what installs the others.
 COMPILE := $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate
 lock: $(VENV)/.installed-all  ## pin again what pyproject.toml asks for (UPGRADE=1: the newest versions)
-	@$(COMPILE) $(if $(UPGRADE),--upgrade) --all-extras --group test --group build pyproject.toml -o locks/all.txt
+	@$(COMPILE) $(if $(UPGRADE),--upgrade) --all-extras --group test --group docs --group build pyproject.toml -o locks/all.txt
 	@$(COMPILE) --extra proxy --extra dev --extra spark --group build -c locks/all.txt pyproject.toml -o locks/run.txt
 	@$(COMPILE) --extra proxy --group build -c locks/all.txt pyproject.toml -o locks/proxy.txt
 	@printf 'jgo\nsetuptools\n' | $(COMPILE) --extra spark -c locks/all.txt pyproject.toml - -o locks/spark.txt
@@ -102,7 +131,7 @@ lock: $(VENV)/.installed-all  ## pin again what pyproject.toml asks for (UPGRADE
 	@echo "locks/ is up to date; the jars' locks have a command of their own: $(BIN)/python -m fencepost_proxy.dev.lock --help"
 
 clean:  ## remove .venv and everything that tools left behind
-	@rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache .hypothesis
 	@rm -rf proxy/fencepost_compiled/*/
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
