@@ -14,9 +14,10 @@ from fencepost_proxy.types import Address
 from tests.support.kafka import running_kafka
 from tests.support.messages import Fields, RawConnection
 from tests.support.proxy import ProxyProcess
+from tests.support.raw import until
 
 PASSWORD = "secret"
-_SASL_HANDSHAKE, _SASL_AUTHENTICATE, _CREATE_ACLS = 17, 36, 30
+_SASL_HANDSHAKE, _SASL_AUTHENTICATE, _DESCRIBE_ACLS, _CREATE_ACLS = 17, 36, 29, 30
 _DENY, _ALLOW = 2, 3
 
 
@@ -70,6 +71,7 @@ def deny(kafka: KafkaCluster, user: str, kind: int, name: str, operation: int) -
 
 
 def _create_acl(kafka: KafkaCluster, user: str, resource: tuple[int, str], operation: int, permission: int) -> None:
+    """It holds when this returns: the controller has it a moment before the broker that is asked."""
     kind, name = resource
     acl = {
         "ResourceType": kind,
@@ -82,3 +84,13 @@ def _create_acl(kafka: KafkaCluster, user: str, resource: tuple[int, str], opera
     }
     with RawConnection(kafka.address(1)) as admin:
         assert admin.ask(_CREATE_ACLS, 2, {"Creations": [acl]})["Results"][0]["ErrorCode"] == 0
+        this = {
+            "ResourceTypeFilter": kind,
+            "ResourceNameFilter": name,
+            "PatternTypeFilter": 3,
+            "PrincipalFilter": acl["Principal"],
+            "HostFilter": acl["Host"],
+            "Operation": operation,
+            "PermissionType": permission,
+        }
+        until(lambda: admin.ask(_DESCRIBE_ACLS, 2, this)["Resources"], "the ACL at the broker")
