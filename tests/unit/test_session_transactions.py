@@ -193,6 +193,40 @@ def test_a_commit_whose_connection_broke_may_be_queued_for_so_long_and_no_longer
     assert later.offered().append.base_sequence == 1
 
 
+@pytest.mark.parametrize("gone", [None, m.ClientLost(), m.UpstreamLost("gone")])
+def test_a_commit_of_what_passed_another_process_may_be_under_way_too(gone: m.Event | None) -> None:
+    """Given a transaction of which this process knows nothing, and its commit on its way to Kafka."""
+    talk = new_talk()
+    talk.around.transactions = Table(queued_seconds=35.0)
+    talk.client(end_txn())
+    assert not talk.next(m.JudgeCommit).may_be_committed
+    talk.tell(m.Judged(1, PASS))
+    talk.upstream()
+    if gone is not None:
+        talk.tell(gone)
+    # Then: it is never refused for certain, and nothing is appended behind it.
+    later = new_talk()
+    later.around.transactions, later.now = talk.around.transactions, talk.now
+    later.client(end_txn())
+    assert later.next(m.JudgeCommit).may_be_committed
+    later.tell(m.Judged(1, LATER))
+    later.answer()
+    later.client(append())
+    later.counted()
+    assert later.next(m.NotePoison).poison.pending is not None
+
+
+def test_nothing_is_left_of_a_commit_of_something_else_that_kafka_refuses() -> None:
+    talk = new_talk()
+    talk.client(end_txn())
+    talk.next(m.JudgeCommit)
+    talk.tell(m.Judged(1, PASS))
+    talk.upstream()
+    talk.kafka(ended(CONCURRENT))
+    talk.answer()
+    assert not len(talk.around.transactions)
+
+
 def test_an_end_that_is_answered_well_is_the_end() -> None:
     talk = new_talk()
     land(talk)

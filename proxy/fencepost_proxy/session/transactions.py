@@ -220,9 +220,7 @@ class AtTransactions(Proofs):
     def _forward_end(self, ending: Ending) -> None:
         if ending.commits:
             who = ending.transactional_id, ending.producer_id, ending.producer_epoch
-            transaction = self._around.transactions.commit_sent(*who)
-            if transaction is not None:
-                self._commits[ending.slot] = transaction
+            self._commits[ending.slot] = self._around.transactions.commit_sent(*who)
 
         def on_response(frame: memoryview) -> None:
             self._end_answered(ending, frame)
