@@ -11,7 +11,7 @@ from fencepost_policies.append import Append
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.surroundings import PASSES, but_for
-from fencepost_proxy.topics.poisoned import Poison
+from fencepost_proxy.topics.poisoned import Poison, PoisonView, encode_note, lifted
 from fencepost_proxy.transactions.judge import Outcome, Verdict
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.wire.apis import END_TXN
@@ -347,6 +347,39 @@ def test_a_refusal_that_cannot_be_stored_is_not_told() -> None:
     refuse(talk)
     talk.tell(m.PoisonNoted(2, True))
     assert read(talk.answer(), 11)["guarded-a", 0][0] == POLICY_VIOLATION
+
+
+def test_one_that_is_refused_again_and_again_is_noted_once() -> None:
+    """Its client neither aborts it nor stops: what is kept of it, by every process, does not grow."""
+    talk, view = new_talk(), PoisonView()
+    for number in range(1, 50):
+        talk.client(append())
+        end = m.TurnEnded(talk.offered(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="…"), "mismatch")
+        talk.tell(end)
+        talk.counted()
+        prove(talk)
+        note = talk.next(m.NotePoison)
+        for record in encode_note(note.poison, note.instead_of):
+            view.apply(record.key.decode(), record.value)
+            if (name := lifted(record)) is not None:
+                talk.around.transactions.lifted(name)
+        talk.tell(m.PoisonNoted(note.token, True))
+        assert read(talk.answer(), 11)["guarded-a", 0][0] == POLICY_VIOLATION
+        assert [each.name for each in view.of(ID, EPOCH)] == [note.poison.name], f"refused {number} times"
+        assert transaction(talk).refused
+        assert len(transaction(talk).names) == 1
+
+
+def test_what_is_to_come_again_takes_no_ones_place() -> None:
+    """Who has told its client so last knows nothing of what became of the others."""
+    talk = new_talk()
+    refuse(talk, NOT_LEADER)
+    talk.tell(m.PoisonNoted(1, True))
+    talk.answer()
+    talk.client(append(1))
+    talk.tell(m.TurnEnded(talk.offered(), PartitionResult(1, NOT_LEADER), "try_again"))
+    talk.counted()
+    assert not talk.next(m.NotePoison).instead_of
 
 
 def test_a_refusal_that_is_not_stored_in_time_is_not_told_either() -> None:

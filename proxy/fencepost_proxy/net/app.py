@@ -1077,7 +1077,7 @@ class Proxy:
 
     async def _note_or_lift(self, connection: int, wanted: sessions.NotePoison | sessions.LiftPoison) -> None:
         if isinstance(wanted, sessions.NotePoison):
-            stored = await self._commits.note(wanted.poison)
+            stored = await self._commits.note(wanted.poison, wanted.instead_of)
         else:
             stored = await self._commits.lift(wanted.producer_id, wanted.producer_epoch)
         self.session_event(connection, sessions.PoisonNoted(wanted.token, stored))

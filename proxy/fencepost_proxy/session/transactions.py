@@ -317,7 +317,8 @@ class AtTransactions(Proofs):
 
         self._stores[token] = noted
         turn.notes = (turn.notes or 0) + 1
-        self._commands.append(NotePoison(token, poison))
+        instead_of = self._around.transactions.noted_before(transaction, poison)
+        self._commands.append(NotePoison(token, poison, instead_of))
 
     def _poison_noted(self, token: int, *, stored: bool) -> None:
         done = self._stores.pop(token, None)

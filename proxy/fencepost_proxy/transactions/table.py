@@ -232,6 +232,11 @@ class Table:
         return transaction.noted
 
     @staticmethod
+    def noted_before(transaction: Transaction, poison: Poison) -> frozenset[UUID]:
+        """The names of what `poison` takes the place of. Only a refusal does: it counts whatever comes."""
+        return frozenset(transaction.names - {poison.name}) if poison.pending is None else frozenset()
+
+    @staticmethod
     def not_noted(transaction: Transaction, poison: Poison) -> None:
         """It could not be stored, or may not have been."""
         if transaction.noted is poison:
