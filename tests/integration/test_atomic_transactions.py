@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import confluent_kafka
 import pytest
@@ -18,6 +19,7 @@ from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.kafka import running_kafka
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
 from tests.support.raw import Connection, Log, batch, until
+from tests.support.stopping_judge import Stops
 from tests.support.transactions import Transactional, abort_as_an_admin, transaction_state
 
 pytestmark = pytest.mark.kafka
@@ -436,3 +438,39 @@ def test_a_proxy_stands_still_with_a_commit_in_its_socket(protocol: int, stage: 
         assert transactional.end(commit=True) == OK
         stage.ended(transactional)
     assert stage.committed(topic) == [[b"old", b"old", b"b"], [b"old", b"old", b"c"]]
+
+
+@pytest.mark.soak
+def test_it_is_committed_through_another_proxy_while_it_is_judged(stage: Stage, tmp_path: Path) -> None:
+    """Its first commit sits in a queue, its connection breaks, its client asks again elsewhere. There the coordinator
+    has been asked when the first one comes through: of what is committed nobody may be told that it is not."""
+    topic, stops = stage.topic(), tmp_path / "stops"
+    stops.mkdir()
+    judging = ProxyProcess(
+        stage.cluster.bootstrap,
+        tmp_path,
+        config=CONFIG.replace(f"wait_seconds = {COMMIT_WAIT_SECONDS}", "wait_seconds = 60.0"),
+        module="tests.support.stopping_judge",
+        environment={"STOPS": str(stops)},
+    )
+    with judging, stage.producer(2) as transactional:
+        through(judging, transactional)
+        until(  # it has just started
+            lambda: transactional.connection.append(topic, batch(b"old", expected=2)).error_code == OK,
+            "an append",
+            within_seconds=PATIENCE_SECONDS,
+        )
+        assert transactional.append(topic, b"a", expected=3).error_code == OK
+        who = transactional.producer
+        again = EndTxnRequest(
+            transactional_id=transactional.name, producer_id=who.id, producer_epoch=who.epoch, committed=True
+        )
+        with Connection(judging.bootstrap) as second, Stops(stops, "producers:before") as stopped:
+            second.send(again, 5)
+            stopped.await_reached(transactional.name)
+            assert through(stage.other, transactional).end(commit=True) == OK
+            stage.ended(transactional)
+            stopped.release()
+            assert second.receive(EndTxnRequest, 5)[1].error_code == CONCURRENT_TRANSACTIONS
+            assert second.ask(again, 5).error_code == OK  # Kafka's own answer to one that is asked for once more
+    assert stage.committed(topic)[0] == [b"old", b"old", b"old", b"a"]

@@ -1053,6 +1053,29 @@ def test_a_config_survives_the_proxy_and_goes_with_the_topic(
             assert client.append(topic, batch(b"x")).error_code == OK
 
 
+def test_a_topic_created_again_is_guarded_by_each_process_once_that_is_told(
+    kafka: KafkaCluster, log: Log, unique_topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """The other process has appended to the one before it, so it knows an id by that name."""
+    topic, lease = unique_topic("plain"), "config_lease_seconds = 1.0"
+    with (
+        ProxyProcess(kafka.bootstrap, tmp_path, config=lease) as one,
+        ProxyProcess(kafka.bootstrap, tmp_path, config=lease) as other,
+        Connection(one.bootstrap) as admin,
+        Connection(other.bootstrap) as client,
+    ):
+        assert admin.create_topic(topic, configs={CHECK: "required"}) == (OK, None)
+        assert client.append(topic, batch(b"x", expected=0)).error_code == OK
+        assert admin.delete_topic(topic) == OK
+        until(lambda: admin.metadata(topic).topics[0].error_code == UNKNOWN_TOPIC_OR_PARTITION, "the deletion")
+        until(lambda: admin.create_topic(topic, configs={CHECK: "required"})[0] == OK, "the creation")
+
+        assert client.append(topic, batch(b"nowhere", expected=5)).error_code == POLICY_VIOLATION
+        assert client.append(topic, batch(b"bare")).error_code == POLICY_VIOLATION
+        assert client.append(topic, batch(b"y", expected=0)).base_offset == 0
+        assert log.values(topic) == [b"y"]
+
+
 # --- the state topic --------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fencepost_proxy.session import messages as sessions
-from fencepost_proxy.topics.poisoned import encode_poison, encode_poison_tombstones
+from fencepost_proxy.topics.poisoned import encode_note, encode_poison_tombstones
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.transactions import judge as j
 from fencepost_proxy.types import TopicPartition
@@ -179,8 +179,8 @@ class Notes:
 
     def note(self, connection: int, wanted: sessions.NotePoison) -> None:
         proxy = self._proxy
-        record = encode_poison(wanted.poison._replace(at_ms=proxy.sim.wall_ms))
-        proxy.publish(record, lambda ok: self._told(connection, wanted.token, ok))
+        records = encode_note(wanted.poison._replace(at_ms=proxy.sim.wall_ms), sorted(wanted.instead_of))
+        self._append(records, connection, wanted.token)
 
     def lift(self, connection: int, wanted: sessions.LiftPoison) -> None:
         proxy = self._proxy

@@ -57,6 +57,7 @@ class World:
     table: Table = field(default_factory=Table)
     poisons: tuple[Poison, ...] | None = ()
     transaction: TransactionIs = field(default_factory=lambda: ON_A)
+    transaction_then: TransactionIs | None = None  # when its coordinator is asked once more
     producers: dict[TopicPartition, ProducerAt | None] = field(default_factory=dict)
     logs: dict[TopicPartition, tuple[Logged, ...] | None] = field(default_factory=dict)
     gone: bool = False
@@ -96,7 +97,8 @@ class World:
             case ReadState():
                 return StateRead(self.poisons)
             case AskTransaction():
-                return self.transaction
+                again = sum(isinstance(each, AskTransaction) for each in self.asked) > 1
+                return self.transaction_then if again and self.transaction_then is not None else self.transaction
             case AskProducers(_, partitions):
                 return ProducersAre({each: self.producers[each] for each in partitions if each in self.producers})
             case ReadBack(_, partition, from_offset):
@@ -218,6 +220,53 @@ def test_a_commit_that_went_to_kafka_before_is_never_refused() -> None:
     for state in ("PrepareCommit", "CompleteCommit"):
         world.transaction = replace(world.transaction, state=state)
         assert world.verdict().outcome is Outcome.PASS
+
+
+COMMITTED = TransactionIs(True, ID, EPOCH, "CompleteCommit")
+COMMITTED_V2 = replace(COMMITTED, producer_epoch=EPOCH + 1)
+PREPARED_V2 = replace(COMMITTED_V2, state="PrepareCommit")
+
+
+@pytest.mark.parametrize("then", [COMMITTED_V2, PREPARED_V2, TransactionIs(known=False)])
+@pytest.mark.parametrize("passed_here", [True, False])
+def test_it_is_committed_while_it_is_looked_into(then: TransactionIs, passed_here: bool) -> None:
+    """Its commit went to another process, whose connection broke. It comes out of a broker's queue between what the
+    coordinator says and what the leaders say: its marker there looks like an end before its time."""
+    world = World(producers={A: ProducerAt(EPOCH + 1, -1, None)}, transaction_then=then)
+    if passed_here:
+        world.lands(A, 0, 10, 10)
+    else:
+        world.poisons = (poison((A, 0)),)  # told to come again, and landed then
+    assert world.verdict().outcome is Outcome.LATER
+    world.transaction, world.transaction_then = COMMITTED_V2, None
+    assert world.verdict().outcome is Outcome.PASS, "Kafka itself answers"
+
+
+def test_it_is_committed_while_it_is_looked_into_under_v1() -> None:
+    log = (logged(10, 0, 10), marker(11, Marker.COMMIT))
+    world = World(v2=False, poisons=(poison((A, 0)),), producers={A: ProducerAt(EPOCH, 0, None)}, logs={A: log})
+    world.lands(A, 0, 10, 10)
+    assert world.verdict().outcome is Outcome.REFUSE
+    world.asked.clear()
+    world.transaction_then = COMMITTED
+    assert world.verdict().outcome is Outcome.LATER
+
+
+def test_what_is_found_out_besides_does_not_make_it_better() -> None:
+    """One partition refuses it; what the log of another one shows comes while its coordinator is asked once more."""
+    both = replace(ON_A, partitions=frozenset({A, B}))
+    world = World(transaction=both, producers=dict.fromkeys((A, B), ProducerAt(EPOCH, 0, 10)))
+    judge = world.judge()
+    judge.begin()
+    judge.handle(StateRead(()))
+    judge.handle(both)
+    judge.handle(ProducersAre(world.producers))
+    assert judge.handle(LogIs(A, (logged(10, 0, 9),))) == (AskTransaction(TXN),)
+    assert judge.handle(LogIs(B, (logged(10, 0, 10),))) == ()
+    assert judge.handle(LogIs(B, None)) == ()
+    said = judge.handle(both)
+    assert isinstance(said, Verdict)
+    assert said.reason == "violation"
 
 
 def test_another_transactional_id_with_this_producer_id() -> None:

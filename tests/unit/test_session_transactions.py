@@ -11,7 +11,7 @@ from fencepost_policies.append import Append
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.surroundings import PASSES, but_for
-from fencepost_proxy.topics.poisoned import Poison
+from fencepost_proxy.topics.poisoned import Poison, PoisonView, encode_note, lifted
 from fencepost_proxy.transactions.judge import Outcome, Verdict
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.wire.apis import END_TXN
@@ -193,6 +193,40 @@ def test_a_commit_whose_connection_broke_may_be_queued_for_so_long_and_no_longer
     assert later.offered().append.base_sequence == 1
 
 
+@pytest.mark.parametrize("gone", [None, m.ClientLost(), m.UpstreamLost("gone")])
+def test_a_commit_of_what_passed_another_process_may_be_under_way_too(gone: m.Event | None) -> None:
+    """Given a transaction of which this process knows nothing, and its commit on its way to Kafka."""
+    talk = new_talk()
+    talk.around.transactions = Table(queued_seconds=35.0)
+    talk.client(end_txn())
+    assert not talk.next(m.JudgeCommit).may_be_committed
+    talk.tell(m.Judged(1, PASS))
+    talk.upstream()
+    if gone is not None:
+        talk.tell(gone)
+    # Then: it is never refused for certain, and nothing is appended behind it.
+    later = new_talk()
+    later.around.transactions, later.now = talk.around.transactions, talk.now
+    later.client(end_txn())
+    assert later.next(m.JudgeCommit).may_be_committed
+    later.tell(m.Judged(1, LATER))
+    later.answer()
+    later.client(append())
+    later.counted()
+    assert later.next(m.NotePoison).poison.pending is not None
+
+
+def test_nothing_is_left_of_a_commit_of_something_else_that_kafka_refuses() -> None:
+    talk = new_talk()
+    talk.client(end_txn())
+    talk.next(m.JudgeCommit)
+    talk.tell(m.Judged(1, PASS))
+    talk.upstream()
+    talk.kafka(ended(CONCURRENT))
+    talk.answer()
+    assert not len(talk.around.transactions)
+
+
 def test_an_end_that_is_answered_well_is_the_end() -> None:
     talk = new_talk()
     land(talk)
@@ -313,6 +347,39 @@ def test_a_refusal_that_cannot_be_stored_is_not_told() -> None:
     refuse(talk)
     talk.tell(m.PoisonNoted(2, True))
     assert read(talk.answer(), 11)["guarded-a", 0][0] == POLICY_VIOLATION
+
+
+def test_one_that_is_refused_again_and_again_is_noted_once() -> None:
+    """Its client neither aborts it nor stops: what is kept of it, by every process, does not grow."""
+    talk, view = new_talk(), PoisonView()
+    for number in range(1, 50):
+        talk.client(append())
+        end = m.TurnEnded(talk.offered(), PartitionResult(0, POLICY_VIOLATION, 57, error_message="…"), "mismatch")
+        talk.tell(end)
+        talk.counted()
+        prove(talk)
+        note = talk.next(m.NotePoison)
+        for record in encode_note(note.poison, note.instead_of):
+            view.apply(record.key.decode(), record.value)
+            if (name := lifted(record)) is not None:
+                talk.around.transactions.lifted(name)
+        talk.tell(m.PoisonNoted(note.token, True))
+        assert read(talk.answer(), 11)["guarded-a", 0][0] == POLICY_VIOLATION
+        assert [each.name for each in view.of(ID, EPOCH)] == [note.poison.name], f"refused {number} times"
+        assert transaction(talk).refused
+        assert len(transaction(talk).names) == 1
+
+
+def test_what_is_to_come_again_takes_no_ones_place() -> None:
+    """Who has told its client so last knows nothing of what became of the others."""
+    talk = new_talk()
+    refuse(talk, NOT_LEADER)
+    talk.tell(m.PoisonNoted(1, True))
+    talk.answer()
+    talk.client(append(1))
+    talk.tell(m.TurnEnded(talk.offered(), PartitionResult(1, NOT_LEADER), "try_again"))
+    talk.counted()
+    assert not talk.next(m.NotePoison).instead_of
 
 
 def test_a_refusal_that_is_not_stored_in_time_is_not_told_either() -> None:

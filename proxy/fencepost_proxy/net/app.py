@@ -8,6 +8,7 @@ after that. Clients that come too early wait in the kernel's queue.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import itertools
 import os
@@ -91,6 +92,9 @@ _limited_log = logs.RateLimitedLog(_log)
 
 #: How often waiting gates and sessions are told that time has passed.
 _TICK_SECONDS = 0.02
+#: Whose id is another one than the state topic says is asked for so often, and so long that no broker lags any more.
+_LOOK_UP_SECONDS = 0.1
+_DOUBTED_SECONDS = 10.0
 _HOUSEKEEPING_SECONDS = 1.0
 _STORE_SECONDS = 15.0
 #: How often it is looked whether their files have changed.
@@ -229,6 +233,7 @@ class Proxy:
         self._forwarded: list[float] = []
         self._answered: list[float] = []
         self._policies: dict[str, TopicPolicy | None] = {}
+        self._doubted: set[str] = set()  # topics whose ids are looked up: those that are known may be of dead ones
         self._bootstrap_turn = itertools.cycle(range(len(config.upstream)))
         self._listening: dict[NodeId | None, socket.socket] = {}
         self._acceptors: dict[NodeId | None, Acceptor] = {}
@@ -560,7 +565,7 @@ class Proxy:
 
     def topic_id(self, topic: str) -> UUID | None:
         info = self._control.topic(topic)
-        return None if info is None else info.topic_id
+        return None if info is None or topic in self._doubted else info.topic_id
 
     def leader_epoch(self, partition: TopicPartition) -> int:
         leader = self._control.leader(partition)
@@ -682,6 +687,7 @@ class Proxy:
         self._commits.hear(records)
         if all(is_poison(record) for record in records):
             return  # hundreds in a second, where transactions race
+        self._doubt_ids(records)
         self._policies.clear()
         self._groups.refresh()
         self._note_safe()
@@ -694,6 +700,34 @@ class Proxy:
             if topic is not None:
                 self._note_counted(topic, now)
                 self._perform(self.switch.forget_topic(topic, now), now)
+
+    def _doubt_ids(self, records: Sequence[StateRecord]) -> None:
+        """The state topic may speak of a topic that is newer than what metadata said of that name here: deleted and
+        created again through another process, which has told nobody yet. Until it is looked up, the record applies.
+        """
+        assert self._state is not None
+        for topic in filter(None, map(_topic_of, records)):
+            told, known = self._state.view.topic_configs.get(topic), self.topic_id(topic)
+            if told is not None and known is not None and known != told.topic_id:
+                self._doubted.add(topic)
+                self._spawn(self._look_up_anew(topic), f"look up {topic}")
+
+    async def _look_up_anew(self, topic: str) -> None:
+        """A broker may lag behind, too. What it goes on saying is true: it was replaced around the proxy."""
+        assert self._state is not None
+        believed_from = time.monotonic() + _DOUBTED_SECONDS
+        while True:
+            with contextlib.suppress(UpstreamUnavailable):
+                await self._control.refresh_metadata([topic])
+                info, told = self._control.topic(topic), self._state.view.topic_configs.get(topic)
+                as_told = info is None or told is None or info.topic_id == told.topic_id
+                if as_told or time.monotonic() >= believed_from:
+                    break
+            await asyncio.sleep(_LOOK_UP_SECONDS)
+        self._doubted.discard(topic)
+        self._topic_replaced(topic)
+        self._commits.refresh()
+        self._look_at_passes()
 
     def _note_safe(self) -> None:
         """Whether some topic takes batches of clients that may not be idempotent (topic config idempotence.level)."""
@@ -1043,7 +1077,7 @@ class Proxy:
 
     async def _note_or_lift(self, connection: int, wanted: sessions.NotePoison | sessions.LiftPoison) -> None:
         if isinstance(wanted, sessions.NotePoison):
-            stored = await self._commits.note(wanted.poison)
+            stored = await self._commits.note(wanted.poison, wanted.instead_of)
         else:
             stored = await self._commits.lift(wanted.producer_id, wanted.producer_epoch)
         self.session_event(connection, sessions.PoisonNoted(wanted.token, stored))

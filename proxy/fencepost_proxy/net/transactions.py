@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
+from uuid import UUID
 
 from fencepost_policies.append import Check
 from fencepost_proxy import logs
@@ -20,7 +21,7 @@ from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.session.messages import JudgeCommit
-from fencepost_proxy.topics.poisoned import Poison, encode_poison, encode_poison_tombstones, lifted
+from fencepost_proxy.topics.poisoned import Poison, encode_note, encode_poison_tombstones, lifted
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.virtual_configs import CHECK_EXPECTED_OFFSETS, TopicPolicy
 from fencepost_proxy.transactions.judge import (
@@ -276,12 +277,12 @@ class Commits:
 
     # ---- what the state topic says of transactions
 
-    async def note(self, poison: Poison) -> bool:
+    async def note(self, poison: Poison, instead_of: Iterable[UUID] = ()) -> bool:
         """False: it is not stored, or not known to be."""
         try:
             assert self._state is not None
-            record = encode_poison(poison._replace(at_ms=int(time.time() * 1000)))
-            await self._state.append([record], timeout_seconds=_STORE_SECONDS)
+            records = encode_note(poison._replace(at_ms=int(time.time() * 1000)), instead_of)
+            await self._state.append(records, timeout_seconds=_STORE_SECONDS)
         except FencepostError as error:
             _limited_log.error(
                 "note",

@@ -6,6 +6,8 @@ often. Whoever cannot write them at once makes a copy.
 
 from __future__ import annotations
 
+from uuid import UUID
+
 from fencepost_policies.values import value
 from fencepost_proxy.groups.questions import Notice, Question, Reply
 from fencepost_proxy.partitions.events import Event as GateEvent
@@ -262,10 +264,14 @@ class JudgeCommit:
 
 @value
 class NotePoison:
-    """Put it into the state topic; answer with `PoisonNoted(token)`, whatever comes of it, and soon."""
+    """Put it into the state topic; answer with `PoisonNoted(token)`, whatever comes of it, and soon.
+
+    `instead_of` – the names of those that it takes the place of, at the same moment.
+    """
 
     token: int
     poison: Poison
+    instead_of: frozenset[UUID] = frozenset()
 
 
 @value

@@ -220,9 +220,7 @@ class AtTransactions(Proofs):
     def _forward_end(self, ending: Ending) -> None:
         if ending.commits:
             who = ending.transactional_id, ending.producer_id, ending.producer_epoch
-            transaction = self._around.transactions.commit_sent(*who)
-            if transaction is not None:
-                self._commits[ending.slot] = transaction
+            self._commits[ending.slot] = self._around.transactions.commit_sent(*who)
 
         def on_response(frame: memoryview) -> None:
             self._end_answered(ending, frame)
@@ -319,7 +317,8 @@ class AtTransactions(Proofs):
 
         self._stores[token] = noted
         turn.notes = (turn.notes or 0) + 1
-        self._commands.append(NotePoison(token, poison))
+        instead_of = self._around.transactions.noted_before(transaction, poison)
+        self._commands.append(NotePoison(token, poison, instead_of))
 
     def _poison_noted(self, token: int, *, stored: bool) -> None:
         done = self._stores.pop(token, None)

@@ -13,6 +13,9 @@ sequence]`. One that lies where it was expected is pending no more, whoever saw 
 The uuid is new for each record. Under transactions v1 the next transaction of a producer
 has the same epoch, so the records of one are tombstoned before its end is told to the client, by the keys that were
 seen: a tombstone that comes late takes away nothing of the next one's.
+
+A refusal takes the place of all that the same process has noted of the transaction before: who is refused again and
+again, and never ends it, leaves one record.
 """
 
 from __future__ import annotations
@@ -68,8 +71,13 @@ def encode_poison(poison: Poison) -> StateRecord:
     )
 
 
+def encode_note(poison: Poison, instead_of: Iterable[UUID]) -> list[StateRecord]:
+    """It takes the place of others of the same producer id and epoch, by their names: for one batch."""
+    return [encode_poison(poison), *encode_poison_tombstones(poison._replace(name=name) for name in instead_of)]
+
+
 def encode_poison_tombstones(poisons: Iterable[Poison]) -> list[StateRecord]:
-    """That the transaction is over."""
+    """That the transaction is over, or that another record says it."""
     return [StateRecord(poison.key, None) for poison in poisons]
 
 

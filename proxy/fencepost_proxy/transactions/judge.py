@@ -16,13 +16,17 @@ By what it finds out
 3. Of each guarded partition that it is on: the producer's state at the partition's leader. If that is just what this
    process saw land, nothing is missing and nothing is elsewhere, since sequences have no gaps.
 4. Else the log, from the transaction's first offset there: each of its batches says by its headers where it should lie.
+5. Where leaders or the log speak against it: its coordinator once more. Its commit may have gone to Kafka through
+   another process, and come out of a broker's queue after the first question. Its marker on a partition then looks like
+   one before its time, and "refused" would be told of what is committed.
 
 What cannot be found out in time is LATER, a retriable error: never a pass.
 
     begin() -> [ReadState, AskTransaction] | REFUSE
     StateRead + TransactionIs -> AskProducers | PASS | REFUSE | LATER
-    ProducersAre -> ReadBack for each partition that is not as known | PASS | REFUSE | LATER
-    LogIs (each) -> PASS | REFUSE | LATER
+    ProducersAre -> ReadBack for each partition that is not as known | PASS | AskTransaction | LATER
+    LogIs (each) -> PASS | AskTransaction | LATER
+    TransactionIs, once more -> REFUSE | LATER
     TimeIsUp -> LATER
 """
 
@@ -222,6 +226,7 @@ class Judge:
         self._pending: dict[TopicPartition, set[int]] = {}
         self._producers: Mapping[TopicPartition, ProducerAt | None] = {}
         self._reading: set[TopicPartition] = set()
+        self._against: Verdict | None = None  # what leaders or the log say, while the coordinator is asked once more
         self._may_be_committed = may_be_committed
 
     def _known(self) -> Transaction | None:
@@ -249,16 +254,26 @@ class Judge:
                 if not answer.known:
                     return _later("its coordinator could not be asked")
                 self._transaction = answer
-                said = self._both_known()
+                said = self._both_known() if self._against is None else self._against_it(self._against)
             case ProducersAre(producers):
-                said = self._producers_known(producers)
+                said = self._asked_once_more(self._producers_known(producers))
             case LogIs():
-                said = self._log_known(answer)
+                said = () if self._against is not None else self._asked_once_more(self._log_known(answer))
             case TimeIsUp():
                 said = _later("it could not be found out in time")
         if isinstance(said, Verdict) and said.outcome is not Outcome.LATER:
             return self._still(said)
         return said
+
+    def _asked_once_more(self, said: tuple[Ask, ...] | Verdict) -> tuple[Ask, ...] | Verdict:
+        if not isinstance(said, Verdict) or said.outcome is not Outcome.REFUSE:
+            return said
+        self._against = said
+        return (AskTransaction(self._transactional_id),)
+
+    def _against_it(self, verdict: Verdict) -> Verdict:
+        """A commit has ended for the coordinator before its markers are written: nothing that was seen was one's."""
+        return verdict if self._is_ongoing() else _later("it has ended while it was looked into")
 
     # ---- what this process knows
 

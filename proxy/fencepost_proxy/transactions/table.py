@@ -97,6 +97,13 @@ class Transaction:
         return next((name for name, each in self.open.items() if each in _UNDER_WAY), None)
 
     @property
+    def is_blank(self) -> bool:
+        """Nothing of it is known here."""
+        commits = self.commits_sent > 0 or self.commit_queued_until > float("-inf")
+        appends = self.sent_others or self.written or self.open
+        return not (commits or appends or self.names or self.refused is not None)
+
+    @property
     def pending(self) -> frozenset[BatchName]:
         """Conditional appends that did not land as far as is known here, and are under way no more."""
         return frozenset(name for name, each in self.open.items() if each not in _UNDER_WAY)
@@ -225,6 +232,11 @@ class Table:
         return transaction.noted
 
     @staticmethod
+    def noted_before(transaction: Transaction, poison: Poison) -> frozenset[UUID]:
+        """The names of what `poison` takes the place of. Only a refusal does: it counts whatever comes."""
+        return frozenset(transaction.names - {poison.name}) if poison.pending is None else frozenset()
+
+    @staticmethod
     def not_noted(transaction: Transaction, poison: Poison) -> None:
         """It could not be stored, or may not have been."""
         if transaction.noted is poison:
@@ -245,17 +257,18 @@ class Table:
         found = self.of(transactional_id, producer_id, producer_epoch)
         return found is not None and (found.commits_sent > 0 or now < found.commit_queued_until)
 
-    def commit_sent(self, transactional_id: str, producer_id: int, producer_epoch: int) -> Transaction | None:
-        """The transaction that it is to end, None for one that is not known here."""
-        found = self.of(transactional_id, producer_id, producer_epoch)
-        if found is not None:
-            found.commits_sent += 1
-        return found
+    def commit_sent(self, transactional_id: str, producer_id: int, producer_epoch: int) -> Transaction:
+        """The transaction that it is to end. Known here from now on, whoever took its appends."""
+        transaction = self._entry(transactional_id, producer_id, producer_epoch)
+        transaction.commits_sent += 1
+        return transaction
 
-    @staticmethod
-    def commit_failed(transaction: Transaction) -> None:
+    def commit_failed(self, transaction: Transaction) -> None:
         """Kafka's answer says so."""
         transaction.commits_sent -= 1
+        key = transaction.transactional_id, transaction.producer_id, transaction.producer_epoch
+        if transaction.is_blank and self.of(*key) is transaction:
+            self._forget(transaction)
 
     def commit_unheard(self, transaction: Transaction, now: float) -> None:
         """Its connection is gone. Under transactions v1 the next transaction may have begun elsewhere, under the same
@@ -270,11 +283,14 @@ class Table:
     # ---- inside
 
     def _of(self, transactional_id: str, append: Append) -> Transaction:
-        key = transactional_id, append.producer_id, append.producer_epoch
+        return self._entry(transactional_id, append.producer_id, append.producer_epoch)
+
+    def _entry(self, transactional_id: str, producer_id: int, producer_epoch: int) -> Transaction:
+        key = transactional_id, producer_id, producer_epoch
         found = self._transactions.get(key)
         if found is None:
             found = self._transactions[key] = Transaction(*key)
-            self._forget(self.of(transactional_id, append.producer_id, append.producer_epoch - 1))
+            self._forget(self.of(transactional_id, producer_id, producer_epoch - 1))
             while len(self._transactions) > self._transactions_max:
                 self._forget(next(iter(self._transactions.values())))
         self._transactions.move_to_end(key)
