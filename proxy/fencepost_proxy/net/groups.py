@@ -72,6 +72,7 @@ _FIRST_WINDOW: Final = 2
 _WINDOW_GROWTH: Final = 32
 _TAILS_MAX: Final = 100_000
 _CLIENTS_MAX: Final = 10_000
+_LOOKED_UP_MAX: Final = 100_000
 _BYTES_UNPACKED_MAX: Final = 104_857_600
 
 PASSES_ALL: Final = PASSES
@@ -127,7 +128,8 @@ class GroupKeeper:
         self._stories: dict[str, _Story] = {}
         self._tails: OrderedDict[tuple[UUID, int, int], _Looked] = OrderedDict()
         self._starts: dict[TopicPartition, tuple[int, float]] = {}
-        self._at_end: OrderedDict[tuple[_Client, TopicPartition], float] = OrderedDict()
+        # When a client last asked for a place in a partition, and whether it ever asked for another one than the end.
+        self._looked_up: OrderedDict[tuple[_Client, TopicPartition], tuple[float, bool]] = OrderedDict()
         self._with_tasks: set[str] = set()
         self._to_store: list[StateRecord] = []
         self._searching = asyncio.Lock()
@@ -408,8 +410,13 @@ class GroupKeeper:
         return frozenset(
             prior
             for prior in expansion.priors
-            if any((client, TopicPartition(partition.topic, prior)) in self._at_end for client in story.clients)
+            if any(self._began_at_end(client, TopicPartition(partition.topic, prior)) for client in story.clients)
         )
+
+    def _began_at_end(self, client: _Client, partition: TopicPartition) -> bool:
+        """Who asks for other places as well may have begun there, and want to know how far it has to go."""
+        looked_up = self._looked_up.get((client, partition))
+        return looked_up is not None and not looked_up[1]
 
     def _after_waiting(self, group: str, partition: TopicPartition, expansion: Expansion, verdict: Verdict) -> Verdict:
         """Whoever commits nothing would be waited for for ever."""
@@ -615,8 +622,9 @@ class GroupKeeper:
             _limited_log.warning("tidy", "the state topic cannot be tidied", reason=error)
 
     def _forget_old(self, now: float) -> None:
-        while self._at_end and now - next(iter(self._at_end.values())) > self._limits.withheld_without_commit_seconds:
-            self._at_end.popitem(last=False)
+        remembered_seconds = self._limits.withheld_without_commit_seconds
+        while self._looked_up and now - next(iter(self._looked_up.values()))[0] > remembered_seconds:
+            self._looked_up.popitem(last=False)
         if len(self._starts) > _TAILS_MAX:
             self._starts.clear()
 
@@ -635,13 +643,13 @@ class GroupKeeper:
                     )
             case LookedUp(client_id, latest, others):
                 client = host, client_id
-                for partition in latest:
-                    self._at_end[client, partition] = now
-                    self._at_end.move_to_end((client, partition))
-                for partition in others:
-                    self._at_end.pop((client, partition), None)
-                while len(self._at_end) > _CLIENTS_MAX:
-                    self._at_end.popitem(last=False)
+                for partition in (*latest, *others):
+                    before = self._looked_up.get((client, partition))
+                    elsewhere = partition in others or (before is not None and before[1])
+                    self._looked_up[client, partition] = now, elsewhere
+                    self._looked_up.move_to_end((client, partition))
+                while len(self._looked_up) > _LOOKED_UP_MAX:
+                    self._looked_up.popitem(last=False)
 
     # ---- for operators
 

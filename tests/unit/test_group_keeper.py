@@ -1,0 +1,179 @@
+"""How far groups are, in stories: Kafka is asked, and members get what they were assigned, or wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fencepost_proxy.config import Limits
+from fencepost_proxy.groups.questions import LookedUp, MayHave, Withheld
+from fencepost_proxy.net import groups
+from fencepost_proxy.net.control import Fetched, UpstreamUnavailable
+from fencepost_proxy.net.groups import GroupKeeper
+from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.topics.expansions import Expansion, encode_done, encode_expansion, encode_partition_count
+from fencepost_proxy.topics.records import StateRecord
+from fencepost_proxy.topics.state import StateView, encode_topic_config
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, TopicPartition
+from fencepost_proxy.wire.plain_batch import encode_plain_batch
+
+ORDERS, OTHERS, ANEW = UUID(int=7), UUID(int=8), UUID(int=9)
+P0, P1, P2, P3 = (TopicPartition("orders", each) for each in range(4))
+Q0, Q1 = (TopicPartition("others", each) for each in range(2))
+_IMPATIENCE_SECONDS = 600.0
+
+
+class Clock:
+    """In place of the module `time`."""
+
+    def __init__(self) -> None:
+        self.passed = 0.0
+
+    def monotonic(self) -> float:
+        return 1_000_000.0 + self.passed
+
+    def time(self) -> float:
+        return 1_800_000_000.0 + self.passed
+
+
+class State:
+    """A state topic that is read back at once."""
+
+    def __init__(self) -> None:
+        self.view = StateView("cluster")
+        self._names = iter(range(100, 1000))
+
+    def append_now(self, records: Iterable[StateRecord]) -> None:
+        for record in records:
+            assert self.view.apply(self.view.next_offset, record.key, record.value) is None
+
+    async def append(self, records: Iterable[StateRecord], **_: Any) -> list[int]:
+        self.append_now(records)
+        return []
+
+    def grow(self, topic: str, topic_id: UUID, from_count: int, to_count: int, *thresholds: int) -> None:
+        if self.view.growth(topic, topic_id).count is None:
+            config = encode_topic_config(topic, topic_id, {"ordered.partition.expansion": "true"})
+            self.append_now([config, encode_partition_count(topic, topic_id, from_count)])
+        proposal, end = UUID(int=next(self._names)), UUID(int=next(self._names))
+        expansion = Expansion(topic, topic_id, from_count, to_count, proposal, 0, process=UUID(int=1))
+        ends, epochs = list(map(LogEndOffset, thresholds)), [LeaderEpoch(0)] * from_count
+        done = encode_done(expansion, end, thresholds=ends, epochs=epochs, at_ms=1, held_ms=1)
+        self.append_now([encode_expansion(expansion), done])
+
+
+class Kafka:
+    """In place of the control client. `broken` – topics of which nothing can be found out, with Kafka's error code.
+
+    `meanwhile` – happens once, while commits are looked up.
+    """
+
+    def __init__(self) -> None:
+        self.commits: dict[TopicPartition, int] = {}
+        self.starts: dict[TopicPartition, int] = {}
+        self.broken: dict[str, int | None] = {}
+        self.meanwhile: Callable[[], Coroutine[Any, Any, None]] | None = None
+
+    async def committed_offsets(
+        self, group: str, partitions: Iterable[TopicPartition], **_: Any
+    ) -> Mapping[TopicPartition, int]:
+        for each in partitions:
+            if each.topic in self.broken:
+                raise UpstreamUnavailable(f"{each}: not now", error_code=self.broken[each.topic])
+        found = {each: self.commits[each] for each in partitions if each in self.commits}
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            await meanwhile()
+        return found
+
+    async def log_start(self, partition: TopicPartition, **_: Any) -> int:
+        return self.starts.get(partition, 0)
+
+    async def fetch_committed(self, partition: TopicPartition, offset: int, **_: Any) -> Fetched:
+        """Records everywhere."""
+        batch = offset.to_bytes(8, "big") + encode_plain_batch([(b"k", b"v")] * 100, 0)[8:]
+        return Fetched(batch, (), Offset(offset + 100))
+
+
+class Story:
+    """The group `billing`, of one member, at one proxy process."""
+
+    def __init__(self, clock: Clock, state: State, kafka: Kafka) -> None:
+        self.clock, self.state, self.kafka = clock, state, kafka
+        self.ids = {"orders": ORDERS, "others": OTHERS}
+        self.metrics = Metrics()
+        self.keeper = GroupKeeper(
+            kafka,  # type: ignore[arg-type]
+            Limits(withheld_without_commit_seconds=_IMPATIENCE_SECONDS),
+            configured=[],
+            policy=lambda topic: TopicPolicy(ordered=True),
+            topic_id=self.ids.get,
+            metrics=self.metrics,
+        )
+        self.watch = self.keeper.watch
+        self.keeper.attach(state)  # type: ignore[arg-type]
+        self.keeper.refresh()
+
+    async def asks(self, *partitions: TopicPartition) -> frozenset[TopicPartition]:
+        """Its member is about to get these: which of them it does not get."""
+        reply = await self.keeper.answer(MayHave("billing", "client", partitions), "10.0.0.1")
+        self.keeper.refresh()
+        assert isinstance(reply, Withheld)
+        return reply.partitions
+
+    async def looks(self, *, heard: bool = True) -> frozenset[TopicPartition]:
+        """The process looks whether it may have what it waits for: what is still withheld."""
+        if heard:
+            self.watch.groups["billing"].active_at = self.clock.monotonic()
+        await self.keeper._look("billing")
+        await self.keeper._store_what_is_due()
+        self.keeper.refresh()
+        return self.withheld
+
+    @property
+    def withheld(self) -> frozenset[TopicPartition]:
+        watched = self.watch.groups.get("billing")
+        return frozenset() if watched is None or watched.withheld is None else watched.withheld
+
+
+@pytest.fixture
+def story(monkeypatch: pytest.MonkeyPatch) -> Story:
+    """`orders` has grown from 1 to 2 partitions, `others` too: ten records lie in each of their first ones."""
+    clock, state = Clock(), State()
+    monkeypatch.setattr(groups, "time", clock)
+    state.grow("orders", ORDERS, 1, 2, 10)
+    state.grow("others", OTHERS, 1, 2, 10)
+    return Story(clock, state, Kafka())
+
+
+# --- groups without commits -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("looked_up", "waits"),
+    [
+        (["end"], False),
+        (["beginning"], True),
+        (["beginning", "end"], True),
+        (["end", "beginning"], True),
+        ([], True),
+    ],
+)
+def test_only_a_group_that_asked_for_the_end_and_nothing_else_began_there(
+    story: Story, looked_up: list[str], waits: bool
+) -> None:
+    """A client that begins at the beginning may ask for the end to see how far it has to go, as
+    `get_watermark_offsets` does; or another one on its machine has the same name."""
+
+    async def told() -> None:
+        for place in looked_up:
+            ends, others = ((P0,), ()) if place == "end" else ((), (P0,))
+            story.keeper.notice(LookedUp("client", ends, others), "10.0.0.1")  # type: ignore[arg-type]
+        assert (await story.asks(P1) == {P1}) is waits
+
+    asyncio.run(told())
