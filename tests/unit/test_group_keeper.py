@@ -151,6 +151,83 @@ def story(monkeypatch: pytest.MonkeyPatch) -> Story:
     return Story(clock, state, Kafka())
 
 
+# --- what is released -------------------------------------------------------------------------------------------------
+
+
+def test_what_a_member_is_about_to_get_while_its_group_is_looked_at_is_not_released_by_that(story: Story) -> None:
+    """Given a look that began for one partition, when another one is withheld before it ends, then a KIP-848 member is
+    not told of that one by its next heartbeat."""
+
+    async def told() -> None:
+        story.kafka.commits = {P0: 5, Q0: 5}
+        assert await story.asks(P1) == {P1}
+
+        async def meanwhile() -> None:
+            assert await story.asks(Q1) == {Q1}
+            story.watch.consumer_told("billing", "m", ((OTHERS, (0, 1)),), ((OTHERS, (0,)),), frozenset({Q1}))
+
+        story.kafka.meanwhile = meanwhile
+        assert await story.looks() == {P1, Q1}
+        assert story.watch.consumer_gets("billing", "m", story.keeper.topic_ids()) is None
+
+        story.kafka.commits[Q0] = 10
+        assert await story.looks() == {P1}
+        assert story.watch.consumer_gets("billing", "m", story.keeper.topic_ids()) == ((OTHERS, (0, 1)),)
+
+    asyncio.run(told())
+
+
+def test_what_another_process_withholds_is_not_released_by_an_older_look(story: Story) -> None:
+    """Given two processes, all members at the one; it withholds a partition, the other one reads of it and looks; then
+    it withholds another. When it dies and a KIP-848 member comes over, then it is not told of either."""
+
+    async def told() -> None:
+        story.kafka.commits = {P0: 5, Q0: 5}
+        other = Story(story.clock, story.state, story.kafka)
+        await story.asks(P1)
+        other.keeper.refresh()
+        assert await other.looks(heard=False) == {P1}
+        await story.asks(Q1)
+        other.keeper.refresh()
+        await other.looks(heard=False)
+
+        assert not other.watch.consumer_is_strange("billing", "m")
+        assert not other.watch.must_rejoin("billing", "m", 5, story.clock.monotonic())
+        assert other.withheld == {P1, Q1}
+
+    asyncio.run(told())
+
+
+def test_a_topic_that_cannot_be_asked_about_holds_up_no_other(story: Story) -> None:
+    """Given a group of two topics of which one has been deleted, or has a partition without a leader."""
+
+    async def told() -> None:
+        story.kafka.commits = {P0: 5, Q0: 5}
+        assert await story.asks(P1, Q1) == {P1, Q1}
+        story.kafka.broken["others"] = None
+        story.kafka.commits[P0] = 10
+
+        assert await story.looks() == {Q1}
+        assert await story.asks(P1, Q1) == {Q1}
+
+    asyncio.run(told())
+
+
+def test_a_topic_that_may_not_be_looked_up_lets_go_of_its_own_partitions_only(story: Story) -> None:
+    async def told() -> None:
+        story.kafka.commits = {P0: 5}
+        story.kafka.broken["others"] = 29
+        assert await story.asks(P1, Q1) == {P1, Q1}
+        assert await story.looks() == {P1, Q1}
+
+        story.clock.passed += _IMPATIENCE_SECONDS + 1
+        await story.looks()
+        assert await story.asks(P1, Q1) == {P1}
+        assert await story.looks() == {P1}
+
+    asyncio.run(told())
+
+
 # --- groups without commits -------------------------------------------------------------------------------------------
 
 

@@ -49,8 +49,10 @@ from fencepost_proxy.types import Offset, TopicPartition
 _log = logs.get("net.groups")
 _limited_log = logs.RateLimitedLog(_log)
 
-#: A coordinator's answer is held for so long at most: members give up a request only after many seconds.
+#: A coordinator's answer is held for so long at most: members give up a request only after many seconds. Kafka is asked
+#: for a part of it, so that there is time to store what came of that.
 _REPLY_SECONDS: Final = 2.0
+_DECIDE_SECONDS: Final = 1.5
 #: Between one group and the next: fifty in a second, however many wait.
 _BETWEEN_LOOKS_SECONDS: Final = 0.02
 _ASK_SECONDS: Final = 5.0
@@ -203,7 +205,7 @@ class GroupKeeper:
                         found = members.get(member)
                         return IsAssigned(None if found is None else tuple((t, tuple(ps)) for t, ps in found))
         except (FencepostError, TimeoutError) as error:
-            reason = str(error) or "Kafka did not say in time"
+            reason = _reason_of(error)
             _limited_log.warning(question.group, "a group cannot be looked up", group=question.group, reason=reason)
         except Exception as error:
             _log.crash("looking up a group crashed", error, group=question.group)
@@ -222,7 +224,10 @@ class GroupKeeper:
         story.clients[(host, question.client_id)] = time.monotonic()
         if len(story.clients) > _CLIENTS_MAX:
             del story.clients[next(iter(story.clients))]
-        verdicts = await self._verdicts(group, question.partitions)
+        verdicts, failed = await self._verdicts(group, question.partitions, _DECIDE_SECONDS)
+        for reason in set(failed.values()):
+            _limited_log.warning(group, "a group cannot be looked up", group=group, reason=_reason_of(reason))
+        verdicts |= dict.fromkeys(failed, Verdict(Why.UNKNOWN))
         self._note(group, verdicts, question.partitions)
         if verdicts:
             await self._remember(group)
@@ -321,8 +326,36 @@ class GroupKeeper:
 
     # ---- the decision
 
-    async def _verdicts(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Verdict]:
-        """Those of them that are withheld. Raises UpstreamUnavailable."""
+    async def _verdicts(
+        self, group: str, partitions: Iterable[TopicPartition], seconds: float
+    ) -> tuple[dict[TopicPartition, Verdict], dict[TopicPartition, Exception]]:
+        """Those of them that are withheld; and those of which that cannot be found out, with the reason.
+
+        Topics stand alone: one that was deleted around the proxy, has lost a leader, or may not be looked at, keeps
+        nobody from the others' partitions.
+        """
+        topics: dict[str, list[TopicPartition]] = {}
+        for partition in partitions:
+            topics.setdefault(partition.topic, []).append(partition)
+
+        async def of_topic(asked: list[TopicPartition]) -> dict[TopicPartition, Verdict]:
+            async with asyncio.timeout(seconds):
+                return await self._of_topic(group, asked)
+
+        answers = await asyncio.gather(*map(of_topic, topics.values()), return_exceptions=True)
+        withheld: dict[TopicPartition, Verdict] = {}
+        failed: dict[TopicPartition, Exception] = {}
+        for asked, answer in zip(topics.values(), answers, strict=True):
+            if isinstance(answer, FencepostError | TimeoutError):
+                failed |= dict.fromkeys(asked, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                withheld |= answer
+        return withheld, failed
+
+    async def _of_topic(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Verdict]:
+        """Those of one topic's that are withheld. Raises UpstreamUnavailable."""
         withheld: dict[TopicPartition, Verdict] = {}
         asked: dict[TopicPartition, Expansion] = {}
         view = self._view
@@ -526,19 +559,23 @@ class GroupKeeper:
             return False
         try:
             self._look_again_where_it_stands(group, now)
-            async with asyncio.timeout(_ASK_SECONDS):
-                verdicts = await self._verdicts(group, partitions)
-            self.watch.update(group, frozenset(verdicts))
-            self._tell(group, verdicts, partitions, now)
+            verdicts, failed = await self._verdicts(group, partitions, _ASK_SECONDS)
+            before = watched.withheld
+            as_before = {each for each in failed if before is None or each in before}
+            self.watch.update(group, frozenset(verdicts) | as_before, frozenset(partitions))
+            self._tell(group, verdicts, partitions - failed.keys(), now)
             self._stands(group, verdicts, now)
-            if verdicts:
+            for reason in set(failed.values()):
+                _limited_log.warning(
+                    group, "a group that waits cannot be looked up", group=group, reason=_reason_of(reason)
+                )
+            self._let_go_unseen(group, [each for each, reason in failed.items() if _is_not_allowed(reason)], now)
+            if verdicts or as_before:
                 await self._remember(group)
             else:
                 await self._forgive(group, now)
-        except (FencepostError, TimeoutError) as error:
-            _limited_log.warning(group, "a group that waits cannot be looked up", group=group, reason=error)
-            if isinstance(error, UpstreamUnavailable) and error.error_code in _NOT_ALLOWED:
-                self._let_go_unseen(group, partitions, now)
+        except FencepostError as error:
+            _limited_log.warning(group, "not stored what a group waits for", group=group, reason=error)
         except Exception as error:
             _log.crash("looking up a group crashed", error, group=group)
         return True
@@ -688,6 +725,14 @@ class GroupKeeper:
             for group, story in sorted(self._stories.items())
             for partition, verdict in sorted(story.verdicts.items())
         ]
+
+
+def _reason_of(error: Exception) -> str:
+    return str(error) or "Kafka did not say in time"
+
+
+def _is_not_allowed(error: Exception) -> bool:
+    return isinstance(error, UpstreamUnavailable) and error.error_code in _NOT_ALLOWED
 
 
 def _described(wait: Wait) -> str:
