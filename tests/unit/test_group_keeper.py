@@ -231,6 +231,54 @@ def test_a_topic_that_may_not_be_looked_up_lets_go_of_its_own_partitions_only(st
 # --- groups without commits -------------------------------------------------------------------------------------------
 
 
+def test_a_partition_that_is_itself_withheld_is_not_waited_out(story: Story) -> None:
+    """Given two expansions, and a group that lags before the first for longer than one without commits is waited for:
+    when it is done there, it gets what that brought; what the second brought waits until those are read."""
+
+    async def told() -> None:
+        story.state.grow("orders", ORDERS, 2, 4, 10, 5)
+        story.keeper.refresh()
+        story.kafka.commits = {P0: 5}
+        assert await story.asks(P1, P2, P3) == {P1, P2, P3}
+        for _ in range(3):
+            story.clock.passed += _IMPATIENCE_SECONDS
+            story.kafka.commits[P0] += 1
+            assert await story.looks() == {P1, P2, P3}
+
+        story.kafka.commits[P0] = 10
+        assert await story.looks() == {P2, P3}
+        story.clock.passed += 1
+        assert await story.asks(P1, P2, P3) == {P2, P3}
+        assert await story.looks() == {P2, P3}
+        story.kafka.commits[P1] = 4
+        assert await story.looks() == {P2, P3}
+        story.kafka.commits[P1] = 5
+        assert await story.looks() == set()
+
+    asyncio.run(told())
+
+
+def test_a_group_that_commits_nothing_is_waited_for_from_when_nothing_else_is(story: Story) -> None:
+    async def told() -> None:
+        story.state.grow("orders", ORDERS, 2, 4, 10, 5)
+        story.keeper.refresh()
+        story.kafka.commits = {P0: 5}
+        await story.asks(P1, P2)
+        story.clock.passed += 2 * _IMPATIENCE_SECONDS
+        story.kafka.commits = {P0: 10}
+        await story.looks()
+        await story.looks()
+
+        story.clock.passed += _IMPATIENCE_SECONDS - 1
+        assert await story.looks() == {P2}
+        story.clock.passed += 2
+        assert await story.looks() == set()
+        # For good: whoever asks next need not wait.
+        assert await Story(story.clock, story.state, story.kafka).asks(P2) == set()
+
+    asyncio.run(told())
+
+
 @pytest.mark.parametrize(
     ("looked_up", "waits"),
     [
@@ -252,5 +300,41 @@ def test_only_a_group_that_asked_for_the_end_and_nothing_else_began_there(
             ends, others = ((P0,), ()) if place == "end" else ((), (P0,))
             story.keeper.notice(LookedUp("client", ends, others), "10.0.0.1")  # type: ignore[arg-type]
         assert (await story.asks(P1) == {P1}) is waits
+
+    asyncio.run(told())
+
+
+# --- what is remembered by name ---------------------------------------------------------------------------------------
+
+
+def test_what_was_given_up_for_a_topic_does_not_count_for_its_successor(story: Story) -> None:
+    """Given a group that was let go, unseen; when the topic is deleted, created and grown anew, then it waits anew."""
+
+    async def told() -> None:
+        story.kafka.broken["orders"] = 29
+        await story.asks(P1)
+        await story.looks()
+        story.clock.passed += _IMPATIENCE_SECONDS + 1
+        await story.looks()
+        assert await story.asks(P1) == set()
+
+        del story.kafka.broken["orders"]
+        story.ids["orders"] = ANEW
+        story.state.grow("orders", ANEW, 1, 2, 10)
+        story.keeper.refresh()
+        assert await story.asks(P1) == {P1}
+
+    asyncio.run(told())
+
+
+def test_where_the_log_of_a_predecessor_began_does_not_count(story: Story) -> None:
+    async def told() -> None:
+        story.kafka.starts[P0] = 8
+        assert await story.asks(P1) == {P1}
+        story.kafka.starts[P0] = 0
+        story.ids["orders"] = ANEW
+        story.state.grow("orders", ANEW, 1, 2, 4)
+        story.keeper.refresh()
+        assert await story.asks(P1) == {P1}
 
     asyncio.run(told())

@@ -82,6 +82,8 @@ _PASSES_BUT_ASSIGNING: Final = passes_but_for(ASSIGNING)
 _PASSES_BUT_FOLLOWING: Final = passes_but_for(FOLLOWING)
 
 _Client = tuple[str, "str | None"]
+#: Of one incarnation of a topic.
+_Born = tuple[UUID, TopicPartition]
 
 
 @dataclass(slots=True)
@@ -94,13 +96,17 @@ class _Looked:
 
 @dataclass(slots=True)
 class _Story:
-    """Of one group: since when which partition is withheld, where it stood, and which clients its members have."""
+    """Of one group: since when which partition is withheld, where it stood, and which clients its members have.
+
+    `idle_since` – since when nothing is waited for but prior partitions that it may read and commits nothing on.
+    """
 
     since: dict[TopicPartition, float] = field(default_factory=dict)
+    idle_since: dict[_Born, float] = field(default_factory=dict)
     stood: dict[TopicPartition, tuple[int, float]] = field(default_factory=dict)
     verdicts: dict[TopicPartition, Verdict] = field(default_factory=dict)
     clients: dict[_Client, float] = field(default_factory=dict)
-    waited_out: set[TopicPartition] = field(default_factory=set)
+    waited_out: set[_Born] = field(default_factory=set)
     free_since: float | None = None
 
 
@@ -129,7 +135,7 @@ class GroupKeeper:
         self._names: dict[UUID, str] = {}
         self._stories: dict[str, _Story] = {}
         self._tails: OrderedDict[tuple[UUID, int, int], _Looked] = OrderedDict()
-        self._starts: dict[TopicPartition, tuple[int, float]] = {}
+        self._starts: dict[_Born, tuple[int, float]] = {}
         # When a client last asked for a place in a partition, and whether it ever asked for another one than the end.
         self._looked_up: OrderedDict[tuple[_Client, TopicPartition], tuple[float, bool]] = OrderedDict()
         self._with_tasks: set[str] = set()
@@ -371,7 +377,7 @@ class GroupKeeper:
         priors = {TopicPartition(each.topic, prior) for each, by in asked.items() for prior in by.priors}
         commits = await self._commits(group, priors | asked.keys())
         behind = [prior for prior in priors if self._is_behind(prior, commits, asked.values())]
-        starts = await self._log_starts(behind)
+        starts = await self._log_starts(next(iter(asked.values())).topic_id, behind)
         for partition, expansion in asked.items():
             verdict = await self._decide(group, partition, expansion, commits, starts)
             if verdict.why is not None:
@@ -381,7 +387,7 @@ class GroupKeeper:
     def _let_go(self, view: StateView, group: str, partition: TopicPartition, expansion: Expansion) -> bool:
         """By an operator, or since it was waited for long enough: no matter how far the group is."""
         story = self._stories.get(group)
-        waited_out = story is not None and partition in story.waited_out
+        waited_out = story is not None and (expansion.topic_id, partition) in story.waited_out
         return waited_out or view.groups.released(expansion.topic_id, expansion.to_count, group)
 
     @staticmethod
@@ -395,18 +401,18 @@ class GroupKeeper:
             for each in expansions
         )
 
-    async def _log_starts(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
+    async def _log_starts(self, topic_id: UUID, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
         now = time.monotonic()
-        found = {each: self._starts[each][0] for each in partitions if self._known_start(each, now)}
+        found = {each: self._starts[topic_id, each][0] for each in partitions if self._known_start(topic_id, each, now)}
         wanted = [each for each in partitions if each not in found]
         starts = await asyncio.gather(*(self._control.log_start(each, timeout_seconds=_ASK_SECONDS) for each in wanted))
         for partition, start in zip(wanted, starts, strict=True):
-            self._starts[partition] = start, now
+            self._starts[topic_id, partition] = start, now
             found[partition] = start
         return found
 
-    def _known_start(self, partition: TopicPartition, now: float) -> bool:
-        known = self._starts.get(partition)
+    def _known_start(self, topic_id: UUID, partition: TopicPartition, now: float) -> bool:
+        known = self._starts.get((topic_id, partition))
         return known is not None and now - known[1] < _LOG_START_SECONDS
 
     async def _decide(
@@ -452,14 +458,24 @@ class GroupKeeper:
         return looked_up is not None and not looked_up[1]
 
     def _after_waiting(self, group: str, partition: TopicPartition, expansion: Expansion, verdict: Verdict) -> Verdict:
-        """Whoever commits nothing would be waited for for ever."""
-        story = self._stories.get(group)
-        if story is None or verdict.why is None or any(wait.committed for wait in verdict.waits):
+        """Whoever commits nothing would be waited for for ever.
+
+        Not who cannot commit yet: a topic grows from 1 to 2 and to 4, and a group lags in the first partition for an
+        hour. Once it is done there, it gets the second one, and has committed nothing on it.
+        """
+        story, born = self._stories.get(group), (expansion.topic_id, partition)
+        if story is None:
             return verdict
-        since = story.since.get(partition)
-        if since is None or time.monotonic() - since < self._limits.withheld_without_commit_seconds:
+        busy = any(
+            wait.committed or TopicPartition(partition.topic, wait.prior) in story.since for wait in verdict.waits
+        )
+        if verdict.why is None or busy:
+            story.idle_since.pop(born, None)
             return verdict
-        story.waited_out.add(partition)
+        since = story.idle_since.setdefault(born, time.monotonic())
+        if time.monotonic() - since < self._limits.withheld_without_commit_seconds:
+            return verdict
+        story.waited_out.add(born)
         # For good, and for all processes: or each rebalance would begin the wait anew.
         now_ms = int(time.time() * 1000)
         self._to_store.append(encode_released(expansion.topic_id, expansion.to_count, group, now_ms))
@@ -585,9 +601,14 @@ class GroupKeeper:
         story = self._stories.setdefault(group, _Story())
         for partition in partitions:
             since = story.since.setdefault(partition, now)
-            if partition in story.waited_out or now - since < self._limits.withheld_without_commit_seconds:
+            growth = self._growth(partition.topic)
+            brought = None if growth is None else brought_by(growth, partition.partition)
+            if not isinstance(brought, Expansion):
                 continue
-            story.waited_out.add(partition)
+            born = brought.topic_id, partition
+            if born in story.waited_out or now - since < self._limits.withheld_without_commit_seconds:
+                continue
+            story.waited_out.add(born)
             self._metrics.partitions_waited_out.inc()
             _log.error(
                 "a group gets a new partition although it is not known how far it has read: the proxy's principal may "
