@@ -338,3 +338,40 @@ def test_where_the_log_of_a_predecessor_began_does_not_count(story: Story) -> No
         assert await story.asks(P1) == {P1}
 
     asyncio.run(told())
+
+
+# --- what operators see -----------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_is_gone_is_not_shown_as_one_that_waits(story: Story) -> None:
+    async def told() -> None:
+        await story.asks(P1)
+        await story.looks()
+        assert [each.group for each in story.keeper.waiting()] == ["billing"]
+        assert story.metrics.partitions_withheld.value == 1
+
+        story.clock.passed += 121
+        await story.looks(heard=False)
+        assert story.keeper.waiting() == []
+        assert story.metrics.partitions_withheld.value == 0
+
+        story.clock.passed += 60
+        await story.looks()
+        assert [each.seconds for each in story.keeper.waiting()] == [181]
+        assert story.metrics.partitions_withheld.value == 1
+
+    asyncio.run(told())
+
+
+def test_a_group_that_never_comes_back_is_forgotten_after_a_day(story: Story) -> None:
+    async def told() -> None:
+        await story.asks(P1)
+        await story.looks()
+        story.clock.passed += 86_401
+        await story.keeper._tidy(story.clock.monotonic())
+        story.keeper.refresh()
+        await story.looks(heard=False)
+        assert "billing" not in story.watch.groups
+        assert not story.keeper._stories
+
+    asyncio.run(told())

@@ -32,7 +32,7 @@ from fencepost_proxy.groups.questions import (
     WhereToBegin,
     Withheld,
 )
-from fencepost_proxy.groups.watch import Watch
+from fencepost_proxy.groups.watch import Group, Watch
 from fencepost_proxy.groups.withholding import Progress, Search, Tail, Verdict, Wait, Why, brought_by, decide
 from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
 from fencepost_proxy.net.metrics import Metrics
@@ -99,6 +99,7 @@ class _Story:
     """Of one group: since when which partition is withheld, where it stood, and which clients its members have.
 
     `idle_since` – since when nothing is waited for but prior partitions that it may read and commits nothing on.
+    `silent` – none of its members was heard of here lately.
     """
 
     since: dict[TopicPartition, float] = field(default_factory=dict)
@@ -108,6 +109,7 @@ class _Story:
     clients: dict[_Client, float] = field(default_factory=dict)
     waited_out: set[_Born] = field(default_factory=set)
     free_since: float | None = None
+    silent: bool = False
 
 
 class GroupKeeper:
@@ -258,6 +260,7 @@ class GroupKeeper:
     ) -> None:
         """What is new of a group, to whoever reads the log."""
         story = self._stories.setdefault(group, _Story())
+        story.silent = False
         for partition in asked:
             verdict = withheld.get(partition)
             if verdict is None:
@@ -277,8 +280,12 @@ class GroupKeeper:
                     reason=verdict.why.value if verdict.why else None,
                     records_max=sum(wait.records_max for wait in verdict.waits),
                 )
-        self._metrics.partitions_withheld.value = sum(len(each.since) for each in self._stories.values())
+        self._count_withheld()
         story.free_since = None if story.since else story.free_since or now
+
+    def _count_withheld(self) -> None:
+        told = (len(each.since) for each in self._stories.values() if not each.silent)
+        self._metrics.partitions_withheld.value = sum(told)
 
     async def _remember(self, group: str) -> None:
         """That its members may lack something, before one does: a process that starts anew has to know."""
@@ -572,6 +579,7 @@ class GroupKeeper:
             self._stories.pop(group, None)
             return False
         if now - watched.active_at > _ACTIVE_SECONDS and watched.withheld is not None:
+            self._hears_nothing(group, watched, now)
             return False
         try:
             self._look_again_where_it_stands(group, now)
@@ -595,6 +603,16 @@ class GroupKeeper:
         except Exception as error:
             _log.crash("looking up a group crashed", error, group=group)
         return True
+
+    def _hears_nothing(self, group: str, watched: Group, now: float) -> None:
+        """It is not looked at, so nobody is told that it waits: it may be gone. Then it is forgotten in the end."""
+        story = self._stories.get(group)
+        if story is not None and not story.silent:
+            story.silent = True
+            self._count_withheld()
+        if not watched.recorded and now - watched.active_at > _RECORDED_SECONDS:
+            self.watch.forget(group)
+            self._stories.pop(group, None)
 
     def _let_go_unseen(self, group: str, partitions: Iterable[TopicPartition], now: float) -> None:
         """Kafka does not tell us how far the group is, and never will: it waits as one that commits nothing."""
@@ -744,6 +762,7 @@ class GroupKeeper:
                 seconds=now - story.since.get(partition, now),
             )
             for group, story in sorted(self._stories.items())
+            if not story.silent
             for partition, verdict in sorted(story.verdicts.items())
         ]
 
