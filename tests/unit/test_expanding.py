@@ -293,6 +293,8 @@ class Process:
                 return self.look_at_transactions()
             case ex.CreatePartitions():
                 return kafka.create(wanted)
+            case ex.ReadEnds() if kafka.topic_id is None:
+                return ex.Unanswered("no such topic")
             case ex.ReadEnds(partitions):
                 ends = [LogEndOffset(len(kafka.logs[each])) for each in partitions]
                 kafka.unreplicated, behind = max(0, kafka.unreplicated - 1), kafka.unreplicated
@@ -559,11 +561,20 @@ def test_of_two_at_once_one_is_refused_and_never_comes_back() -> None:
     assert again.growth("orders", TOPIC_ID) == world.growth
 
 
-@pytest.mark.parametrize("step", [ex.Step.DOORS, ex.Step.LEADERS])
-@pytest.mark.parametrize("created_anew", [False, True])
+@pytest.mark.parametrize(
+    ("step", "created_anew"),
+    [
+        (ex.Step.DOORS, False),
+        (ex.Step.DOORS, True),
+        (ex.Step.LEADERS, False),
+        (ex.Step.LEADERS, True),
+        (ex.Step.ENDS, False),
+    ],
+)
 def test_a_topic_that_is_deleted_meanwhile(step: ex.Step, created_anew: bool) -> None:
     world = World()
     world.kafka.leaderless_until = 20.0
+    world.kafka.unreplicated = 5
     world.expand(3)
     procedure = world.processes[0].procedure
     assert procedure is not None
@@ -801,6 +812,29 @@ def test_a_broker_that_was_just_started_may_not_know_the_topic_yet() -> None:
         procedure.ask(begun(), now)
         procedure.handle(ex.Described(None), now)
     assert procedure.step is ex.Step.STORE
+
+
+def test_nothing_is_ended_on_a_view_that_is_too_old() -> None:
+    """Given a driver that found that it cannot be done, and then was stopped for so long that another one took over and
+    created the partitions. When it goes on, its word that the topic is as it was would be the first one, and open all
+    doors at the old count."""
+    procedure = machine()
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.TransactionsOpen({}), 0.0)
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.Refused(Error.TOPIC_AUTHORIZATION_FAILED, None), 0.0)
+    now = DOUBT_SECONDS + 1.0
+    assert procedure.ask(begun(), now) == ex.CreatePartitions(3, None, validate_only=True)
+    procedure.handle(ex.Created(), now)
+    outdated = ex.World(begun().growth, frozenset({ME}), (), fresh=False)
+
+    now += 200.0
+    assert isinstance(procedure.ask(outdated, now), ex.Wait)
+    ended = procedure.ask(begun(driver=ANOTHER), now + 1.0)
+    assert isinstance(ended, ex.Ended)
+    assert ended.result is ex.Result.SUPERSEDED
 
 
 def test_nothing_is_created_on_a_view_that_is_too_old() -> None:
