@@ -55,7 +55,7 @@ class Kafka:
         return len(self.logs)
 
     def create(self, wanted: ex.CreatePartitions) -> ex.Answer:
-        if self.topic_id != TOPIC_ID:
+        if self.topic_id is None:  # it goes by the name: a topic that was created anew would do
             return ex.Refused(Error.UNKNOWN_TOPIC_OR_PARTITION, None)
         if self.refuses is not None:
             return self.refuses
@@ -579,12 +579,14 @@ def test_a_topic_that_is_deleted_meanwhile(step: ex.Step, created_anew: bool) ->
     procedure = world.processes[0].procedure
     assert procedure is not None
     world.run(lambda: procedure.step is step)
+    created_before = dict(world.kafka.created)
     world.kafka.topic_id = UUID(int=0x71) if created_anew else None
 
     world.run(over(world))
 
     assert (world.ended[0].result, world.ended[0].code) == (ex.Result.FAILED, Error.UNKNOWN_TOPIC_OR_PARTITION)
     assert "was deleted" in (world.ended[0].message or "")
+    assert world.kafka.created == created_before, "its successor grew"
 
 
 def test_a_topic_that_is_deleted_through_the_proxy_takes_its_records_along() -> None:
@@ -711,6 +713,11 @@ def at_ends() -> ex.Procedure:
     return procedure
 
 
+def is_still_there(procedure: ex.Procedure, now: float) -> None:
+    assert procedure.ask(begun(), now) == ex.Describe()
+    procedure.handle(ex.Described(TOPIC_ID, 2), now)
+
+
 def end(log_end: int, high_watermark: int, epoch: int = 3) -> ex.PartitionEnd:
     return ex.PartitionEnd(LeaderEpoch(epoch), LogEndOffset(log_end), Offset(high_watermark))
 
@@ -745,6 +752,22 @@ def test_what_the_last_driver_has_asked_for_may_still_happen_so_giving_up_waits(
     assert procedure.ask(begun(closed=()), late) == ex.CreatePartitions(3, None, validate_only=True)
 
 
+def test_a_topic_that_cannot_be_described_is_not_waited_for_for_ever_before_create() -> None:
+    procedure = machine(taken_over=False)
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.Created(), 0.0)
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.Appended(), 0.0)
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.TransactionsOpen({}), 0.0)
+    for now in (1.0, WAIT_SECONDS - 1.0, WAIT_SECONDS + 1.0):
+        assert procedure.step is ex.Step.CREATE
+        assert procedure.ask(begun(), now) == ex.Describe()
+        procedure.handle(ex.Unanswered("no broker answers"), now)
+
+    assert procedure.step is ex.Step.GIVE_UP
+
+
 def test_create_without_an_answer_may_still_happen_so_giving_up_waits() -> None:
     procedure = machine(taken_over=False)
     procedure.ask(begun(), 0.0)
@@ -753,6 +776,7 @@ def test_create_without_an_answer_may_still_happen_so_giving_up_waits() -> None:
     procedure.handle(ex.Appended(), 0.0)
     assert procedure.ask(begun(), 0.0) == ex.LookAtTransactions(range(2))
     procedure.handle(ex.TransactionsOpen({}), 0.0)
+    is_still_there(procedure, 0.0)
     assert procedure.ask(begun(), 0.0) == ex.CreatePartitions(3, None, validate_only=False)
     asked_at = WAIT_SECONDS - 1.0
     procedure.handle(ex.Unanswered("the connection broke"), asked_at)
@@ -823,6 +847,7 @@ def test_nothing_is_ended_on_a_view_that_is_too_old() -> None:
     procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
     procedure.ask(begun(), 0.0)
     procedure.handle(ex.TransactionsOpen({}), 0.0)
+    is_still_there(procedure, 0.0)
     procedure.ask(begun(), 0.0)
     procedure.handle(ex.Refused(Error.TOPIC_AUTHORIZATION_FAILED, None), 0.0)
     now = DOUBT_SECONDS + 1.0
@@ -846,7 +871,9 @@ def test_nothing_is_created_on_a_view_that_is_too_old() -> None:
     outdated = ex.World(begun().growth, frozenset({ME}), (), fresh=False)
 
     assert isinstance(procedure.ask(outdated, 0.0), ex.Wait)
-    assert procedure.ask(begun(), 0.1) == ex.CreatePartitions(3, None, validate_only=False)
+    is_still_there(procedure, 0.1)
+    assert isinstance(procedure.ask(outdated, 0.1), ex.Wait)
+    assert procedure.ask(begun(), 0.2) == ex.CreatePartitions(3, None, validate_only=False)
 
 
 def test_kafka_has_it_already_says_the_controller_and_metadata_is_behind() -> None:
@@ -855,6 +882,7 @@ def test_kafka_has_it_already_says_the_controller_and_metadata_is_behind() -> No
     procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
     procedure.ask(begun(), 0.0)
     procedure.handle(ex.TransactionsOpen({}), 0.0)
+    is_still_there(procedure, 0.0)
     assert procedure.ask(begun(), 0.0) == ex.CreatePartitions(3, None, validate_only=False)
     procedure.handle(ex.Refused(Error.INVALID_PARTITIONS, "Topic already has 3 partition(s)."), 0.0)
 

@@ -112,8 +112,10 @@ class Expansions:
         changed.set()
 
     def _reopen(self, expansion: Expansion, pending: Iterable[Expansion]) -> None:
-        """Not where a topic of that name, deleted around the proxy meanwhile and created anew, is to grow as well: doors go
-        by names, and this process may have said that this one is closed."""
+        """Not where a topic of that name, deleted around the proxy meanwhile and created anew, is to grow as well.
+
+        Doors go by names, and this process may have said that this one is closed.
+        """
         if any(each.topic == expansion.topic and each.topic_id != expansion.topic_id for each in pending):
             return
         growth = self._state.view.growth(expansion.topic, expansion.topic_id)

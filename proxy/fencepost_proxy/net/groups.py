@@ -599,7 +599,7 @@ class GroupKeeper:
             else:
                 await self._forgive(group, now)
         except FencepostError as error:
-            _limited_log.warning(group, "not stored what a group waits for", group=group, reason=error)
+            _limited_log.warning(group, "not stored yet that groups need not wait any more", group=group, reason=error)
         except Exception as error:
             _log.crash("looking up a group crashed", error, group=group)
         return True

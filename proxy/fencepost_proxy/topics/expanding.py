@@ -15,7 +15,7 @@ and says what to do next (`Effect`), one thing at a time. It does no I/O and kno
 | LOOK | (taken over, or in doubt) describes the topic | it has the old count or the new one | unordered, failed |
 | DOORS | waits | every process that may append has said that it is closed | gives up |
 | TRANSACTIONS | looks for open transactions in all prior partitions | there are none | gives up |
-| CREATE | CreatePartitions | Kafka did it | refused: gives up. No answer: LOOK |
+| CREATE | describes the topic (is it still this one?); CreatePartitions | Kafka did it | gives up. No answer: LOOK |
 | LEADERS | describes the topic | every partition has a leader | goes on trying |
 | ENDS | log end, high watermark of each prior partition | all are replicated to their ends | LEADERS |
 | STORE | stores the end: all processes open their doors | it is the end of the proposal | goes on trying |
@@ -262,6 +262,8 @@ class Procedure:
     #: The controller says that the count is another one; metadata must show it sooner or later.
     _has_grown: bool = False
     _missed: int = 0
+    #: Described a moment ago, in this step.
+    _is_there: bool = False
     _doubt_until: float = float("-inf")
     _pause: float = _PAUSE_SECONDS
     _paused_until: float = float("-inf")
@@ -332,6 +334,8 @@ class Procedure:
             case Step.CREATE:
                 if not world.fresh:
                     return self._wait(self.now + _PAUSE_SECONDS, _TOO_OLD)
+                if not self._is_there:
+                    return Describe()
                 return CreatePartitions(expansion.to_count, expansion.assignments, validate_only=False)
             case Step.ENDS:
                 return ReadEnds(expansion.priors)
@@ -373,7 +377,7 @@ class Procedure:
                 result = Result.UNKNOWN if in_doubt else Result.REFUSED
                 self._ended = Ended(result, Error.REQUEST_TIMED_OUT, f"{self._name}: {reason}")
 
-            case Step.LOOK | Step.LEADERS, Described(topic_id) if topic_id != self.expansion.topic_id:
+            case Step.LOOK | Step.CREATE | Step.LEADERS, Described(topic_id) if topic_id != self.expansion.topic_id:
                 self._not_there(certainly=topic_id is not None)
             case Step.LOOK, Described(_, count):
                 self._looked(count)
@@ -387,12 +391,14 @@ class Procedure:
             case Step.TRANSACTIONS, TransactionsOpen(producers):
                 self._transactions(producers)
 
+            case Step.CREATE, Described():
+                self._missed, self._is_there = 0, True
             case Step.CREATE, Created():
                 self._created = True
                 self._go(Step.LEADERS)
             case Step.CREATE, Refused(code, message):
                 self._create_refused(code, message)
-            case Step.CREATE, Unanswered(reason):
+            case Step.CREATE, Unanswered(reason) if self._is_there:
                 self._doubt_until = now + self.doubt_seconds
                 self._look(reason)
 
@@ -416,8 +422,10 @@ class Procedure:
                 else:
                     self._fail()
 
-            case _, Unanswered(reason) if self._too_late and self.step is Step.TRANSACTIONS:
+            case Step.TRANSACTIONS, Unanswered(reason) if self._too_late:
                 self._give_up(f"whether transactions are open cannot be found out: {reason}")
+            case Step.CREATE, Unanswered(reason) if self._too_late:
+                self._give_up(f"whether the topic is still there cannot be found out: {reason}")
             case _, Unanswered(reason):
                 self._again(reason)
             case step, _:
@@ -527,6 +535,7 @@ class Procedure:
     def _go(self, step: Step) -> None:
         self._note_time()
         self._pause = _PAUSE_SECONDS
+        self._is_there = False
         self.step = step
         self.waits_for = ""
 
