@@ -228,6 +228,19 @@ def test_a_topic_that_may_not_be_looked_up_lets_go_of_its_own_partitions_only(st
     asyncio.run(told())
 
 
+def test_a_group_that_was_set_back_to_where_a_new_partition_begins_waits_anew(story: Story) -> None:
+    """Given a new partition whose first records have expired, and old ones whose have not."""
+
+    async def told() -> None:
+        story.kafka.starts[P1] = 5
+        story.kafka.commits = {P0: 0, P1: 5}
+        assert await story.asks(P1) == {P1}
+        story.kafka.commits[P1] = 6
+        assert await story.asks(P1) == set()
+
+    asyncio.run(told())
+
+
 # --- groups without commits -------------------------------------------------------------------------------------------
 
 

@@ -384,6 +384,8 @@ class GroupKeeper:
         priors = {TopicPartition(each.topic, prior) for each, by in asked.items() for prior in by.priors}
         commits = await self._commits(group, priors | asked.keys())
         behind = [prior for prior in priors if self._is_behind(prior, commits, asked.values())]
+        if behind:  # else none of it is withheld, wherever it begins
+            behind += [each for each in asked if commits.get(each, 0) > 0 and each not in behind]
         starts = await self._log_starts(next(iter(asked.values())).topic_id, behind)
         for partition, expansion in asked.items():
             verdict = await self._decide(group, partition, expansion, commits, starts)
