@@ -45,6 +45,8 @@ answer, append = Expansions._answer, Expansions._append
 
 async def stopping_answer(self: Expansions, expansion: Expansion, wanted: ex.Effect) -> ex.Answer:
     step = self._procedures[expansion.proposal].step.value
+    if step == ex.Step.CREATE.value and isinstance(wanted, ex.Describe):
+        return await answer(self, expansion, wanted)  # it only makes sure of the topic: what comes next is this step's
     await _stop(step, "before")
     answered = await answer(self, expansion, wanted)
     await _stop(step, "after")

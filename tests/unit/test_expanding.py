@@ -55,7 +55,7 @@ class Kafka:
         return len(self.logs)
 
     def create(self, wanted: ex.CreatePartitions) -> ex.Answer:
-        if self.topic_id != TOPIC_ID:
+        if self.topic_id is None:  # it goes by the name: a topic that was created anew would do
             return ex.Refused(Error.UNKNOWN_TOPIC_OR_PARTITION, None)
         if self.refuses is not None:
             return self.refuses
@@ -293,6 +293,8 @@ class Process:
                 return self.look_at_transactions()
             case ex.CreatePartitions():
                 return kafka.create(wanted)
+            case ex.ReadEnds() if kafka.topic_id is None:
+                return ex.Unanswered("no such topic")
             case ex.ReadEnds(partitions):
                 ends = [LogEndOffset(len(kafka.logs[each])) for each in partitions]
                 kafka.unreplicated, behind = max(0, kafka.unreplicated - 1), kafka.unreplicated
@@ -559,21 +561,32 @@ def test_of_two_at_once_one_is_refused_and_never_comes_back() -> None:
     assert again.growth("orders", TOPIC_ID) == world.growth
 
 
-@pytest.mark.parametrize("step", [ex.Step.DOORS, ex.Step.LEADERS])
-@pytest.mark.parametrize("created_anew", [False, True])
+@pytest.mark.parametrize(
+    ("step", "created_anew"),
+    [
+        (ex.Step.DOORS, False),
+        (ex.Step.DOORS, True),
+        (ex.Step.LEADERS, False),
+        (ex.Step.LEADERS, True),
+        (ex.Step.ENDS, False),
+    ],
+)
 def test_a_topic_that_is_deleted_meanwhile(step: ex.Step, created_anew: bool) -> None:
     world = World()
     world.kafka.leaderless_until = 20.0
+    world.kafka.unreplicated = 5
     world.expand(3)
     procedure = world.processes[0].procedure
     assert procedure is not None
     world.run(lambda: procedure.step is step)
+    created_before = dict(world.kafka.created)
     world.kafka.topic_id = UUID(int=0x71) if created_anew else None
 
     world.run(over(world))
 
     assert (world.ended[0].result, world.ended[0].code) == (ex.Result.FAILED, Error.UNKNOWN_TOPIC_OR_PARTITION)
     assert "was deleted" in (world.ended[0].message or "")
+    assert world.kafka.created == created_before, "its successor grew"
 
 
 def test_a_topic_that_is_deleted_through_the_proxy_takes_its_records_along() -> None:
@@ -700,6 +713,11 @@ def at_ends() -> ex.Procedure:
     return procedure
 
 
+def is_still_there(procedure: ex.Procedure, now: float) -> None:
+    assert procedure.ask(begun(), now) == ex.Describe()
+    procedure.handle(ex.Described(TOPIC_ID, 2), now)
+
+
 def end(log_end: int, high_watermark: int, epoch: int = 3) -> ex.PartitionEnd:
     return ex.PartitionEnd(LeaderEpoch(epoch), LogEndOffset(log_end), Offset(high_watermark))
 
@@ -734,6 +752,22 @@ def test_what_the_last_driver_has_asked_for_may_still_happen_so_giving_up_waits(
     assert procedure.ask(begun(closed=()), late) == ex.CreatePartitions(3, None, validate_only=True)
 
 
+def test_a_topic_that_cannot_be_described_is_not_waited_for_for_ever_before_create() -> None:
+    procedure = machine(taken_over=False)
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.Created(), 0.0)
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.Appended(), 0.0)
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.TransactionsOpen({}), 0.0)
+    for now in (1.0, WAIT_SECONDS - 1.0, WAIT_SECONDS + 1.0):
+        assert procedure.step is ex.Step.CREATE
+        assert procedure.ask(begun(), now) == ex.Describe()
+        procedure.handle(ex.Unanswered("no broker answers"), now)
+
+    assert procedure.step is ex.Step.GIVE_UP
+
+
 def test_create_without_an_answer_may_still_happen_so_giving_up_waits() -> None:
     procedure = machine(taken_over=False)
     procedure.ask(begun(), 0.0)
@@ -742,6 +776,7 @@ def test_create_without_an_answer_may_still_happen_so_giving_up_waits() -> None:
     procedure.handle(ex.Appended(), 0.0)
     assert procedure.ask(begun(), 0.0) == ex.LookAtTransactions(range(2))
     procedure.handle(ex.TransactionsOpen({}), 0.0)
+    is_still_there(procedure, 0.0)
     assert procedure.ask(begun(), 0.0) == ex.CreatePartitions(3, None, validate_only=False)
     asked_at = WAIT_SECONDS - 1.0
     procedure.handle(ex.Unanswered("the connection broke"), asked_at)
@@ -803,6 +838,30 @@ def test_a_broker_that_was_just_started_may_not_know_the_topic_yet() -> None:
     assert procedure.step is ex.Step.STORE
 
 
+def test_nothing_is_ended_on_a_view_that_is_too_old() -> None:
+    """Given a driver that found that it cannot be done, and then was stopped for so long that another one took over and
+    created the partitions. When it goes on, its word that the topic is as it was would be the first one, and open all
+    doors at the old count."""
+    procedure = machine()
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.TransactionsOpen({}), 0.0)
+    is_still_there(procedure, 0.0)
+    procedure.ask(begun(), 0.0)
+    procedure.handle(ex.Refused(Error.TOPIC_AUTHORIZATION_FAILED, None), 0.0)
+    now = DOUBT_SECONDS + 1.0
+    assert procedure.ask(begun(), now) == ex.CreatePartitions(3, None, validate_only=True)
+    procedure.handle(ex.Created(), now)
+    outdated = ex.World(begun().growth, frozenset({ME}), (), fresh=False)
+
+    now += 200.0
+    assert isinstance(procedure.ask(outdated, now), ex.Wait)
+    ended = procedure.ask(begun(driver=ANOTHER), now + 1.0)
+    assert isinstance(ended, ex.Ended)
+    assert ended.result is ex.Result.SUPERSEDED
+
+
 def test_nothing_is_created_on_a_view_that_is_too_old() -> None:
     procedure = machine()
     procedure.ask(begun(), 0.0)
@@ -812,7 +871,9 @@ def test_nothing_is_created_on_a_view_that_is_too_old() -> None:
     outdated = ex.World(begun().growth, frozenset({ME}), (), fresh=False)
 
     assert isinstance(procedure.ask(outdated, 0.0), ex.Wait)
-    assert procedure.ask(begun(), 0.1) == ex.CreatePartitions(3, None, validate_only=False)
+    is_still_there(procedure, 0.1)
+    assert isinstance(procedure.ask(outdated, 0.1), ex.Wait)
+    assert procedure.ask(begun(), 0.2) == ex.CreatePartitions(3, None, validate_only=False)
 
 
 def test_kafka_has_it_already_says_the_controller_and_metadata_is_behind() -> None:
@@ -821,6 +882,7 @@ def test_kafka_has_it_already_says_the_controller_and_metadata_is_behind() -> No
     procedure.handle(ex.Described(TOPIC_ID, 2), 0.0)
     procedure.ask(begun(), 0.0)
     procedure.handle(ex.TransactionsOpen({}), 0.0)
+    is_still_there(procedure, 0.0)
     assert procedure.ask(begun(), 0.0) == ex.CreatePartitions(3, None, validate_only=False)
     procedure.handle(ex.Refused(Error.INVALID_PARTITIONS, "Topic already has 3 partition(s)."), 0.0)
 

@@ -134,6 +134,18 @@ def test_an_answer_that_concerns_nothing_new_goes_as_it_came(answer: Message) ->
     assert outcome.notice is None
 
 
+@pytest.mark.parametrize("assignment", [b"", b"not an assignment", _bytes(0, 1), _bytes(0, 2, tasks=bytes(range(88)))])
+def test_a_member_that_has_joined_again_need_not_join_again(assignment: bytes) -> None:
+    """Given a process that knows of a group by the state topic only, and a member that is assigned nothing: leaders may
+    leave such members out. When it has joined again, then it has all that there is for it."""
+    played = Played()
+    played.watch.record("g", frozenset({P2}))
+    played.watch.update("g", frozenset())
+    assert played.heartbeat() == 27
+    played.asks(apis.SYNC_GROUP, 5, _sync(5)).finish(_synced(5, assignment))
+    assert played.heartbeat() == 0
+
+
 def test_tasks_are_left_alone_and_told_of() -> None:
     answer = _synced(5, _bytes(0, 2, tasks=bytes(range(88))))
     outcome = Played().asks(apis.SYNC_GROUP, 5, _sync(5)).finish(answer)

@@ -81,6 +81,8 @@ def test_only_what_an_ordered_expansion_brought_is_asked_about(
         ({0: 3, 1: 20}, {0: 9}, True),
         ({0: 0, 1: 0, 2: 1}, {}, False),  # KIP-253: only where it begins the new one from the start
         ({0: 0, 1: 0, 2: 0}, {}, True),
+        ({0: 0, 1: 0, 2: 5}, {2: 5}, True),  # its first five records have expired: that is its beginning
+        ({0: 0, 1: 0, 2: 6}, {2: 5}, False),
         ({0: 100, 1: 200}, {}, False),
     ],
 )

@@ -121,13 +121,16 @@ class Desk:
     # ---- the classic protocol
 
     def _synced(self, request: Message, client_id: str | None, answer: Message) -> Outcome:
-        if answer.error_code or not answer.assignment or answer.protocol_type not in _CONSUMERS:
+        if answer.error_code or answer.protocol_type not in _CONSUMERS:
             return _UNCHANGED
         group, member, generation = request.group_id, request.member_id, request.generation_id
         try:
             assignment = decode_assignment(answer.assignment)
         except MalformedAssignment:
-            return _UNCHANGED  # not an ordinary consumer's: the protocol's type says so from v5 on only
+            # Not an ordinary consumer's (the protocol's type says so from v5 on only), or nothing at all: a leader may
+            # leave out members that get nothing. Such a one lacks nothing, or it would be told to join again for ever.
+            self._watch.synced(group, member, generation, frozenset())
+            return _UNCHANGED
         new = tuple(
             partition
             for topic, partitions in assignment.topics
@@ -138,6 +141,7 @@ class Desk:
             self._watch.synced(group, member, generation, frozenset())
             return _UNCHANGED
         if assignment.has_task_data:
+            self._watch.synced(group, member, generation, frozenset())
             return Outcome(notice=HasTasks(group))
 
         def complete(reply: Reply) -> None:

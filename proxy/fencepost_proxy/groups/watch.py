@@ -103,17 +103,36 @@ class Watch:
         before = watched.recorded if watched.withheld is None else watched.withheld
         watched.withheld = (before - asked) | withheld
 
-    def update(self, group: str, withheld: frozenset[TopicPartition]) -> None:
-        """All that is withheld from it, as it is now."""
-        if group in self.groups:
-            self.groups[group].withheld = withheld
+    def update(
+        self, group: str, withheld: frozenset[TopicPartition], asked: frozenset[TopicPartition] | None = None
+    ) -> None:
+        """What of `asked` is withheld from it; None: of all that there is.
+
+        While that was looked up, a member may have been about to get another partition, which was withheld: that one is
+        not released by an answer to a question that did not name it. A KIP-848 member would be told of it by its next
+        heartbeat, unread priors or not.
+        """
+        watched = self.groups.get(group)
+        if watched is None:
+            return
+        unasked = frozenset() if asked is None or watched.withheld is None else watched.withheld - asked
+        watched.withheld = withheld | (unasked & (watched.wanted | watched.recorded))
 
     def record(self, group: str, lacking: frozenset[TopicPartition]) -> None:
-        """What the state topic says that members of the group may lack."""
-        if lacking:
-            self.groups.setdefault(group, Group()).recorded = lacking
-        elif group in self.groups:
-            self.groups[group].recorded = lacking
+        """What the state topic says that members of the group may lack.
+
+        What is new in it another process withholds, now: it is withheld here as well, until that was looked up.
+        Otherwise: the group was looked at once, for p2, and no member of it was heard here since; p3 is added to the
+        record; the other process dies, a KIP-848 member comes here, and is told of p3 at once.
+        """
+        watched = self.groups.get(group)
+        if watched is None:
+            if not lacking:
+                return
+            watched = self.groups[group] = Group()
+        if watched.withheld is not None:
+            watched.withheld |= lacking - watched.recorded
+        watched.recorded = lacking
 
     def forget(self, group: str) -> None:
         self.groups.pop(group, None)

@@ -61,7 +61,8 @@ class Tail:
 class Progress:
     """How far a group is on one topic.
 
-    `commits` – per partition; one without a commit is missing. `log_starts` – of the prior partitions.
+    `commits` – per partition; one without a commit is missing. `log_starts` – of the prior partitions, and of new ones
+    that have a commit; 0 where it does not matter.
     `passed` – prior partitions that it has passed without a commit: it began at their ends, or was waited for long
     enough.
     """
@@ -126,7 +127,7 @@ def brought_by(growth: Growth, partition: int) -> Expansion | Why | None:
 
 def decide(expansion: Expansion, partition: int, progress: Progress, tails: Mapping[int, Tail]) -> Verdict:
     """Of a partition that `brought_by` gave an expansion for. `tails` – by prior partition."""
-    if progress.commits.get(partition, 0) > 0:
+    if progress.commits.get(partition, 0) > progress.log_starts.get(partition, 0):
         return HANDED_OVER
     waits, searches = [], []
     for prior, threshold in enumerate(expansion.thresholds):

@@ -100,7 +100,7 @@ class Expansions:
             expansion = pending.get(topic_id)
             if expansion is None or expansion.proposal != closing.expansion.proposal:
                 del self._closings[topic_id]
-                self._reopen(closing.expansion)
+                self._reopen(closing.expansion, pending.values())
         for topic_id, expansion in pending.items():
             if topic_id not in self._closings:
                 self._closings[topic_id] = closing = ex.Closing(expansion)
@@ -111,7 +111,13 @@ class Expansions:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def _reopen(self, expansion: Expansion) -> None:
+    def _reopen(self, expansion: Expansion, pending: Iterable[Expansion]) -> None:
+        """Not where a topic of that name, deleted around the proxy meanwhile and created anew, is to grow as well.
+
+        Doors go by names, and this process may have said that this one is closed.
+        """
+        if any(each.topic == expansion.topic and each.topic_id != expansion.topic_id for each in pending):
+            return
         growth = self._state.view.growth(expansion.topic, expansion.topic_id)
         count = growth.count
         if growth.ended(expansion.proposal) is None:

@@ -32,7 +32,7 @@ from fencepost_proxy.groups.questions import (
     WhereToBegin,
     Withheld,
 )
-from fencepost_proxy.groups.watch import Watch
+from fencepost_proxy.groups.watch import Group, Watch
 from fencepost_proxy.groups.withholding import Progress, Search, Tail, Verdict, Wait, Why, brought_by, decide
 from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
 from fencepost_proxy.net.metrics import Metrics
@@ -49,8 +49,10 @@ from fencepost_proxy.types import Offset, TopicPartition
 _log = logs.get("net.groups")
 _limited_log = logs.RateLimitedLog(_log)
 
-#: A coordinator's answer is held for so long at most: members give up a request only after many seconds.
+#: A coordinator's answer is held for so long at most: members give up a request only after many seconds. Kafka is asked
+#: for a part of it, so that there is time to store what came of that.
 _REPLY_SECONDS: Final = 2.0
+_DECIDE_SECONDS: Final = 1.5
 #: Between one group and the next: fifty in a second, however many wait.
 _BETWEEN_LOOKS_SECONDS: Final = 0.02
 _ASK_SECONDS: Final = 5.0
@@ -72,6 +74,7 @@ _FIRST_WINDOW: Final = 2
 _WINDOW_GROWTH: Final = 32
 _TAILS_MAX: Final = 100_000
 _CLIENTS_MAX: Final = 10_000
+_LOOKED_UP_MAX: Final = 100_000
 _BYTES_UNPACKED_MAX: Final = 104_857_600
 
 PASSES_ALL: Final = PASSES
@@ -79,6 +82,8 @@ _PASSES_BUT_ASSIGNING: Final = passes_but_for(ASSIGNING)
 _PASSES_BUT_FOLLOWING: Final = passes_but_for(FOLLOWING)
 
 _Client = tuple[str, "str | None"]
+#: Of one incarnation of a topic.
+_Born = tuple[UUID, TopicPartition]
 
 
 @dataclass(slots=True)
@@ -91,14 +96,20 @@ class _Looked:
 
 @dataclass(slots=True)
 class _Story:
-    """Of one group: since when which partition is withheld, where it stood, and which clients its members have."""
+    """Of one group: since when which partition is withheld, where it stood, and which clients its members have.
+
+    `idle_since` – since when nothing is waited for but prior partitions that it may read and commits nothing on.
+    `silent` – none of its members was heard of here lately.
+    """
 
     since: dict[TopicPartition, float] = field(default_factory=dict)
+    idle_since: dict[_Born, float] = field(default_factory=dict)
     stood: dict[TopicPartition, tuple[int, float]] = field(default_factory=dict)
     verdicts: dict[TopicPartition, Verdict] = field(default_factory=dict)
     clients: dict[_Client, float] = field(default_factory=dict)
-    waited_out: set[TopicPartition] = field(default_factory=set)
+    waited_out: set[_Born] = field(default_factory=set)
     free_since: float | None = None
+    silent: bool = False
 
 
 class GroupKeeper:
@@ -126,8 +137,9 @@ class GroupKeeper:
         self._names: dict[UUID, str] = {}
         self._stories: dict[str, _Story] = {}
         self._tails: OrderedDict[tuple[UUID, int, int], _Looked] = OrderedDict()
-        self._starts: dict[TopicPartition, tuple[int, float]] = {}
-        self._at_end: OrderedDict[tuple[_Client, TopicPartition], float] = OrderedDict()
+        self._starts: dict[_Born, tuple[int, float]] = {}
+        # When a client last asked for a place in a partition, and whether it ever asked for another one than the end.
+        self._looked_up: OrderedDict[tuple[_Client, TopicPartition], tuple[float, bool]] = OrderedDict()
         self._with_tasks: set[str] = set()
         self._to_store: list[StateRecord] = []
         self._searching = asyncio.Lock()
@@ -201,7 +213,7 @@ class GroupKeeper:
                         found = members.get(member)
                         return IsAssigned(None if found is None else tuple((t, tuple(ps)) for t, ps in found))
         except (FencepostError, TimeoutError) as error:
-            reason = str(error) or "Kafka did not say in time"
+            reason = _reason_of(error)
             _limited_log.warning(question.group, "a group cannot be looked up", group=question.group, reason=reason)
         except Exception as error:
             _log.crash("looking up a group crashed", error, group=question.group)
@@ -220,7 +232,10 @@ class GroupKeeper:
         story.clients[(host, question.client_id)] = time.monotonic()
         if len(story.clients) > _CLIENTS_MAX:
             del story.clients[next(iter(story.clients))]
-        verdicts = await self._verdicts(group, question.partitions)
+        verdicts, failed = await self._verdicts(group, question.partitions, _DECIDE_SECONDS)
+        for reason in set(failed.values()):
+            _limited_log.warning(group, "a group cannot be looked up", group=group, reason=_reason_of(reason))
+        verdicts |= dict.fromkeys(failed, Verdict(Why.UNKNOWN))
         self._note(group, verdicts, question.partitions)
         if verdicts:
             await self._remember(group)
@@ -245,6 +260,7 @@ class GroupKeeper:
     ) -> None:
         """What is new of a group, to whoever reads the log."""
         story = self._stories.setdefault(group, _Story())
+        story.silent = False
         for partition in asked:
             verdict = withheld.get(partition)
             if verdict is None:
@@ -264,8 +280,12 @@ class GroupKeeper:
                     reason=verdict.why.value if verdict.why else None,
                     records_max=sum(wait.records_max for wait in verdict.waits),
                 )
-        self._metrics.partitions_withheld.value = sum(len(each.since) for each in self._stories.values())
+        self._count_withheld()
         story.free_since = None if story.since else story.free_since or now
+
+    def _count_withheld(self) -> None:
+        told = (len(each.since) for each in self._stories.values() if not each.silent)
+        self._metrics.partitions_withheld.value = sum(told)
 
     async def _remember(self, group: str) -> None:
         """That its members may lack something, before one does: a process that starts anew has to know."""
@@ -319,8 +339,36 @@ class GroupKeeper:
 
     # ---- the decision
 
-    async def _verdicts(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Verdict]:
-        """Those of them that are withheld. Raises UpstreamUnavailable."""
+    async def _verdicts(
+        self, group: str, partitions: Iterable[TopicPartition], seconds: float
+    ) -> tuple[dict[TopicPartition, Verdict], dict[TopicPartition, Exception]]:
+        """Those of them that are withheld; and those of which that cannot be found out, with the reason.
+
+        Topics stand alone: one that was deleted around the proxy, has lost a leader, or may not be looked at, keeps
+        nobody from the others' partitions.
+        """
+        topics: dict[str, list[TopicPartition]] = {}
+        for partition in partitions:
+            topics.setdefault(partition.topic, []).append(partition)
+
+        async def of_topic(asked: list[TopicPartition]) -> dict[TopicPartition, Verdict]:
+            async with asyncio.timeout(seconds):
+                return await self._of_topic(group, asked)
+
+        answers = await asyncio.gather(*map(of_topic, topics.values()), return_exceptions=True)
+        withheld: dict[TopicPartition, Verdict] = {}
+        failed: dict[TopicPartition, Exception] = {}
+        for asked, answer in zip(topics.values(), answers, strict=True):
+            if isinstance(answer, FencepostError | TimeoutError):
+                failed |= dict.fromkeys(asked, answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                withheld |= answer
+        return withheld, failed
+
+    async def _of_topic(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Verdict]:
+        """Those of one topic's that are withheld. Raises UpstreamUnavailable."""
         withheld: dict[TopicPartition, Verdict] = {}
         asked: dict[TopicPartition, Expansion] = {}
         view = self._view
@@ -336,7 +384,9 @@ class GroupKeeper:
         priors = {TopicPartition(each.topic, prior) for each, by in asked.items() for prior in by.priors}
         commits = await self._commits(group, priors | asked.keys())
         behind = [prior for prior in priors if self._is_behind(prior, commits, asked.values())]
-        starts = await self._log_starts(behind)
+        if behind:  # else none of it is withheld, wherever it begins
+            behind += [each for each in asked if commits.get(each, 0) > 0 and each not in behind]
+        starts = await self._log_starts(next(iter(asked.values())).topic_id, behind)
         for partition, expansion in asked.items():
             verdict = await self._decide(group, partition, expansion, commits, starts)
             if verdict.why is not None:
@@ -346,7 +396,7 @@ class GroupKeeper:
     def _let_go(self, view: StateView, group: str, partition: TopicPartition, expansion: Expansion) -> bool:
         """By an operator, or since it was waited for long enough: no matter how far the group is."""
         story = self._stories.get(group)
-        waited_out = story is not None and partition in story.waited_out
+        waited_out = story is not None and (expansion.topic_id, partition) in story.waited_out
         return waited_out or view.groups.released(expansion.topic_id, expansion.to_count, group)
 
     @staticmethod
@@ -360,18 +410,18 @@ class GroupKeeper:
             for each in expansions
         )
 
-    async def _log_starts(self, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
+    async def _log_starts(self, topic_id: UUID, partitions: Iterable[TopicPartition]) -> Mapping[TopicPartition, int]:
         now = time.monotonic()
-        found = {each: self._starts[each][0] for each in partitions if self._known_start(each, now)}
+        found = {each: self._starts[topic_id, each][0] for each in partitions if self._known_start(topic_id, each, now)}
         wanted = [each for each in partitions if each not in found]
         starts = await asyncio.gather(*(self._control.log_start(each, timeout_seconds=_ASK_SECONDS) for each in wanted))
         for partition, start in zip(wanted, starts, strict=True):
-            self._starts[partition] = start, now
+            self._starts[topic_id, partition] = start, now
             found[partition] = start
         return found
 
-    def _known_start(self, partition: TopicPartition, now: float) -> bool:
-        known = self._starts.get(partition)
+    def _known_start(self, topic_id: UUID, partition: TopicPartition, now: float) -> bool:
+        known = self._starts.get((topic_id, partition))
         return known is not None and now - known[1] < _LOG_START_SECONDS
 
     async def _decide(
@@ -408,18 +458,33 @@ class GroupKeeper:
         return frozenset(
             prior
             for prior in expansion.priors
-            if any((client, TopicPartition(partition.topic, prior)) in self._at_end for client in story.clients)
+            if any(self._began_at_end(client, TopicPartition(partition.topic, prior)) for client in story.clients)
         )
 
+    def _began_at_end(self, client: _Client, partition: TopicPartition) -> bool:
+        """Who asks for other places as well may have begun there, and want to know how far it has to go."""
+        looked_up = self._looked_up.get((client, partition))
+        return looked_up is not None and not looked_up[1]
+
     def _after_waiting(self, group: str, partition: TopicPartition, expansion: Expansion, verdict: Verdict) -> Verdict:
-        """Whoever commits nothing would be waited for for ever."""
-        story = self._stories.get(group)
-        if story is None or verdict.why is None or any(wait.committed for wait in verdict.waits):
+        """Whoever commits nothing would be waited for for ever.
+
+        Not who cannot commit yet: a topic grows from 1 to 2 and to 4, and a group lags in the first partition for an
+        hour. Once it is done there, it gets the second one, and has committed nothing on it.
+        """
+        story, born = self._stories.get(group), (expansion.topic_id, partition)
+        if story is None:
             return verdict
-        since = story.since.get(partition)
-        if since is None or time.monotonic() - since < self._limits.withheld_without_commit_seconds:
+        busy = any(
+            wait.committed or TopicPartition(partition.topic, wait.prior) in story.since for wait in verdict.waits
+        )
+        if verdict.why is None or busy:
+            story.idle_since.pop(born, None)
             return verdict
-        story.waited_out.add(partition)
+        since = story.idle_since.setdefault(born, time.monotonic())
+        if time.monotonic() - since < self._limits.withheld_without_commit_seconds:
+            return verdict
+        story.waited_out.add(born)
         # For good, and for all processes: or each rebalance would begin the wait anew.
         now_ms = int(time.time() * 1000)
         self._to_store.append(encode_released(expansion.topic_id, expansion.to_count, group, now_ms))
@@ -516,34 +581,54 @@ class GroupKeeper:
             self._stories.pop(group, None)
             return False
         if now - watched.active_at > _ACTIVE_SECONDS and watched.withheld is not None:
+            self._hears_nothing(group, watched, now)
             return False
         try:
             self._look_again_where_it_stands(group, now)
-            async with asyncio.timeout(_ASK_SECONDS):
-                verdicts = await self._verdicts(group, partitions)
-            self.watch.update(group, frozenset(verdicts))
-            self._tell(group, verdicts, partitions, now)
+            verdicts, failed = await self._verdicts(group, partitions, _ASK_SECONDS)
+            before = watched.withheld
+            as_before = {each for each in failed if before is None or each in before}
+            self.watch.update(group, frozenset(verdicts) | as_before, frozenset(partitions))
+            self._tell(group, verdicts, partitions - failed.keys(), now)
             self._stands(group, verdicts, now)
-            if verdicts:
+            for reason in set(failed.values()):
+                _limited_log.warning(
+                    group, "a group that waits cannot be looked up", group=group, reason=_reason_of(reason)
+                )
+            self._let_go_unseen(group, [each for each, reason in failed.items() if _is_not_allowed(reason)], now)
+            if verdicts or as_before:
                 await self._remember(group)
             else:
                 await self._forgive(group, now)
-        except (FencepostError, TimeoutError) as error:
-            _limited_log.warning(group, "a group that waits cannot be looked up", group=group, reason=error)
-            if isinstance(error, UpstreamUnavailable) and error.error_code in _NOT_ALLOWED:
-                self._let_go_unseen(group, partitions, now)
+        except FencepostError as error:
+            _limited_log.warning(group, "not stored yet that groups need not wait any more", group=group, reason=error)
         except Exception as error:
             _log.crash("looking up a group crashed", error, group=group)
         return True
+
+    def _hears_nothing(self, group: str, watched: Group, now: float) -> None:
+        """It is not looked at, so nobody is told that it waits: it may be gone. Then it is forgotten in the end."""
+        story = self._stories.get(group)
+        if story is not None and not story.silent:
+            story.silent = True
+            self._count_withheld()
+        if not watched.recorded and now - watched.active_at > _RECORDED_SECONDS:
+            self.watch.forget(group)
+            self._stories.pop(group, None)
 
     def _let_go_unseen(self, group: str, partitions: Iterable[TopicPartition], now: float) -> None:
         """Kafka does not tell us how far the group is, and never will: it waits as one that commits nothing."""
         story = self._stories.setdefault(group, _Story())
         for partition in partitions:
             since = story.since.setdefault(partition, now)
-            if partition in story.waited_out or now - since < self._limits.withheld_without_commit_seconds:
+            growth = self._growth(partition.topic)
+            brought = None if growth is None else brought_by(growth, partition.partition)
+            if not isinstance(brought, Expansion):
                 continue
-            story.waited_out.add(partition)
+            born = brought.topic_id, partition
+            if born in story.waited_out or now - since < self._limits.withheld_without_commit_seconds:
+                continue
+            story.waited_out.add(born)
             self._metrics.partitions_waited_out.inc()
             _log.error(
                 "a group gets a new partition although it is not known how far it has read: the proxy's principal may "
@@ -615,8 +700,9 @@ class GroupKeeper:
             _limited_log.warning("tidy", "the state topic cannot be tidied", reason=error)
 
     def _forget_old(self, now: float) -> None:
-        while self._at_end and now - next(iter(self._at_end.values())) > self._limits.withheld_without_commit_seconds:
-            self._at_end.popitem(last=False)
+        remembered_seconds = self._limits.withheld_without_commit_seconds
+        while self._looked_up and now - next(iter(self._looked_up.values()))[0] > remembered_seconds:
+            self._looked_up.popitem(last=False)
         if len(self._starts) > _TAILS_MAX:
             self._starts.clear()
 
@@ -635,13 +721,13 @@ class GroupKeeper:
                     )
             case LookedUp(client_id, latest, others):
                 client = host, client_id
-                for partition in latest:
-                    self._at_end[client, partition] = now
-                    self._at_end.move_to_end((client, partition))
-                for partition in others:
-                    self._at_end.pop((client, partition), None)
-                while len(self._at_end) > _CLIENTS_MAX:
-                    self._at_end.popitem(last=False)
+                for partition in (*latest, *others):
+                    before = self._looked_up.get((client, partition))
+                    elsewhere = partition in others or (before is not None and before[1])
+                    self._looked_up[client, partition] = now, elsewhere
+                    self._looked_up.move_to_end((client, partition))
+                while len(self._looked_up) > _LOOKED_UP_MAX:
+                    self._looked_up.popitem(last=False)
 
     # ---- for operators
 
@@ -678,8 +764,17 @@ class GroupKeeper:
                 seconds=now - story.since.get(partition, now),
             )
             for group, story in sorted(self._stories.items())
+            if not story.silent
             for partition, verdict in sorted(story.verdicts.items())
         ]
+
+
+def _reason_of(error: Exception) -> str:
+    return str(error) or "Kafka did not say in time"
+
+
+def _is_not_allowed(error: Exception) -> bool:
+    return isinstance(error, UpstreamUnavailable) and error.error_code in _NOT_ALLOWED
 
 
 def _described(wait: Wait) -> str:

@@ -15,9 +15,9 @@ and says what to do next (`Effect`), one thing at a time. It does no I/O and kno
 | LOOK | (taken over, or in doubt) describes the topic | it has the old count or the new one | unordered, failed |
 | DOORS | waits | every process that may append has said that it is closed | gives up |
 | TRANSACTIONS | looks for open transactions in all prior partitions | there are none | gives up |
-| CREATE | CreatePartitions | Kafka did it | refused: gives up. No answer: LOOK |
+| CREATE | describes the topic (is it still this one?); CreatePartitions | Kafka did it | gives up. No answer: LOOK |
 | LEADERS | describes the topic | every partition has a leader | goes on trying |
-| ENDS | log end, high watermark of each prior partition | all are replicated to their ends | goes on trying |
+| ENDS | log end, high watermark of each prior partition | all are replicated to their ends | LEADERS |
 | STORE | stores the end: all processes open their doors | it is the end of the proposal | goes on trying |
 | GIVE_UP | asks Kafka (validate-only) whether it has grown all the same | it has not: STORE | it has: LOOK |
 
@@ -27,8 +27,9 @@ count. From then on nothing does: what was created cannot be taken back, and onl
 *Taking over.* The steps leave nothing behind but records and partitions, so another process (or this one, started
 anew) begins with LOOK and does again what may have been done: a closed door has been told of, a topic that has grown
 shows it, ends are read anew. Two that drive at the same time (one was only slow) do no harm: the first end that is
-stored counts, and who finds another driver in the view stops. What one that is gone has sent to Kafka may still be in a
-queue there for `doubt_seconds`, so for that long nobody who took over ends it as failed.
+stored counts, and who finds another driver in the view stops. Nothing is created or ended by a view that is too old:
+who was stopped for minutes would end as failed what another one has created meanwhile. What one that is gone has sent
+to Kafka may still be in a queue there for `doubt_seconds`, so for that long nobody who took over ends it as failed.
 
 *Why Kafka is asked before giving up.* Metadata comes from any broker, and one may be behind: a topic that has grown
 would be reopened at its old count. CreatePartitions is answered by the controller, which decides.
@@ -63,6 +64,7 @@ _PAUSE_SECONDS: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 1.0
 #: How often a topic must be missing from metadata before that is believed.
 _MISSING_TOPIC_LOOKS: Final = 4
+_TOO_OLD: Final = "the state topic is not read recently enough"
 #: How messages to clients begin.
 IN_PROGRESS: Final = "EXPANSION_IN_PROGRESS"
 FAILED: Final = "EXPANSION_FAILED"
@@ -260,6 +262,8 @@ class Procedure:
     #: The controller says that the count is another one; metadata must show it sooner or later.
     _has_grown: bool = False
     _missed: int = 0
+    #: Described a moment ago, in this step.
+    _is_there: bool = False
     _doubt_until: float = float("-inf")
     _pause: float = _PAUSE_SECONDS
     _paused_until: float = float("-inf")
@@ -329,12 +333,16 @@ class Procedure:
                 return LookAtTransactions(expansion.priors)
             case Step.CREATE:
                 if not world.fresh:
-                    return self._wait(self.now + _PAUSE_SECONDS, "the state topic is not read recently enough")
+                    return self._wait(self.now + _PAUSE_SECONDS, _TOO_OLD)
+                if not self._is_there:
+                    return Describe()
                 return CreatePartitions(expansion.to_count, expansion.assignments, validate_only=False)
             case Step.ENDS:
                 return ReadEnds(expansion.priors)
             case Step.STORE:
                 assert self._verdict is not None
+                if not world.fresh:
+                    return self._wait(self.now + _PAUSE_SECONDS, _TOO_OLD)
                 return Append((self._verdict.encode(self.new_id(), self.clock_ms()),))
         self._go(Step.DOORS)  # INTENT, and the view has it
         return None
@@ -369,7 +377,7 @@ class Procedure:
                 result = Result.UNKNOWN if in_doubt else Result.REFUSED
                 self._ended = Ended(result, Error.REQUEST_TIMED_OUT, f"{self._name}: {reason}")
 
-            case Step.LOOK | Step.LEADERS, Described(topic_id) if topic_id != self.expansion.topic_id:
+            case Step.LOOK | Step.CREATE | Step.LEADERS, Described(topic_id) if topic_id != self.expansion.topic_id:
                 self._not_there(certainly=topic_id is not None)
             case Step.LOOK, Described(_, count):
                 self._looked(count)
@@ -383,17 +391,22 @@ class Procedure:
             case Step.TRANSACTIONS, TransactionsOpen(producers):
                 self._transactions(producers)
 
+            case Step.CREATE, Described():
+                self._missed, self._is_there = 0, True
             case Step.CREATE, Created():
                 self._created = True
                 self._go(Step.LEADERS)
             case Step.CREATE, Refused(code, message):
                 self._create_refused(code, message)
-            case Step.CREATE, Unanswered(reason):
+            case Step.CREATE, Unanswered(reason) if self._is_there:
                 self._doubt_until = now + self.doubt_seconds
                 self._look(reason)
 
             case Step.ENDS, Ends(ends):
                 self._read(ends)
+            case Step.ENDS, Unanswered(reason):
+                self._go(Step.LEADERS)  # one may be gone again; or the topic is
+                self._again(reason)
 
             case Step.STORE, Appended():
                 pass  # the view has it, and says whether it was the first
@@ -409,8 +422,10 @@ class Procedure:
                 else:
                     self._fail()
 
-            case _, Unanswered(reason) if self._too_late and self.step is Step.TRANSACTIONS:
+            case Step.TRANSACTIONS, Unanswered(reason) if self._too_late:
                 self._give_up(f"whether transactions are open cannot be found out: {reason}")
+            case Step.CREATE, Unanswered(reason) if self._too_late:
+                self._give_up(f"whether the topic is still there cannot be found out: {reason}")
             case _, Unanswered(reason):
                 self._again(reason)
             case step, _:
@@ -520,6 +535,7 @@ class Procedure:
     def _go(self, step: Step) -> None:
         self._note_time()
         self._pause = _PAUSE_SECONDS
+        self._is_there = False
         self.step = step
         self.waits_for = ""
 
