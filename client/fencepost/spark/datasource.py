@@ -38,7 +38,7 @@ from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.log import Log
 from fencepost.spark.looking import Look
 from fencepost.spark.options import Settings, batch_bytes, settings
-from fencepost.spark.task import CHECK, COUNT_CHECK, Chunk, Outcome, Plan, Task, Written
+from fencepost.spark.task import CHECK, COUNT_CHECK, Outcome, Plan, Region, Task, Written
 
 _logger = logging.getLogger("fencepost.spark")
 
@@ -103,7 +103,7 @@ class _Facts:
 _facts: dict[tuple[str, str], _Facts] = {}
 _remembered: dict[tuple[str, str], looking.Remembered] = {}
 #: What tasks of one run have read of a half-written batch.
-_regions: dict[str, dict[tuple[str, int, int, int], list[Chunk]]] = {}
+_regions: dict[str, dict[tuple[str, int, int, int], Region]] = {}
 
 
 def _facts_of(log: Log, bootstrap: str, topic: str) -> _Facts:
@@ -163,6 +163,9 @@ class TaskDone(WriterCommitMessage):
 class _Writer:
     """On the driver until it is pickled, in a task afterwards."""
 
+    #: What `first.run` says: that there is nothing of this sink to be found; else, that nothing of it was deleted.
+    _may_never_have_run = False
+
     def __init__(self, chosen: Settings) -> None:
         self._settings = chosen
         self._look: Look | None = None
@@ -185,7 +188,7 @@ class _Writer:
             chosen.topics,
             at=_Clock.time_ms(),
             counted=frozenset(topic for topic, each in facts.items() if each.counted),
-            first_run=chosen.first_run,
+            never_ran=chosen.first_run and self._may_never_have_run,
             remembered=remembered,
             retention_ms={topic: each.retention_ms for topic, each in facts.items()},
         )
@@ -274,7 +277,8 @@ class _Writer:
             compared = comparing.compare(self._plan(), outcomes, log=log, framing=framing, clock=_Clock())
         except CannotReach as error:
             raise SinkError(f"{name} could not be compared with the topic: {error}. The next try goes on") from error
-        assert compared is not None
+        if compared is None:
+            return
         _logger.warning(
             "%s was begun with its rows in other tasks: %d were found under another task's number. All of it was "
             "compared with the topic: %d of several equal rows were missing and are appended now, %d rows are there "
@@ -289,6 +293,8 @@ class _Writer:
 
 class _BatchWriter(_Writer, DataSourceArrowWriter):
     """`df.write`: one write per sink.id. Run again, it is the same write, and goes on where it stopped."""
+
+    _may_never_have_run = True
 
     def _identity(self, context: TaskContext) -> tuple[str, int]:
         return "", 0

@@ -555,6 +555,13 @@ class Logged:
         return bool(self.attributes & _CONTROL)
 
     @property
+    def is_whole(self) -> bool:
+        """It has all the records that it had."""
+        if self._raw[_MAGIC_AT] < 2 or self.is_control:
+            return True
+        return bool(self._record_count == self.next_offset - self.base_offset)
+
+    @property
     def bodies(self) -> list[bytes]:
         """Of each record, in order, as `Encoder.bodies` has them: without what this sink adds to a batch."""
         if self._raw[_MAGIC_AT] < 2:

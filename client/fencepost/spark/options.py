@@ -58,7 +58,10 @@ OPTIONS = (
         "before, even where equal rows in several tasks make it look otherwise",
     ),
     Option(
-        "first.run", "false", "nothing of this sink.id was ever written that is not in the topic any more; for one run"
+        "first.run",
+        "false",
+        "of a stream: what is in the topic is all that was written of the micro-batch, or may be taken for it (see "
+        "below); of a load: it never ran, so others' records are not searched for it. For one run",
     ),
     Option("patience.seconds", "120", "how long a task tries while nothing can be appended"),
     Option(

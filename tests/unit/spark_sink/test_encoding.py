@@ -403,6 +403,7 @@ def test_what_was_compacted_away_leaves_its_place() -> None:
     logged = Logged(bytes(compacted))
 
     assert (logged.base_offset, logged.next_offset, len(logged.bodies)) == (100, 110, 1)
+    assert not logged.is_whole
 
 
 def test_a_batch_without_records_is_a_gap() -> None:
@@ -414,6 +415,7 @@ def test_a_batch_without_records_is_a_gap() -> None:
     logged = Logged(bytes(empty))
 
     assert (logged.base_offset, logged.next_offset, logged.mark, logged.bodies) == (3, 4, None, [])
+    assert not logged.is_whole
 
 
 def test_markers_are_control_batches_without_bodies() -> None:
