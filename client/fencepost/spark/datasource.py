@@ -7,10 +7,13 @@ the first one for the tasks; that is the moment for the driver's look, so that a
 from __future__ import annotations
 
 import concurrent.futures
+import functools
+import importlib.metadata
 import inspect
 import json
 import logging
 import os
+import pickle
 import random
 import secrets
 import time
@@ -146,6 +149,15 @@ def _int(config: Mapping[str, str | None], name: str, default: int) -> int:
         return default
 
 
+@functools.cache
+def _version() -> str:
+    """Of this library; "" where it was sent along and not installed."""
+    try:
+        return importlib.metadata.version("fencepost")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def _log(chosen: Settings) -> Log:
     return Log.shared(chosen.client, patience_seconds=chosen.patience_seconds)
 
@@ -171,10 +183,20 @@ class _Writer:
         self._look: Look | None = None
         self._batch_bytes = chosen.batch_bytes
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> tuple[str, bytes]:
         if self._look is None:
             self._look_at_the_log()
-        return self.__dict__.copy()
+        return _version(), pickle.dumps(self.__dict__)
+
+    def __setstate__(self, state: tuple[str, bytes]) -> None:
+        """Raises SinkError where the driver's fencepost is another one: what it sends might be read for something
+        else."""
+        (sent_by, pickled), own = state, _version()
+        if sent_by and own and sent_by != own:
+            raise SinkError(
+                f"the driver has fencepost {sent_by}, and this executor has {own}: install the same one on all machines"
+            )
+        self.__dict__.update(pickle.loads(pickled))
 
     def _look_at_the_log(self) -> None:
         chosen = self._settings
@@ -239,6 +261,12 @@ class _Writer:
 
     def _committed(self, messages: Collection[Any], name: str) -> None:
         outcomes = [message.outcome for message in messages if isinstance(message, TaskDone)]
+        if len(outcomes) < len(messages):
+            raise SinkError(
+                f"{name}: Spark has run {len(messages)} tasks, and {len(messages) - len(outcomes)} of them without "
+                "the sink, so their rows are not in the topic. trigger(continuous=…) does that: take processingTime "
+                "or availableNow"
+            )
         places: dict[tuple[str, int], Written] = {}
         for outcome in outcomes:
             for place, written in outcome.places.items():

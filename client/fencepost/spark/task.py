@@ -1208,7 +1208,7 @@ class Task:
                 "one run: what is in the topic is found, the rest is appended"
             )
         else:
-            way = "Another sink.id writes all of it, behind what is there"
+            way = "A load that was through needs nothing; another sink.id writes all of it, behind what is there"
         return SinkError(
             f"{place[0]}-{place[1]} has lost its records below offset {start}, and {why}: it cannot be known what of "
             f"batch {self._batch} was written. {way}"
@@ -1219,7 +1219,8 @@ class Task:
         return SinkError(
             f"{place[0]}-{place[1]} was compacted since {what} of sink {self._plan.sink!r} was begun, and a row is not "
             "there: it may have been, and then it would come back behind newer ones of its key. A write can be tried "
-            f"again within min.compaction.lag.ms. {self._last_way_out()}"
+            f"again within min.compaction.lag.ms. {'' if self._query else 'A load that was through needs nothing. '}"
+            f"{self._last_way_out()}"
         )
 
 

@@ -345,7 +345,7 @@ def test_a_load_is_not_told_to_write_twice_what_it_cannot_find() -> None:
     write(log, looked(log), keyed(*range(20)), query="")
     partition = log.world.topics[TOPIC][0]
     partition.start = partition.stored.pop(0).next_offset
-    with pytest.raises(SinkError, match=r"lost its records.*Another sink.id") as raised:
+    with pytest.raises(SinkError, match=r"lost its records.*another sink.id") as raised:
         write(log, looked(log), keyed(*range(20)), query="")
     assert "first.run" not in str(raised.value)
 
