@@ -264,8 +264,8 @@ def _header_lists(column: Any) -> tuple[_Int64s, Any]:
     if reserved >= 0:
         raise UnfitRow(
             int(np.searchsorted(ends, reserved, "right")),
-            f"a row has a header {names[reserved].as_py()!r}, which the sink itself sets; leave it out, as in "
-            f"filter(headers, h -> h.key != '{names[reserved].as_py()}')",
+            f"a row has a header {names[reserved].as_py()!r}, which is the sink's or the proxy's own; leave these out, "
+            f"as in filter(headers, h -> h.key NOT IN ({', '.join(map(repr, RESERVED_HEADERS))}))",
         )
     joined = _joined(*_prefixed(_as_binary(names)), *_prefixed(_as_binary(pc.struct_field(headers, [1]))))
     offsets = np.zeros(len(counts) + 1, np.int64)

@@ -73,6 +73,24 @@ def test_tasks_that_spark_has_run_without_the_sink_are_not_committed() -> None:
     writer().commit([], 3)
 
 
+class Context:
+    """Spark's, of a task."""
+
+    def __init__(self, **properties: str) -> None:
+        self._properties = {name.replace("_", "."): value for name, value in properties.items()}
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return self._properties.get(name)
+
+
+def test_a_task_that_is_not_told_its_batch_writes_nothing() -> None:
+    query, batch = {"sql_streaming_queryId": "q"}, {"streaming_sql_batchId": "7"}
+    assert writer()._identity(Context(**query, **batch)) == ("q", 7)
+    for missing in ({}, query, batch):
+        with pytest.raises(SinkError, match=r"streaming.sql.batchId, by which a batch is known again: Spark 4.1"):
+            writer()._identity(Context(**missing))
+
+
 @pytest.mark.usefixtures("no_kafka")
 @pytest.mark.parametrize("kind", [_BatchWriter, _StreamWriter])
 def test_a_stream_s_first_run_says_nothing_of_what_lies_behind_others_records(
