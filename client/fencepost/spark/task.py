@@ -580,7 +580,7 @@ class Task:
         if mark.batch != self._batch:
             raise self._other_batch(place, mark)
         if mark.over != self._over[place[0]]:
-            if place[0] not in self._counted:
+            if place[0] not in self._counted and not self._behind:
                 self._only(place[0], {mark.over, self._over[place[0]]})
             self._mixed.add(place[0])
         self._rearranged |= mark.arranged != self._plan.arranged

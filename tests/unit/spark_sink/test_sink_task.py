@@ -243,6 +243,18 @@ def test_a_batch_behind_the_log_appends_nothing() -> None:
     assert len(log.bodies()) == 8
 
 
+@pytest.mark.parametrize("counted", [frozenset[str](), frozenset({TOPIC})])
+def test_a_batch_behind_the_log_lies_where_it_was_placed_before_the_topic_grew(counted: frozenset[str]) -> None:
+    log = Log()
+    for batch in range(2):
+        write(log, looked(log, counted=counted), keyed(batch), batch=batch)
+    log.world.grow(TOPIC, 2)
+    done = write(log, looked(log, counted=counted), keyed(0), batch=0, partition=1)
+    assert (done.found, done.appended) == (1, 0)
+    with pytest.raises(SinkError, match="checkpoint was restored"):
+        write(log, looked(log, counted=counted), keyed(0, 9), batch=0, partition=1)
+
+
 def test_a_driver_that_is_overtaken_stops() -> None:
     log = Log()
     old = looked(log)
