@@ -7,6 +7,7 @@ the first one for the tasks; that is the moment for the driver's look, so that a
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import functools
 import importlib.metadata
 import inspect
@@ -16,6 +17,7 @@ import os
 import pickle
 import random
 import secrets
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
@@ -381,6 +383,8 @@ class FencepostDataSource(DataSource):
             raise SinkError("there is neither an option 'topic' nor a column `topic`")
         if chosen.arranged and "partition" not in names:
             raise SinkError("arranged=true needs the column `partition`, as fencepost.spark.arrange makes it")
+        if chosen.report:
+            _check_report(Path(chosen.report))
         if chosen.ignored:
             _logger.info("options without a meaning here: %s", ", ".join(chosen.ignored))
         return chosen
@@ -440,6 +444,18 @@ def _sum(one: Written | None, other: Written) -> Written:
     return Written(
         one.found + other.found, one.appended + other.appended, min(firsts, default=-1), max(one.end, other.end)
     )
+
+
+def _check_report(path: Path) -> None:
+    """Raises SinkError: found only at the commit, it would have each try fail when all is written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    except OSError as error:
+        raise SinkError(f"option report={path}: the driver cannot write it: {error}") from error
 
 
 def _write_report(path: Path, places: Mapping[tuple[str, int], Written]) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.types import StructType
 
 from fencepost.spark import datasource
-from fencepost.spark.datasource import TaskDone, _BatchWriter, _StreamWriter, _Writer
+from fencepost.spark.datasource import FencepostDataSource, TaskDone, _BatchWriter, _StreamWriter, _Writer
 from fencepost.spark.errors import SinkError
 from fencepost.spark.looking import Look
 from fencepost.spark.options import settings
@@ -71,6 +73,21 @@ def test_tasks_that_spark_has_run_without_the_sink_are_not_committed() -> None:
     with pytest.raises(SinkError, match=r"2 tasks, and 1 of them without the sink.*continuous"):
         writer().commit([done(0, 0), None], 3)
     writer().commit([], 3)
+
+
+@pytest.mark.parametrize("report", ["file/report.json", "directory"])
+def test_a_report_that_cannot_be_written_is_told_before_the_first_row(tmp_path: Path, report: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "directory").mkdir()
+    source = FencepostDataSource({**REQUIRED, "report": str(tmp_path / report)})
+    with pytest.raises(SinkError, match=r"option report=.*the driver cannot write it"):
+        source.writer(StructType().add("value", "string"), overwrite=False)
+
+
+def test_a_report_s_directory_is_made(tmp_path: Path) -> None:
+    source = FencepostDataSource({**REQUIRED, "report": str(tmp_path / "a" / "b" / "report.json")})
+    source.writer(StructType().add("value", "string"), overwrite=False)
+    assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
 class Context:
