@@ -165,6 +165,11 @@ def settings(options: Mapping[str, str]) -> Settings:
     topic, topics = given.get("topic", "").strip(), _words(given.get("topics", ""))
     if not topic and not topics:
         raise SinkError("option 'topic' is required; or 'topics', where a column `topic` says for each row which")
+    if topic and topics:
+        raise SinkError(
+            "options 'topic' and 'topics' are both set: with 'topic' all rows go there; leave it out, and the column "
+            "`topic` says for each row which of 'topics'"
+        )
     acks = given.get("kafka.acks", "all").lower()
     if acks not in ("all", "-1"):
         raise SinkError(f"kafka.acks={acks} cannot be exactly once: leave it out, or say all")
