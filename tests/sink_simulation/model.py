@@ -34,13 +34,20 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
+    """`gone` – how many of its records were compacted away."""
+
     base_offset: int
     bodies: tuple[bytes, ...]
     mark: bytes | None
+    gone: int = 0
 
     @property
     def next_offset(self) -> int:
-        return self.base_offset + len(self.bodies)
+        return self.base_offset + len(self.bodies) + self.gone
+
+    @property
+    def is_whole(self) -> bool:
+        return self.gone == 0
 
 
 @dataclass(slots=True)

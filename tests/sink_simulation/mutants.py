@@ -232,10 +232,8 @@ def _send_two(self: Any, place: Any, partition: Any) -> None:
 _send = Task._send
 
 
-def _tail_only(log: Any, place: Any, bounds: tuple[int, int], sink: str, *_: Any) -> looking.Known:
-    start, end = bounds
-    mark = task.own_mark(log.tail(*place, end), sink) if end > start else None
-    return looking.Known(end, mark, end)
+def _tail_only(log: Any, place: Any, bounds: Any, sink: str, lower: Any) -> Any:
+    return replace(lower, below=bounds[1])
 
 
 def _spread_by_chance(self: Any, topic: str) -> int:
@@ -432,7 +430,7 @@ MUTANTS = (
     Mutant(
         "tail only",
         "the last mark is not looked for behind others' records",
-        lambda: patch.object(looking, "_known", _tail_only),
+        lambda: patch.object(looking, "_search", _tail_only),
         ("zombies, other order",),
     ),
     Mutant("spread by chance", "rows without a key go anywhere", _method("own", _spread_by_chance), ("no keys",)),
@@ -441,6 +439,12 @@ MUTANTS = (
         "arranged rows are looked for among the task's own",
         _method("_absorb", _ours_by_task),
         ("changed split, then arranged", "growth, arranged"),
+    ),
+    Mutant(
+        "arranged rows without a task",
+        "rows that lie where no task of the arranged data has any are not missed",
+        lambda: patch.object(comparing, "_without_task", lambda outcomes: set()),
+        ("other data, arranged, a partition is empty now",),
     ),
     Mutant("order", "refused rows go behind later ones", _method("_answered", _no_order), ("lossy",)),
     Mutant(

@@ -6,17 +6,28 @@ from dataclasses import replace
 
 import pytest
 
+from .mixes import mixed
 from .mutants import MUTANTS, Mutant, hunt
 from .stories import STORIES, play
 
 _SEEDS = 6
 _HUNTING_SEEDS = 60
+_MIXES = 40
 
 
 @pytest.mark.parametrize("name", STORIES)
 def test_each_row_is_there_once(name: str) -> None:
     runs = [play(STORIES[name], seed) for seed in range(_SEEDS)]
     assert all(run.complete or run.errors for run in runs)
+
+
+def test_each_row_is_there_once_in_mixed_stories() -> None:
+    for seed in range(_MIXES):
+        try:
+            play(mixed(seed), seed)
+        except BaseException:
+            print(f"--mixes 1 --seed {seed}: {mixed(seed)}")
+            raise
 
 
 @pytest.mark.no_cover  # of what is broken

@@ -67,6 +67,8 @@ class Compared:
 
 def compare(plan: Plan, outcomes: Collection[Outcome], *, log: Log, framing: Framing, clock: Clock) -> Compared | None:
     """None where there is nothing to compare. Raises SinkError, CannotReach."""
+    if plan.unmatched != KEEP and (others := _without_task(outcomes)):
+        raise _no_rows_for(plan, others)
     places = _doubtful_places(outcomes)
     if not places:
         return None
@@ -78,7 +80,23 @@ def compare(plan: Plan, outcomes: Collection[Outcome], *, log: Log, framing: Fra
 
 
 def is_needed(outcomes: Collection[Outcome]) -> bool:
-    return bool(_doubtful_places(outcomes))
+    return bool(_doubtful_places(outcomes) or _without_task(outcomes))
+
+
+def _without_task(outcomes: Collection[Outcome]) -> set[Place]:
+    """Of arranged rows only the task that has some for a partition looks at what lies there. Where no task has any, and
+    rows of the batch lie."""
+    begun = frozenset[Place]().union(*(outcome.begun for outcome in outcomes))
+    return set(begun.difference(*(outcome.places for outcome in outcomes)))
+
+
+def _no_rows_for(plan: Plan, places: Collection[Place]) -> SinkError:
+    return SinkError(
+        f"{', '.join(f'{topic}-{partition}' for topic, partition in sorted(places))}: there are rows of this batch of "
+        f"sink {plan.sink!r} that the data as a whole does not have now: the source or the query is not what it was "
+        "when they were written. For another load take another sink.id; unmatched.rows=keep, for one run, goes on as "
+        "it is"
+    )
 
 
 def _doubtful_places(outcomes: Collection[Outcome]) -> set[Place]:

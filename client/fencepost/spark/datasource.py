@@ -7,12 +7,17 @@ the first one for the tasks; that is the moment for the driver's look, so that a
 from __future__ import annotations
 
 import concurrent.futures
+import errno
+import functools
+import importlib.metadata
 import inspect
 import json
 import logging
 import os
+import pickle
 import random
 import secrets
+import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
@@ -38,7 +43,7 @@ from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.log import Log
 from fencepost.spark.looking import Look
 from fencepost.spark.options import Settings, batch_bytes, settings
-from fencepost.spark.task import CHECK, COUNT_CHECK, Chunk, Outcome, Plan, Task, Written
+from fencepost.spark.task import CHECK, COUNT_CHECK, Outcome, Plan, Region, Task, Written
 
 _logger = logging.getLogger("fencepost.spark")
 
@@ -103,7 +108,7 @@ class _Facts:
 _facts: dict[tuple[str, str], _Facts] = {}
 _remembered: dict[tuple[str, str], looking.Remembered] = {}
 #: What tasks of one run have read of a half-written batch.
-_regions: dict[str, dict[tuple[str, int, int, int], list[Chunk]]] = {}
+_regions: dict[str, dict[tuple[str, int, int, int], Region]] = {}
 
 
 def _facts_of(log: Log, bootstrap: str, topic: str) -> _Facts:
@@ -146,6 +151,15 @@ def _int(config: Mapping[str, str | None], name: str, default: int) -> int:
         return default
 
 
+@functools.cache
+def _version() -> str:
+    """Of this library; "" where it was sent along and not installed."""
+    try:
+        return importlib.metadata.version("fencepost")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
 def _log(chosen: Settings) -> Log:
     return Log.shared(chosen.client, patience_seconds=chosen.patience_seconds)
 
@@ -163,15 +177,28 @@ class TaskDone(WriterCommitMessage):
 class _Writer:
     """On the driver until it is pickled, in a task afterwards."""
 
+    #: What `first.run` says: that there is nothing of this sink to be found; else, that nothing of it was deleted.
+    _may_never_have_run = False
+
     def __init__(self, chosen: Settings) -> None:
         self._settings = chosen
         self._look: Look | None = None
         self._batch_bytes = chosen.batch_bytes
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> tuple[str, bytes]:
         if self._look is None:
             self._look_at_the_log()
-        return self.__dict__.copy()
+        return _version(), pickle.dumps(self.__dict__)
+
+    def __setstate__(self, state: tuple[str, bytes]) -> None:
+        """Raises SinkError where the driver's fencepost is another one: what it sends might be read for something
+        else."""
+        (sent_by, pickled), own = state, _version()
+        if sent_by and own and sent_by != own:
+            raise SinkError(
+                f"the driver has fencepost {sent_by}, and this executor has {own}: install the same one on all machines"
+            )
+        self.__dict__.update(pickle.loads(pickled))
 
     def _look_at_the_log(self) -> None:
         chosen = self._settings
@@ -185,7 +212,7 @@ class _Writer:
             chosen.topics,
             at=_Clock.time_ms(),
             counted=frozenset(topic for topic, each in facts.items() if each.counted),
-            first_run=chosen.first_run,
+            never_ran=chosen.first_run and self._may_never_have_run,
             remembered=remembered,
             retention_ms={topic: each.retention_ms for topic, each in facts.items()},
         )
@@ -236,6 +263,12 @@ class _Writer:
 
     def _committed(self, messages: Collection[Any], name: str) -> None:
         outcomes = [message.outcome for message in messages if isinstance(message, TaskDone)]
+        if len(outcomes) < len(messages):
+            raise SinkError(
+                f"{name}: Spark has run {len(messages)} tasks, and {len(messages) - len(outcomes)} of them without "
+                "the sink, so their rows are not in the topic. trigger(continuous=…) does that: take processingTime "
+                "or availableNow"
+            )
         places: dict[tuple[str, int], Written] = {}
         for outcome in outcomes:
             for place, written in outcome.places.items():
@@ -274,7 +307,8 @@ class _Writer:
             compared = comparing.compare(self._plan(), outcomes, log=log, framing=framing, clock=_Clock())
         except CannotReach as error:
             raise SinkError(f"{name} could not be compared with the topic: {error}. The next try goes on") from error
-        assert compared is not None
+        if compared is None:
+            return
         _logger.warning(
             "%s was begun with its rows in other tasks: %d were found under another task's number. All of it was "
             "compared with the topic: %d of several equal rows were missing and are appended now, %d rows are there "
@@ -289,6 +323,8 @@ class _Writer:
 
 class _BatchWriter(_Writer, DataSourceArrowWriter):
     """`df.write`: one write per sink.id. Run again, it is the same write, and goes on where it stopped."""
+
+    _may_never_have_run = True
 
     def _identity(self, context: TaskContext) -> tuple[str, int]:
         return "", 0
@@ -347,6 +383,8 @@ class FencepostDataSource(DataSource):
             raise SinkError("there is neither an option 'topic' nor a column `topic`")
         if chosen.arranged and "partition" not in names:
             raise SinkError("arranged=true needs the column `partition`, as fencepost.spark.arrange makes it")
+        if chosen.report:
+            _check_report(Path(chosen.report))
         if chosen.ignored:
             _logger.info("options without a meaning here: %s", ", ".join(chosen.ignored))
         return chosen
@@ -406,6 +444,18 @@ def _sum(one: Written | None, other: Written) -> Written:
     return Written(
         one.found + other.found, one.appended + other.appended, min(firsts, default=-1), max(one.end, other.end)
     )
+
+
+def _check_report(path: Path) -> None:
+    """Raises SinkError: found only at the commit, it would have each try fail when all is written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    except OSError as error:
+        raise SinkError(f"option report={path}: the driver cannot write it: {error}") from error
 
 
 def _write_report(path: Path, places: Mapping[tuple[str, int], Written]) -> None:

@@ -264,8 +264,8 @@ def _header_lists(column: Any) -> tuple[_Int64s, Any]:
     if reserved >= 0:
         raise UnfitRow(
             int(np.searchsorted(ends, reserved, "right")),
-            f"a row has a header {names[reserved].as_py()!r}, which the sink itself sets; leave it out, as in "
-            f"filter(headers, h -> h.key != '{names[reserved].as_py()}')",
+            f"a row has a header {names[reserved].as_py()!r}, which is the sink's or the proxy's own; leave these out, "
+            f"as in filter(headers, h -> h.key NOT IN ({', '.join(map(repr, RESERVED_HEADERS))}))",
         )
     joined = _joined(*_prefixed(_as_binary(names)), *_prefixed(_as_binary(pc.struct_field(headers, [1]))))
     offsets = np.zeros(len(counts) + 1, np.int64)
@@ -553,6 +553,13 @@ class Logged:
     def is_control(self) -> bool:
         """A transaction marker's: no records."""
         return bool(self.attributes & _CONTROL)
+
+    @property
+    def is_whole(self) -> bool:
+        """It has all the records that it had."""
+        if self._raw[_MAGIC_AT] < 2 or self.is_control:
+            return True
+        return bool(self._record_count == self.next_offset - self.base_offset)
 
     @property
     def bodies(self) -> list[bytes]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fencepost.spark.marks import Mark
 from fencepost.spark.task import Log, Place, own_mark
@@ -61,54 +61,72 @@ def look(
     *,
     at: int,
     counted: frozenset[str] = frozenset(),
-    first_run: bool = False,
+    never_ran: bool = False,
     remembered: Remembered | None = None,
     retention_ms: dict[str, int] | None = None,
 ) -> Look:
-    """Raises CannotReach, SinkError."""
+    """`never_ran` – as the user says: others' records are not searched. Raises CannotReach, SinkError."""
     counts: dict[str, int] = {}
-    sights: dict[Place, Sight] = {}
+    bounds: dict[Place, tuple[int, int]] = {}
     known = (remembered or Remembered()).places
+    half_known: dict[Place, Known | None] = {}
     for topic in topics:
         # The count first: what was placed over an older one is in the log, below the ends that are read afterwards.
         counts[topic] = log.partition_count(topic)
         for partition, (start, end) in log.offsets(topic, range(counts[topic])).items():
             place = (topic, partition)
-            known[place] = _known(log, place, (start, end), sink, first_run, known.get(place))
-            sights[place] = Sight(start, end, known[place].mark)
+            bounds[place] = (start, end)
+            all_, lower = _glance(log, place, (start, end), sink, known.get(place))
+            if all_ is not None:
+                known[place] = all_
+            else:
+                half_known[place] = lower
+    # Of which something is seen at once, that has run, whatever its user says.
+    seen = [half_known[place] if place in half_known else known[place] for place in bounds]
+    never_ran &= all(each is None or each.mark is None for each in seen)
+    for place, lower in half_known.items():
+        start, end = bounds[place]
+        if lower is None and never_ran:
+            known[place] = Known(end, None, 0)
+        else:
+            known[place] = _search(log, place, (start, end), sink, lower or Known(start, None, 0))
+    sights = {place: Sight(*bounds[place], known[place].mark) for place in bounds}
     return Look(secrets.token_hex(8), at, counts, counted, sights, retention_ms or {})
 
 
-def _known(  # noqa: PLR0917 - called once
-    log: Log, place: Place, bounds: tuple[int, int], sink: str, first_run: bool, known: Known | None
-) -> Known:
-    topic, partition = place
+def _glance(
+    log: Log, place: Place, bounds: tuple[int, int], sink: str, known: Known | None
+) -> tuple[Known | None, Known | None]:
+    """What is known without reading others' records; if that is not all, what is known of what lies further down."""
     start, end = bounds
     if known is not None and known.below > end:
         known = None  # truncated, or another topic of this name
     if known is not None and end in (known.below, start):
-        return Known(end, known.mark, known.mark_end)
+        return replace(known, below=end), None
     if end == start:
-        return Known(end, None, 0)
-    mark = own_mark(log.tail(topic, partition, end), sink)
+        return Known(end, None, 0), None
+    mark = own_mark(log.tail(*place, end), sink)
     if mark is not None:
-        return Known(end, mark, end)
+        return Known(end, mark, end), None
     # A topic that was deleted and made again may be longer than the one that was looked at.
     readable = known is not None and known.mark is not None and known.mark_end > start
-    if known and readable and own_mark(log.tail(topic, partition, known.mark_end), sink) != known.mark:
+    if known and readable and own_mark(log.tail(*place, known.mark_end), sink) != known.mark:
         known = None
-    if known is None and first_run:
-        return Known(end, None, 0)
-    floor = max(start, known.below if known is not None else start)
-    high, stretch = end, _STRETCH
+    return None, known
+
+
+def _search(log: Log, place: Place, bounds: tuple[int, int], sink: str, lower: Known) -> Known:
+    """The last mark among others' records, from the end backwards."""
+    start, end = bounds
+    floor, high, stretch = max(start, lower.below), end, _STRETCH
     while high > floor:
         low = max(floor, high - stretch)
         found = Known(end, None, 0)
-        for logged in log.read(topic, partition, low, high):
+        for logged in log.read(*place, low, high):
             mark = own_mark(logged, sink)
             if mark is not None:
                 found = Known(end, mark, logged.next_offset)
         if found.mark is not None:
             return found
         high, stretch = low, stretch * 8
-    return Known(end, known.mark, known.mark_end) if known is not None else Known(end, None, 0)
+    return replace(lower, below=end)

@@ -58,7 +58,10 @@ OPTIONS = (
         "before, even where equal rows in several tasks make it look otherwise",
     ),
     Option(
-        "first.run", "false", "nothing of this sink.id was ever written that is not in the topic any more; for one run"
+        "first.run",
+        "false",
+        "of a stream: what is in the topic is all that was written of the micro-batch, or may be taken for it (see "
+        "below); of a load: it never ran, so others' records are not searched for it. For one run",
     ),
     Option("patience.seconds", "120", "how long a task tries while nothing can be appended"),
     Option(
@@ -162,6 +165,11 @@ def settings(options: Mapping[str, str]) -> Settings:
     topic, topics = given.get("topic", "").strip(), _words(given.get("topics", ""))
     if not topic and not topics:
         raise SinkError("option 'topic' is required; or 'topics', where a column `topic` says for each row which")
+    if topic and topics:
+        raise SinkError(
+            "options 'topic' and 'topics' are both set: with 'topic' all rows go there; leave it out, and the column "
+            "`topic` says for each row which of 'topics'"
+        )
     acks = given.get("kafka.acks", "all").lower()
     if acks not in ("all", "-1"):
         raise SinkError(f"kafka.acks={acks} cannot be exactly once: leave it out, or say all")

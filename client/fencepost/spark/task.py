@@ -96,7 +96,8 @@ class Answer(Protocol):
 
 
 class Logged(Protocol):
-    """A batch in the log. `bodies` – its records without what the sink added; empty for a control batch."""
+    """A batch in the log. `bodies` – its records without what the sink added; empty for a control batch. `is_whole` –
+    compaction has left all of them."""
 
     @property
     def base_offset(self) -> int: ...
@@ -106,6 +107,8 @@ class Logged(Protocol):
     def bodies(self) -> Sequence[bytes]: ...
     @property
     def mark(self) -> bytes | None: ...
+    @property
+    def is_whole(self) -> bool: ...
 
 
 class Log(Protocol):
@@ -203,7 +206,8 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of a task that ended well. `rows` = `appended` + `found`; `refused` – appends that others were faster than."""
+    """Of a task that ended well. `rows` = `appended` + `found`; `refused` – appends that others were faster than;
+    `begun` – with `arranged`: where rows of this batch lay, whether or not the task has any that belong there."""
 
     task: int
     rows: int
@@ -213,6 +217,7 @@ class Outcome:
     refused: int
     places: dict[Place, Written]
     met: Met | None = None
+    begun: frozenset[Place] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +227,14 @@ class Chunk:
     mark: Mark
     next_offset: int
     digests: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A stretch of one partition as it was read. `is_whole` – nothing that lay there was compacted away."""
+
+    chunks: tuple[Chunk, ...]
+    is_whole: bool
 
 
 #: Whose a chunk is: this task's of this run; of its number in another run; of another number in another run.
@@ -349,6 +362,8 @@ class _Partition:
     #: Chunks per task between the driver's look and `end`; None: not known for all.
     seen: dict[int, int] | None = field(default_factory=dict)
     read: bool = True
+    #: Rows of this batch lay there when the driver looked, as was read.
+    begun: bool = False
     fed: bool = False
     #: Others append to it: it is cheaper to look before a large batch is sent in vain.
     rivals: bool = False
@@ -387,7 +402,7 @@ class Task:
         log: Log,
         framing: Framing,
         clock: Clock,
-        regions: dict[tuple[str, int, int, int], list[Chunk]] | None = None,
+        regions: dict[tuple[str, int, int, int], Region] | None = None,
     ) -> None:
         self._plan = plan
         self._looked = look
@@ -409,6 +424,8 @@ class Task:
         self._growing: set[str] = set()
         self._rearranged = False
         self._behind = False
+        #: Of whose rows of this batch some may be gone.
+        self._compacted: set[Place] = set()
         self._partitions: dict[Place, _Partition] = {}
         #: Whose the chunks are that count: see rule 1.
         self._groups: list[_Group] = []
@@ -506,8 +523,13 @@ class Task:
             begin, end = partition.began, sight.end
         else:
             return
+        if self._plan.first_run and not self._behind:
+            begin = partition.began = max(begin, sight.start)
         self._refuse_deleted(place, begin, sight.start)
-        for chunk in self._chunks_of(place, begin, end):
+        region = self._region(place, begin, end)
+        if not region.is_whole:
+            self._compacted.add(place)
+        for chunk in region.chunks:
             if not (self._behind and chunk.mark.batch != self._batch):
                 self._absorb(place, chunk, before_the_look=True)
         if (self._left or self._left_foreign) and self._held is None and not (self._plan.arranged and self._mixed):
@@ -520,24 +542,36 @@ class Task:
                 return end, end
             self._refuse_deleted(place, mark.before, self._looked.sights[place].start)
             end = mark.began
-            chunks = self._chunks_of(place, mark.before, end)
+            chunks = self._region(place, mark.before, end).chunks
             if not chunks:
                 raise self._deleted(place, mark.before, "marks of earlier batches are missing")
             mark = chunks[-1].mark
         return (mark.began, end) if mark.batch == self._batch else (end, end)
 
-    def _chunks_of(self, place: Place, begin: int, end: int) -> list[Chunk]:
+    def _region(self, place: Place, begin: int, end: int) -> Region:
         key = (*place, begin, end)
         if key not in self._regions:
-            self._regions[key] = self._patiently(lambda: list(self._read(place, begin, end)))
+            self._regions[key] = self._patiently(lambda: self._read_whole(place, begin, end))
         return self._regions[key]
+
+    def _read_whole(self, place: Place, begin: int, end: int) -> Region:
+        chunks: list[Chunk] = []
+        at, is_whole = begin, True
+        for logged in self._log.read(*place, begin, end) if begin < end else ():
+            is_whole &= logged.is_whole and logged.base_offset <= at
+            at = logged.next_offset
+            chunks += self._own_chunks((logged,), begin, end)
+        return Region(tuple(chunks), is_whole and at >= end)
 
     def _read(self, place: Place, begin: int, end: int) -> Iterator[Chunk]:
         if begin < end:
-            for logged in self._log.read(*place, begin, end):
-                mark = own_mark(logged, self._plan.sink)
-                if mark is not None and logged.next_offset > begin and logged.base_offset < end:
-                    yield Chunk(mark, logged.next_offset, tuple(map(digest_of, logged.bodies)))
+            yield from self._own_chunks(self._log.read(*place, begin, end), begin, end)
+
+    def _own_chunks(self, batches: Iterable[Any], begin: int, end: int) -> Iterator[Chunk]:
+        for logged in batches:
+            mark = own_mark(logged, self._plan.sink)
+            if mark is not None and logged.next_offset > begin and logged.base_offset < end:
+                yield Chunk(mark, logged.next_offset, tuple(map(digest_of, logged.bodies)))
 
     def _absorb(self, place: Place, chunk: Chunk, *, before_the_look: bool = False) -> None:
         """A chunk of this sink that lies in the log and was not known yet."""
@@ -546,13 +580,13 @@ class Task:
         if mark.batch != self._batch:
             raise self._other_batch(place, mark)
         if mark.over != self._over[place[0]]:
-            if place[0] not in self._counted:
+            if place[0] not in self._counted and not self._behind:
                 self._only(place[0], {mark.over, self._over[place[0]]})
             self._mixed.add(place[0])
         self._rearranged |= mark.arranged != self._plan.arranged
         same_run = mark.run == self._looked.run
         if before_the_look:
-            pass
+            partition.begun = True
         elif not same_run:
             partition.seen = None
         elif partition.seen is not None:
@@ -638,7 +672,19 @@ class Task:
                 if partition.found or partition.appended
             },
             self._met(),
+            self._begun() if self._plan.arranged else frozenset(),
         )
+
+    def _begun(self) -> frozenset[Place]:
+        return frozenset(
+            place
+            for place, partition in self._partitions.items()
+            if partition.begun or self._last_batch(place) == self._batch
+        )
+
+    def _last_batch(self, place: Place) -> int:
+        sight = self._looked.sights.get(place)
+        return -1 if sight is None or sight.last is None else sight.last.batch
 
     def _met(self) -> Met | None:
         places = {}
@@ -761,7 +807,7 @@ class Task:
 
     def _missing(self, place: Place, rows: _Rows) -> _Rows:
         """Those that do not lie in the log. The others are counted as found."""
-        if not (self._left or self._left_foreign or self._behind or self._rearranged):
+        if not (self._left or self._left_foreign or self._behind or self._rearranged or self._compacted):
             return rows
         keep = [self._is_missing(place, body, rows, index) for index, body in enumerate(rows.bodies.to_pylist())]
         return rows if all(keep) else rows.kept(keep)
@@ -788,6 +834,8 @@ class Task:
             self._spread = True
             if not self._plan.same_split and self._left_foreign and digest in self._of_others():
                 raise self._other_split(place)
+        if place in self._compacted or (place[0] in self._mixed and self._compacted):
+            raise self._gone(place)
         if self._behind:
             raise SinkError(
                 f"the topic is further than batch {self._batch}, and a row of this batch is not in it "
@@ -1152,10 +1200,27 @@ class Task:
             raise self._deleted(place, start, f"rows of batch {self._batch} may have lain there")
 
     def _deleted(self, place: Place, start: int, why: str) -> SinkError:
+        if self._behind:
+            way = "The checkpoint was restored from before later batches: restore the newest one"
+        elif self._query:
+            way = (
+                "If you know that nothing of it was deleted, or if that may be written again, say first.run=true for "
+                "one run: what is in the topic is found, the rest is appended"
+            )
+        else:
+            way = "A load that was through needs nothing; another sink.id writes all of it, behind what is there"
         return SinkError(
             f"{place[0]}-{place[1]} has lost its records below offset {start}, and {why}: it cannot be known what of "
-            f"batch {self._batch} was "
-            "written. If you know that nothing of it was, say first.run=true for one run"
+            f"batch {self._batch} was written. {way}"
+        )
+
+    def _gone(self, place: Place) -> SinkError:
+        what = f"batch {self._batch}" if self._query else "this write"
+        return SinkError(
+            f"{place[0]}-{place[1]} was compacted since {what} of sink {self._plan.sink!r} was begun, and a row is not "
+            "there: it may have been, and then it would come back behind newer ones of its key. A write can be tried "
+            f"again within min.compaction.lag.ms. {'' if self._query else 'A load that was through needs nothing. '}"
+            f"{self._last_way_out()}"
         )
 
 

@@ -33,6 +33,7 @@ def test_what_is_required_is_asked_for(missing: str) -> None:
     ("more", "said"),
     [
         ({"sinkid": "x"}, "is it 'sink.id'"),
+        ({"topics": "a,b"}, "are both set"),
         ({"kafka.acks": "1"}, "cannot be exactly once"),
         ({"kafka.compression.type": "brotli"}, "must be one of none, gzip"),
         ({"kafka.compression.type": "gzip", "kafka.compression.gzip.level": "10"}, "from -1 to 9"),

@@ -16,7 +16,7 @@ from fencepost.spark.errors import SinkError, Unknown
 from fencepost.spark.looking import Look, Remembered, look
 from fencepost.spark.marks import Mark
 from fencepost.spark.task import Outcome, Plan, Task
-from tests.sink_simulation.model import Answer, Batch, Faults, ModelFraming, ModelLog, Partition, World, body
+from tests.sink_simulation.model import Answer, Batch, Faults, ModelFraming, ModelLog, Partition, Stored, World, body
 
 TOPIC = "t"
 
@@ -81,18 +81,20 @@ PLAN = Plan("s", patience_seconds=30, chunk_bytes=100, chunk_rows=1000)
 
 
 def looked(log: Log, **more: Any) -> Look:
-    return look(log, "s", [TOPIC], at=0, **more)
+    return look(log, "s", [TOPIC], **{"at": 0, **more})
 
 
 def values(*numbers: int) -> list[bytes]:
     return [body(None, b"%d" % number) for number in numbers]
 
 
-def write(log: Log, seen: Look, rows: list[bytes], plan: Plan = PLAN, **who: Any) -> Outcome:
+def write(log: Log, seen: Look, rows: list[bytes], plan: Plan = PLAN, partition: int | None = 0, **who: Any) -> Outcome:
+    """`partition` None: the task has no rows."""
     identity = {"query": "q", "batch": 0, "task": 0, "attempt": "a", **who}
     one = Task(plan, seen, log=log, framing=ModelFraming(), clock=Clock(), **identity)
     one.begin()
-    one.feed(TOPIC, pa.array(rows, pa.large_binary()), [0] * len(rows))
+    if partition is not None:
+        one.feed(TOPIC, pa.array(rows, pa.large_binary()), [partition] * len(rows))
     return one.finish()
 
 
@@ -241,6 +243,18 @@ def test_a_batch_behind_the_log_appends_nothing() -> None:
     assert len(log.bodies()) == 8
 
 
+@pytest.mark.parametrize("counted", [frozenset[str](), frozenset({TOPIC})])
+def test_a_batch_behind_the_log_lies_where_it_was_placed_before_the_topic_grew(counted: frozenset[str]) -> None:
+    log = Log()
+    for batch in range(2):
+        write(log, looked(log, counted=counted), keyed(batch), batch=batch)
+    log.world.grow(TOPIC, 2)
+    done = write(log, looked(log, counted=counted), keyed(0), batch=0, partition=1)
+    assert (done.found, done.appended) == (1, 0)
+    with pytest.raises(SinkError, match="checkpoint was restored"):
+        write(log, looked(log, counted=counted), keyed(0, 9), batch=0, partition=1)
+
+
 def test_a_driver_that_is_overtaken_stops() -> None:
     log = Log()
     old = looked(log)
@@ -319,6 +333,102 @@ def test_a_driver_remembers_its_mark_when_retention_has_deleted_all() -> None:
     assert log.bodies() == values(2)
 
 
+def test_what_the_user_knows_not_to_be_lost_is_found_where_it_lies_and_the_rest_appended() -> None:
+    """With `first.run=true` a stream that was half written goes on behind what retention has deleted."""
+    log = Log(2)
+    write(log, looked(log), keyed(*range(20)))
+    partition, other = log.world.topics[TOPIC]
+    for each in (partition, other):
+        each.append((b"\1other",), None)
+    lost = list(partition.stored.pop(0).bodies)
+    partition.start = len(lost)
+    other.start, other.stored = other.end, []
+    long_ago = {"at": 10_000_000, "retention_ms": {TOPIC: 1000}}
+    for more in ({}, long_ago):
+        with pytest.raises(SinkError, match=r"lost its records.*first.run=true.*the rest is appended"):
+            write(log, looked(log, **more), keyed(*range(20)))
+    done = write(log, looked(log, **long_ago), keyed(*range(20)), replace(PLAN, first_run=True))
+    assert (done.found, done.appended) == (20 - len(lost), len(lost))
+    assert lying(log) == Counter([*keyed(*range(20)), b"\1other"])
+
+
+def test_a_load_is_not_told_to_write_twice_what_it_cannot_find() -> None:
+    log = Log()
+    write(log, looked(log), keyed(*range(20)), query="")
+    partition = log.world.topics[TOPIC][0]
+    partition.start = partition.stored.pop(0).next_offset
+    with pytest.raises(SinkError, match=r"lost its records.*another sink.id") as raised:
+        write(log, looked(log), keyed(*range(20)), query="")
+    assert "first.run" not in str(raised.value)
+
+
+def test_a_sink_that_is_seen_in_one_partition_is_looked_for_in_all() -> None:
+    """Whoever says that a load never ran, although it did."""
+    log = Log(2)
+    for partition in range(2):
+        write(log, looked(log), keyed(partition), task=partition, partition=partition)
+    log.world.topics[TOPIC][0].append((b"\1other",), None)
+    seen = looked(log, never_ran=True)
+    assert [seen.sights[TOPIC, number].last is not None for number in range(2)] == [True, True]
+
+
+def test_what_a_process_has_read_of_others_is_not_taken_for_all_of_it() -> None:
+    """A load that never ran, until it was tried a moment ago by the same process."""
+    log, remembered = Log(), Remembered()
+    log.world.topics[TOPIC][0].append((b"\1other",), None)
+    write(log, looked(log, never_ran=True, remembered=remembered), keyed(1), query="")
+    log.world.topics[TOPIC][0].append((b"\1other",), None)
+    done = write(log, looked(log, never_ran=True, remembered=remembered), keyed(1), query="")
+    assert (done.found, done.appended) == (1, 0)
+
+
+@pytest.mark.parametrize("query", ["", "q"])
+@pytest.mark.parametrize("gone", ["a record", "a batch", "the last record of a batch"])
+def test_rows_that_compaction_may_have_taken_are_not_appended_behind_newer_ones(gone: str, query: str) -> None:
+    log = Log()
+    rows = [body(b"a", b"1"), *(body(b"b", b"%d" % number) for number in range(20)), body(b"a", b"2")]
+    write(log, looked(log), rows, query=query)
+    stored = log.world.topics[TOPIC][0].stored
+    assert len(stored) > 2
+    first = stored[0]
+    if gone == "a batch":
+        del stored[0]
+    elif gone == "a record":
+        stored[0] = replace(first, bodies=first.bodies[1:], gone=1)
+    else:
+        stored[0] = replace(first, bodies=first.bodies[:-1], mark=None, gone=1)
+    before = lying(log)
+    with pytest.raises(SinkError, match=r"was compacted since .* was begun.*sink.id"):
+        write(log, looked(log), rows, query=query)
+    assert lying(log) == before
+
+
+def test_a_compacted_topic_in_which_all_rows_are_still_there_is_no_trouble() -> None:
+    log = Log()
+    seen = looked(log)
+    write(log, seen, keyed(1), task=0)
+    log.world.topics[TOPIC][0].append((b"\1other",), None)
+    write(log, seen, keyed(2), task=1)
+    log.world.topics[TOPIC][0].stored[1] = Stored(1, (), None, gone=1)
+    done = write(log, looked(log), keyed(1, 2), replace(PLAN, unmatched="compare"))
+    assert (done.found, done.appended) == (2, 0)
+
+
+def test_of_arranged_rows_it_is_told_where_some_lay_whoever_has_rows_for_there() -> None:
+    log = Log(3)
+    arranged = replace(PLAN, arranged=True)
+    for batch in range(2):
+        seen = looked(log)
+        for number in range(2):
+            write(log, seen, keyed(10 * batch + number), arranged, task=number, partition=number, batch=batch)
+    for batch in range(2):  # half written, or complete: its checkpoint was restored
+        done = write(log, looked(log), keyed(10 * batch), arranged, partition=0, batch=batch)
+        none = write(log, looked(log), [], arranged, partition=None, task=1, batch=batch)
+        assert done.begun == none.begun == {(TOPIC, 0), (TOPIC, 1)}
+        assert (done.places.keys(), none.places.keys()) == ({(TOPIC, 0)}, set())
+    assert write(log, looked(log), keyed(20), arranged, batch=2).begun == set()
+
+
 def test_a_task_of_a_new_split_appends_nothing_before_it_has_met_all_its_rows() -> None:
     """Else the batch had rows of two splits, and neither could go on with it."""
     log = Log()
@@ -331,7 +441,7 @@ def test_a_task_of_a_new_split_appends_nothing_before_it_has_met_all_its_rows() 
 def test_others_records_are_not_read_where_it_is_the_first_run() -> None:
     log = Log()
     log.world.topics[TOPIC][0].append((b"\1other",), None)
-    assert looked(log, first_run=True).sights[TOPIC, 0].last is None
+    assert looked(log, never_ran=True).sights[TOPIC, 0].last is None
     assert log.reads == []
 
 

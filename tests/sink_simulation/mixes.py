@@ -1,0 +1,59 @@
+"""Stories by chance: what the others try one by one, together. Nothing may be refused in them."""
+
+from __future__ import annotations
+
+import random
+
+from .model import Faults
+from .stories import Story
+
+
+def mixed(seed: int) -> Story:
+    """Within the conditions of decision 13."""
+    dice = random.Random(seed)
+
+    def chance(of: float) -> bool:
+        return dice.random() < of
+
+    faults = Faults(
+        lost=dice.choice((0, 0.05, 0.15)),
+        answer_lost=dice.choice((0, 0.08, 0.2)),
+        late=dice.choice((0, 0.05, 0.15)),
+        retriable=dice.choice((0, 0.05)),
+        unreadable=dice.choice((0, 0.03)),
+        kill=dice.choice((0, 0, 0.3)),
+    )
+    arranged, restored, restarts = chance(0.2), chance(0.3), dice.choice((0, 1, 2, 4))
+    grows, counted = chance(0.25), chance(0.7)
+    # Without the count's check nobody of the old count may be under way; arranged rows are to be arranged anew then.
+    alone = grows and not counted
+    restarts = 0 if alone and arranged else restarts
+    keyless = chance(0.15) and not arranged
+    # Where a copy of a row belongs is not known in a growth; rows without a key are known by their task.
+    equal_rows = chance(0.3) and not grows and not keyless
+    dealt = chance(0.2) and not grows and not keyless
+    return Story(
+        f"mix {seed}",
+        faults,
+        partitions=dice.choice((1, 2, 3)),
+        tasks=dice.choice((1, 2, 3, 5)),
+        batches=dice.choice((1, 2, 3, 4)),
+        rows=dice.choice((10, 30, 60)),
+        arranged=arranged,
+        shuffled=chance(0.5),
+        changed_split=chance(0.2) and not keyless,
+        permuted=chance(0.2) and not keyless,
+        dealt=dealt,
+        unmatched="compare",
+        speculation=dice.choice((0.0, 0.2, 0.6)),
+        restarts=restarts,
+        zombies=0.0 if alone else dice.choice((0.0, 0.5, 1.0)),
+        quiet=alone,
+        split_brain=chance(0.15) and not alone and not keyless,
+        restored=restored,
+        grows=grows,
+        counted=counted,
+        equal_rows=equal_rows,
+        keyless=keyless,
+        explicit=chance(0.2) and not keyless,
+    )

@@ -1,0 +1,125 @@
+"""What Spark is given on the driver, without Spark: what it sends to executors, and what it makes of their messages."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.types import StructType
+
+from fencepost.spark import datasource
+from fencepost.spark.datasource import FencepostDataSource, TaskDone, _BatchWriter, _StreamWriter, _Writer
+from fencepost.spark.errors import SinkError
+from fencepost.spark.looking import Look
+from fencepost.spark.options import settings
+from fencepost.spark.task import Outcome, Written
+
+REQUIRED = {"kafka.bootstrap.servers": "proxy:1", "topic": "t", "sink.id": "s"}
+
+
+def writer(**more: str) -> _StreamWriter:
+    made = _StreamWriter(settings({**REQUIRED, **{name.replace("_", "."): value for name, value in more.items()}}))
+    made._look = Look("run", 0, {"t": 2}, frozenset(), {})
+    return made
+
+
+@pytest.fixture
+def versions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The next one is whose that is asked."""
+    several: list[str] = []
+    monkeypatch.setattr(datasource, "_version", lambda: several.pop(0))
+    return several
+
+
+@pytest.mark.parametrize("installed", [["1.0", "1.0"], ["1.0", ""], ["", "1.0"]])
+def test_a_writer_travels_with_what_the_driver_has_seen(versions: list[str], installed: list[str]) -> None:
+    versions += installed
+    sent = writer()
+    arrived = pickle.loads(pickle.dumps(sent))
+    assert (arrived._settings, arrived._look) == (sent._settings, sent._look)
+
+
+def test_another_version_on_an_executor_is_told_and_not_tried(versions: list[str]) -> None:
+    versions += ["1.0", "1.1"]
+    with pytest.raises(SinkError, match=r"the driver has fencepost 1.0, and this executor has 1.1"):
+        pickle.loads(pickle.dumps(writer()))
+
+
+def done(task: int, *rows: int, begun: Any = ()) -> TaskDone:
+    places = {("t", partition): Written(1, 0, -1, 1) for partition in rows}
+    return TaskDone(Outcome(task, len(rows), 0, len(rows), 0, 0, places, begun=frozenset(begun)))
+
+
+@pytest.fixture
+def no_kafka(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasource, "_log", lambda chosen: None)
+    monkeypatch.setattr(datasource, "_facts_of", lambda *_: datasource._Facts(False, 1_000_000, -1, 0.0))
+
+
+@pytest.mark.usefixtures("no_kafka")
+def test_arranged_rows_of_a_partition_that_no_task_has_any_for_are_missed_before_the_commit() -> None:
+    begun = [("t", 0), ("t", 1)]
+    given = [done(0, 0, begun=begun), done(1, begun=begun)]
+    with pytest.raises(SinkError, match=r"t-1: there are rows of .* that the data as a whole does not have now"):
+        writer(arranged="true").commit(given, 3)
+    writer(arranged="true", unmatched_rows="keep").commit(given, 3)
+    writer(arranged="true").commit([done(0, 0, begun=begun), done(1, 1, begun=begun)], 3)
+
+
+def test_tasks_that_spark_has_run_without_the_sink_are_not_committed() -> None:
+    """trigger(continuous=…) throws the rows of Python sinks away, and has no messages of theirs."""
+    with pytest.raises(SinkError, match=r"2 tasks, and 1 of them without the sink.*continuous"):
+        writer().commit([done(0, 0), None], 3)
+    writer().commit([], 3)
+
+
+@pytest.mark.parametrize("report", ["file/report.json", "directory"])
+def test_a_report_that_cannot_be_written_is_told_before_the_first_row(tmp_path: Path, report: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "directory").mkdir()
+    source = FencepostDataSource({**REQUIRED, "report": str(tmp_path / report)})
+    with pytest.raises(SinkError, match=r"option report=.*the driver cannot write it"):
+        source.writer(StructType().add("value", "string"), overwrite=False)
+
+
+def test_a_report_s_directory_is_made(tmp_path: Path) -> None:
+    source = FencepostDataSource({**REQUIRED, "report": str(tmp_path / "a" / "b" / "report.json")})
+    source.writer(StructType().add("value", "string"), overwrite=False)
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+class Context:
+    """Spark's, of a task."""
+
+    def __init__(self, **properties: str) -> None:
+        self._properties = {name.replace("_", "."): value for name, value in properties.items()}
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return self._properties.get(name)
+
+
+def test_a_task_that_is_not_told_its_batch_writes_nothing() -> None:
+    query, batch = {"sql_streaming_queryId": "q"}, {"streaming_sql_batchId": "7"}
+    assert writer()._identity(Context(**query, **batch)) == ("q", 7)
+    for missing in ({}, query, batch):
+        with pytest.raises(SinkError, match=r"streaming.sql.batchId, by which a batch is known again: Spark 4.1"):
+            writer()._identity(Context(**missing))
+
+
+@pytest.mark.usefixtures("no_kafka")
+@pytest.mark.parametrize("kind", [_BatchWriter, _StreamWriter])
+def test_a_stream_s_first_run_says_nothing_of_what_lies_behind_others_records(
+    kind: type[_Writer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a load it says that it never ran; of a stream, that nothing of it was deleted."""
+    said = []
+
+    def look(*_: Any, never_ran: bool, **__: Any) -> Look:
+        said.append(never_ran)
+        return Look("run", 0, {"t": 2}, frozenset(), {})
+
+    monkeypatch.setattr("fencepost.spark.looking.look", look)
+    pickle.dumps(kind(settings({**REQUIRED, "first.run": "true"})))
+    assert said == [kind is _BatchWriter]
