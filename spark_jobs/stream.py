@@ -67,7 +67,12 @@ def arguments() -> argparse.ArgumentParser:
         metavar="NAME",
         help="names this stream in the target topic, for ever: exactly once. One name per query and topic",
     )
-    parser.add_argument("--starting", choices=["earliest", "latest"], default="earliest", help="of a new checkpoint")
+    parser.add_argument(
+        "--starting",
+        choices=["earliest", "latest"],
+        default="earliest",
+        help="where a new checkpoint begins (default: earliest)",
+    )
     trigger = parser.add_mutually_exclusive_group()
     trigger.add_argument("--once", action="store_true", help="all that is there, then end")
     trigger.add_argument("--every", type=float, metavar="SECONDS", help="a micro-batch that often (default: at once)")

@@ -233,7 +233,7 @@ def arguments() -> argparse.ArgumentParser:
     what.add_argument("--input", help="file, directory or glob, as Spark reads it")
     what.add_argument("--from", dest="source", metavar="TOPIC", help="a topic, with --sql")
     parser.add_argument("--format", choices=KINDS, help="of --input; default: by the name's ending, else csv")
-    parser.add_argument("--key", metavar="COLUMN", help="as the load was told; so are the next four")
+    parser.add_argument("--key", metavar="COLUMN", help="as the load was told; so are the next three")
     parser.add_argument("--value", metavar="COLUMN")
     parser.add_argument("--schema", metavar="DDL")
     parser.add_argument("--multiline", action="store_true")

@@ -45,6 +45,8 @@ class Address(NamedTuple):
     @classmethod
     def parse(cls, text: str, *, default_port: int | None = None) -> Address:
         """`HOST:PORT`, `[V6]:PORT`, or `HOST` where a default port is given. Raises ValueError with a plain reason."""
+        if "://" in text:
+            raise ValueError(f"{text!r} has a protocol in front; write HOST:PORT alone")
         host, separator, port = text.rpartition(":")
         if not separator or (text.startswith("[") and text.endswith("]")):
             if default_port is None:

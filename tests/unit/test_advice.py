@@ -9,11 +9,15 @@ import ast
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 import fencepost_proxy
 from fencepost_proxy.net import advice
+from fencepost_proxy.topics.closed import denied_message
+from fencepost_proxy.topics.planning import Known
 
 ROOT = Path(fencepost_proxy.__file__).parent
 #: Where `ProxyApp._not_ready` and the supervisor take reasons from, each by the place that says them.
@@ -119,6 +123,8 @@ def _until_kafka_can() -> Iterator[ast.AST]:
 
 
 REASONS = sorted(reasons())
+#: What a proxy tells of the state topic whoever asks, another proxy too.
+BY_A_PROXY = denied_message(cast(Known, SimpleNamespace(state_topic="s")))
 
 
 @pytest.mark.parametrize("reason", REASONS)
@@ -163,6 +169,10 @@ def test_reasons_are_looked_for_wherever_they_are_told() -> None:
         ("waiting for Kafka at k:9092", "Is Kafka up, and is upstream its address? fencepost check"),
         ("the state topic s cannot be used: s lost records (read up to offset 7, it starts at 9)", "delete the state"),
         ("the state topic s cannot be used: s: Produce answered error 29", "fencepost check says so"),
+        (
+            f"the state topic s cannot be used: CreateTopics answered error 29 ({BY_A_PROXY})",
+            "name Kafka's own brokers",
+        ),
         ("s was deleted and created again: what it held is gone", "restart every proxy"),
     ],
 )

@@ -121,6 +121,7 @@ def test_the_first_glob_that_matches_decides_alone(write: Write) -> None:
         ("limits = 3", "limits: must be a table ([limits]), not 3"),
         ('listen = "nowhere"', "listen: 'nowhere' is not HOST:PORT"),
         ('listen = "a:70000"', "listen: 'a:70000' has no usable port"),
+        ('upstream = "SASL_SSL://a:1"', "upstream: 'SASL_SSL://a:1' has a protocol in front; write HOST:PORT alone"),
         ("upstream = []", "upstream: must be"),
         ('upstream = "a:0"', "upstream: a broker's port cannot be 0"),
         ('refusal_scope = "batch"', "refusal_scope: must be one of 'partition', 'request', not 'batch'"),
@@ -141,6 +142,8 @@ def test_the_first_glob_that_matches_decides_alone(write: Write) -> None:
         ('[topics."a"]\n"check.expected.offsets" = "maybe"', "it must be false, true or required"),
         ('[topics."a"]\n"check.expected.offset" = "true"', "there is no such topic config"),
         ("listen = ", "is not TOML: "),
+        ("listen = a:1", "a text needs quotes"),
+        ('[topics.orders-*]\n"check.expected.offsets" = "true"', 'quotes: [topics."orders-*"]'),
     ],
 )
 def test_a_slip_is_told_with_file_key_and_remedy(write: Write, text: str, complaint: str) -> None:
@@ -166,6 +169,11 @@ def test_a_slip_on_the_command_line_does_not_blame_the_file(write: Write) -> Non
 def test_without_kafka_it_says_how_to_name_one() -> None:
     with pytest.raises(ConfigError, match="give --upstream HOST:PORT"):
         load(None, {})
+
+
+def test_what_nobody_has_said_is_not_blamed_on_the_environment() -> None:
+    with pytest.raises(ConfigError, match=r"^upstream: no Kafka to talk to"):
+        load(None, {}, environment={"HOME": "/root"})
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -289,7 +289,7 @@ x.partitioner = "murmur3"
     ]
     lines = str(refused.value).splitlines()
     assert lines[0] == "8 errors in the configuration:"
-    assert lines[2] == f"{file}:4: drain_seconds: unknown key; drain_seconds belongs into [limits]"
+    assert lines[2] == f"{file}:4: drain_seconds: unknown key; drain_seconds belongs in [limits]"
 
 
 @pytest.mark.parametrize(

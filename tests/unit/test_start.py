@@ -61,6 +61,14 @@ def test_every_command_is_named_where_none_was_given(arguments: list[str], capsy
         assert all(command in out for command in ("demo", "dev", "proxy"))
 
 
+def test_an_option_that_there_is_not_leads_to_the_commands_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["proxy", "--bootstrap-server", "kafka:9092"])
+
+    assert exit_.value.code == 2
+    assert "--bootstrap-server kafka:9092; see fencepost proxy --help" in capsys.readouterr().err
+
+
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(["--version"])

@@ -176,7 +176,7 @@ def test_what_lasts_too_long_is_told_and_what_is_usual_is_not() -> None:
     assert "It waits: process(es) 7." in held.do
     assert not waits.bad
     # What is pasted into a shell does only what it says.
-    assert "fencepost expansions open clicks 'reports; rm -rf /'" in waits.do
+    assert "fencepost expansions open clicks 'reports; rm -rf /' --status " in waits.do
 
 
 def test_who_holds_up_an_expansion_is_named_where_it_is_known() -> None:
@@ -196,6 +196,8 @@ def test_a_violation_is_bad_for_an_hour_and_to_be_looked_at_after() -> None:
     (old,) = diagnose(replace(WELL, violations=2, last_violation=last), [], [], NOW + 7_200)
     assert (fresh.bad, old.bad) == (True, False)
     assert "the last one at orders-3" in fresh.what
+    (once,) = diagnose(replace(WELL, violations=1), [], [], NOW)
+    assert once.what.endswith(": 1")
 
 
 def test_the_worst_comes_first_and_decides() -> None:

@@ -75,7 +75,10 @@ def main(argv: list[str] | None = None) -> int:
     """Runs a command; returns its exit code. 2: a mistake of the user or the machine, told in one line; 130: Ctrl-C."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
-        args = command_parser(arguments[0] if arguments else None).parse_args(arguments)
+        parser = command_parser(arguments[0] if arguments else None)
+        args, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}; see fencepost {arguments[0]} --help")
         return int(args.run(args))
     except FencepostError as error:
         print(f"fencepost: {error}", file=sys.stderr)

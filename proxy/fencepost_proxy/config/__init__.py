@@ -208,12 +208,12 @@ class Limits:
     )
     served_counts_max: int = _limit(
         10_000,
-        "clients and topics of which is remembered which partition count they were told last",
+        "pairs of client and topic of which is remembered the partition count that the client was told last",
         unit="clients × topics",
     )
     remembered_producers_max: int = _limit(
         50_000,
-        "idempotent producers on partitions of which is remembered up to where their appends were acknowledged, on "
+        "idempotent producers, counted for each partition, of which the last acknowledged append is remembered, on "
         "topics whose appends are read (KAFKA-5793)",
     )
     withheld_without_commit_seconds: float = _limit(
@@ -222,7 +222,7 @@ class Limits:
         "ordered.partition.expansion); then it gets it, and a warning is logged",
     )
     group_look_seconds: float = _limit(
-        1.0, "how often it is looked up how far a group is that waits for a new partition; rarer where many wait"
+        1.0, "how often it is looked up how far a group is that waits for a new partition; less often where many wait"
     )
     watched_partitions_per_second: float = _limit(
         150.0,

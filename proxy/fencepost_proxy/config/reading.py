@@ -35,6 +35,12 @@ COMMAND_LINE: Final = "command line"
 #: Names the file for every command that takes --config.
 FILE_VARIABLE: Final = f"{PREFIX}CONFIG"
 _LINE: Final = re.compile(r"\(at line (\d+), column \d+\)|\(at end of document\)")
+#: By words of the parser: what was forgotten, most likely.
+_FORGOTTEN: Final = {
+    "Invalid value": "; a text needs quotes",
+    "at the end of a table declaration": "; a name with more than letters, digits, - and _ needs quotes: "
+    '[topics."orders-*"]',
+}
 #: What Kubernetes puts into the environment for a service that is called fencepost, or fencepost-status.
 _OF_KUBERNETES: Final = re.compile(
     r"_SERVICE_(HOST|PORT)(_|$)|_PORT$|_PORT_\d+_(TCP|UDP|SCTP)(_|$)|^PORT(_|$)|^SERVICE_"
@@ -132,7 +138,8 @@ class _File(_Layer):
         except tomllib.TOMLDecodeError as e:
             at = _LINE.search(str(e))
             line = "" if at is None else f":{at[1] or len(self._text.splitlines())}"
-            raise Refused([Problem("", f"is not TOML: {e}", f"{file}{line}")]) from e
+            hint = next((said for words, said in _FORGOTTEN.items() if words in str(e)), "")
+            raise Refused([Problem("", f"is not TOML: {e}{hint}", f"{file}{line}")]) from e
 
     def where(self, parts: Parts) -> str:
         for length in range(len(parts), 0, -1):
@@ -267,7 +274,7 @@ class _Reader:
             full = nearest(name, [each.field_name for each in SHOWN if each.table], 0.8)
             tables = [each.table for each in SHOWN if each.table and each.field_name == full]
             if full is not None:
-                text = f"unknown key; {full} belongs into [{tables[0]}]"
+                text = f"unknown key; {full} belongs in [{tables[0]}]"
                 self._fail(layer, parts, text)
                 return
         hint = f"did you mean {near!r}?" if near else f"allowed here: {', '.join(sorted(allowed))}"
@@ -302,7 +309,9 @@ class _Reader:
                 parts = tuple(problem.key.split("."))
                 layer = next((each for each in self._layers if each.has(parts)), None)
                 layer = layer or next((each for each in self._layers if above and each.has(above)), None)
-                where = layer.where(parts) if layer is not None else self._layers[-1].where(parts)
+                # What nobody has given is missed in the file, if there is one.
+                layer = layer or next((each for each in self._layers if isinstance(each, _File)), None)
+                where = "" if layer is None else layer.where(parts)
                 self._problems.append(problem._replace(where=where))
             return None
 

@@ -291,10 +291,11 @@ their files change. With `--workers`, the signal goes to the first process, whic
 
 ## What `fencepost check` looks at
 
-It asks and tries, and changes nothing: it can be run beside a Kafka that works, and beside a proxy that runs
-(`fencepost check --running`, since ports are taken then). Each line of its list says what to do where something is
-wrong; `fencepost check --json` says the same to programs. It ends within a minute (`fencepost check --seconds 10`).
-Exit code: 0, a proxy would work, though there may be warnings; 1, something failed; 2, the configuration is wrong.
+It asks and tries, and changes nothing (Kafka gives out one producer id, as at each start of a proxy): it can be run
+beside a Kafka that works, and beside a proxy that runs (`fencepost check --running`, since ports are taken then).
+Each line of its list says what to do where something is wrong; `fencepost check --json` says the same to programs. It
+ends within a minute (`fencepost check --seconds 10`). Exit code: 0, a proxy would work, though there may be warnings;
+1, something failed; 2, the configuration is wrong.
 
 - **files**: certificates, keys and secrets can be read and belong together, by whom else they can be read, when
   certificates end, whether they are for `advertised_host`

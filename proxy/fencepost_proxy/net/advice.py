@@ -132,6 +132,7 @@ _NOT_READY: Final[_Table] = (
         "Has the state topic a leader, can this machine reach it, and may the proxy's user READ it? fencepost check "
         "says so.",
     ),
+    ("it is closed to clients", "Upstream seems to lead to a proxy: name Kafka's own brokers there."),
     (
         "cannot be used: ",
         "May the proxy's user CREATE, READ, WRITE and DESCRIBE the state topic, and is it given a producer id "

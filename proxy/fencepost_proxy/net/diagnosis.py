@@ -80,7 +80,7 @@ def of_process(
         yield Problem(
             True,
             f"{buffered_bytes:,} of {limits.buffered_bytes_max:,} bytes for requests that are held are in use",
-            "Nobody is read while there is no more. Is a broker slow? Else raise limits.buffered_bytes_max.",
+            "At the limit no client is read. Is a broker slow? If not, raise limits.buffered_bytes_max.",
             "/clients",
         )
     for name, ends in certificate_ends:
@@ -119,7 +119,7 @@ def _of_violations(snapshot: StatusSnapshot, now: float) -> Iterator[Problem]:
     recent = last is not None and now - last.at_ms / 1000 < _VIOLATION_SECONDS
     yield Problem(
         recent,
-        f"{snapshot.violations:,} times somebody has written to a guarded topic around the proxy{where}",
+        f"Somebody writes to guarded topics around the proxy; times seen: {snapshot.violations:,}{where}",
         "The log names the producer id (OFFSET_VIOLATION). Let no writer reach Kafka but through the proxy.",
     )
 
@@ -131,8 +131,9 @@ def _of_transactions(seen: TransactionsReport | None) -> Iterator[Problem]:
     if any(hanging.values()):
         yield Problem(
             True,
-            f"{sum(hanging.values()):,} transactions hang: committed readers of their partitions stand still",
-            "fencepost transactions hanging says by which command each is ended; see docs/stuck-transactions.md.",
+            f"Transactions that hang: {sum(hanging.values()):,}. Committed readers of their partitions stand still",
+            "fencepost transactions hanging --status HOST:PORT says by which command each is ended; see "
+            "docs/stuck-transactions.md.",
             "#transactions",
         )
     if seen.problem is not None:
@@ -166,7 +167,7 @@ def _open_at(topic: str, seen: TransactionsReport | None) -> str:
         if any(name.rpartition("-")[0] == topic for name in one.first_partitions)
     ]
     if not open_there:
-        return "A transaction that stays open there holds it up, or a frame that does not end:"
+        return "A transaction that stays open there holds it up, or a request that does not come to its end:"
     return f"Open there: transaction {', '.join(open_there[:_NAMED_MAX])}. Let its producer end it, or stop that:"
 
 
@@ -180,6 +181,6 @@ def _of_groups(groups: Sequence[WithheldStatus]) -> Iterator[Problem]:
             False,
             f"Group {each.group} has waited for {each.seconds / 60:.0f} min for new partitions of {each.topic}",
             "It lags in the old ones. Let it catch up; or give up the order: "
-            f"fencepost expansions open {shlex.quote(each.topic)} {shlex.quote(each.group)}",
+            f"fencepost expansions open {shlex.quote(each.topic)} {shlex.quote(each.group)} --status HOST:PORT",
             "/groups",
         )
