@@ -1259,6 +1259,61 @@ def test_a_retry_whose_first_try_may_be_queued_behind_another_is_told_that_nobod
         assert talk.granted(retry) == g.Stamp(SHARED, 0, 11)
 
 
+@pytest.mark.parametrize("error", [3, 5, 19, TOO_LARGE])
+def test_an_error_on_a_retry_does_not_say_that_its_first_try_cannot_land(error: int) -> None:
+    """Forgotten, the next retry would go behind what has landed meanwhile: itself."""
+    talk = warm(10, Check.ON)
+    records, retry = looked_for_in_vain(talk)
+    talk.tail(11, next_sequence=11)
+    talk.granted(retry)
+    talk.kafka(retry, error)
+    assert talk.answered(retry).error_code == error
+    again = talk.offer(records, connection=2)
+    assert talk.next(g.Look) == g.Look(again, 11)
+    talk.tell(g.Looked(again, in_log(records, 11)))
+    talk.accepted(again, 11)
+
+
+def test_what_falls_behind_a_retry_may_have_a_first_try_that_lands() -> None:
+    talk = warm(10, Check.ON)
+    made = two_unresolved(talk, conditional=False)
+    retries = [talk.offer(records, connection=2) for records in made]
+    for at, retry in enumerate(retries, 11):
+        assert talk.next(g.Look) == g.Look(retry, at)
+        talk.tell(g.Looked(retry, g.NotYet(11)))
+    talk.tail(11, next_sequence=11)
+    talk.granted(retries[0])
+    talk.kafka(retries[0], 19)
+    for retry in retries:
+        assert talk.answered(retry).error_code == 19
+    again = talk.offer(made[1], connection=3)
+    assert talk.next(g.Look) == g.Look(again, 12)
+
+
+def test_a_retry_that_was_here_already_when_its_first_try_ended_unknown_is_looked_for_too() -> None:
+    talk = warm(10, Check.ON)
+    named = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.granted(named)
+    talk.kafka(named, base_offset=10)
+    talk.accepted(named, 10)
+    ahead = talk.offer(expecting(11, b"c"), connection=2)
+    talk.granted(ahead)
+    records = batch(b"b", producer=(5, 0, 1))
+    first = talk.offer(records)
+    retry = talk.offer(records, connection=3)  # its connection has broken, and the proxy does not know yet
+    talk.kafka(ahead, base_offset=11)
+    talk.accepted(ahead, 11)
+    talk.granted(first)
+    talk.tell(g.Lost(first))
+    talk.next(g.Look)
+    talk.tell(g.Looked(first, g.NotYet(12)))
+    assert talk.answered(first).error_code == TIMED_OUT
+    talk.tail(13, next_sequence=13)  # it was queued, and has landed since that look
+    assert talk.next(g.Look) == g.Look(retry, 12)
+    talk.tell(g.Looked(retry, in_log(records, 12)))
+    talk.accepted(retry, 12)
+
+
 @pytest.mark.parametrize("end", ["withdrawn while it is looked up", "withdrawn in the queue", "its time is over"])
 def test_a_retry_that_does_not_come_to_its_turn_leaves_the_batch_unresolved(end: str) -> None:
     talk = warm(10, Check.ON)

@@ -684,10 +684,9 @@ class Gate(Settling):  # extended in tests
                 self._answer_later(ticket, "a transaction is open on the partition; its marker will take an offset")
             self._go_cold()
             return True
-        if ticket.sent_before:
-            decided = self._first_try_decides(ticket, end, now)
-            if decided is not None:
-                return decided
+        decided = self._first_try_decides(ticket, end, now)
+        if decided is not None:
+            return decided
         if expected == end and ticket.append.contradiction is None:
             refusal = self._timestamps(ticket, self._tail, now)
             if refusal is not None and ticket.check is Check.REQUIRED:
@@ -716,7 +715,10 @@ class Gate(Settling):  # extended in tests
         both may, and what is refused may be appended behind its refusal.
         """
         known = self.memory.unresolved(ticket)
-        if known is None or known[0] == end:
+        if known is None:
+            return None
+        ticket.sent_before = True  # also where that try ended while this one waited here
+        if known[0] == end:
             return None
         if self._in_flight:
             return False  # where it ends depends on those before it
