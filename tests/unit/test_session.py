@@ -470,6 +470,29 @@ def test_one_mismatch_refuses_the_whole_request_where_that_is_configured() -> No
     assert (got["guarded-a", 0][2] or "").startswith("WHOLE_REQUEST_REFUSED")
 
 
+@pytest.mark.parametrize("why", ["the whole request", "its batch"])
+def test_what_was_sent_behind_a_batch_that_did_not_come_to_its_turn_falls_with_it(why: str) -> None:
+    talk = Talk(refuse_whole_requests=True).may_write("guarded-a", "guarded-b")
+    second = produce(("guarded-a", 0, expecting(6, b"y")), correlation=2)
+    if why == "the whole request":
+        talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
+        talk.grant(talk.offered())
+        talk.around.unread = len(second)
+        talk.refuse(talk.offered())
+    else:
+        damaged = bytearray(expecting(5, b"x"))
+        damaged[-1] ^= 1
+        talk.around.unread = len(second)
+        talk.client(produce(("guarded-a", 0, memoryview(bytes(damaged)))))
+    talk.commands.clear()
+    talk.around.unread = 0
+    talk.client(second)
+    talk.counted()
+    assert (read(talk.answer())["guarded-a", 0][2] or "").startswith("SENT_BEHIND_A_FAILED_BATCH")
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=3))  # sent knowing it
+    talk.offered()
+
+
 def test_a_known_retry_is_no_reason_to_refuse_the_whole_request() -> None:
     talk = Talk(refuse_whole_requests=True).may_write("guarded-a")
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))

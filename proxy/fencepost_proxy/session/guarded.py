@@ -171,6 +171,9 @@ class GuardedProduce(AtDoors):
                 chain = (key, turn.levelled.producers[key])
                 self._failed_chains[chain] = Failed(turn.results[key])
                 slot.chains.append(chain)
+        for chain in turn.misread:
+            self._failed_chains[chain] = Failed(turn.results[chain[0]])
+            slot.chains.append(chain)
         for topic in turn.request.topics if turn.miscounted or turn.denied else ():
             policy = self._around.policy(topic.name)
             for data in topic.partitions if policy is not None and policy.guarded else ():
@@ -400,6 +403,7 @@ class GuardedProduce(AtDoors):
         ticket = make_ticket(bid, key, data)
         if isinstance(ticket, Refusal):
             self._refuse(turn, key, ticket)
+            turn.misread.append((key, producer_of(data)))
             return
         ticket.leader_epoch = self._around.leader_epoch(key)
         transactional_id = bid.transactional_id
@@ -619,12 +623,16 @@ class GuardedProduce(AtDoors):
             self._commands.append(ToGate(ticket, Withdrawn(ticket)))
         turn.granted = []
         first = next(turn.refusals())
+        slot = self._turn_slot
+        assert slot is not None
         for key in turn.partitions():
             if key not in turn.results:
                 message = f"WHOLE_REQUEST_REFUSED topic={key.topic} partition={key.partition}: {first.error_message}"
-                turn.results[key] = PartitionResult(
+                result = turn.results[key] = PartitionResult(
                     partition=key.partition, error_code=first.error_code, error_message=message
                 )
+                if key in turn.tickets:
+                    self._chain_failed(slot, turn.tickets[key], result)
 
     def _goes_by_id(self, request: ProduceRequest) -> bool:
         """By id where the brokers can: a topic that was deleted and created anew is another topic.
