@@ -2374,6 +2374,18 @@ def test_forgetting_drops_what_was_believed_and_a_read_that_was_under_way() -> N
     talk.mismatch(ticket, expected=10, actual=0)
 
 
+@pytest.mark.parametrize("same_log", [True, False])
+def test_a_config_of_the_topic_does_not_make_a_retry_another_append(same_log: bool) -> None:
+    talk = warm(10, Check.ON)
+    records = unresolved(talk)
+    talk.tell(g.Forget(same_log))
+    retry = talk.offer(records, connection=2)
+    if same_log:
+        assert talk.next(g.Look) == g.Look(retry, 11)
+    else:
+        assert retry.kind is g.Kind.OWN  # of another topic nothing is known
+
+
 def test_an_append_needs_no_gate_to_be_described() -> None:
     """`Append` has sensible defaults: a policy can be tried in a line."""
     assert Append("t", 0, 1, None).producer_id == -1

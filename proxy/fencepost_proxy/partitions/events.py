@@ -300,7 +300,12 @@ class Tick:
 
 @value
 class Forget:
-    """What the gate believes may no longer hold: a config changed, the topic was recreated."""
+    """What the gate believes may no longer hold: a config changed, the topic was recreated.
+
+    `same_log` – not that, and its appends came to this gate all the time: what landed in it is there.
+    """
+
+    same_log: bool = False
 
 
 Event = (

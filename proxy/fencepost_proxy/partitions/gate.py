@@ -146,8 +146,8 @@ class Gate(Settling):  # extended in tests
                 self._base_published(ok, ours, now)
             case Tick():
                 self._tick(now)
-            case Forget():
-                self._forget()
+            case Forget(same_log):
+                self._forget(same_log=same_log)
         if self._joining:
             self._let_join()
         self._advance(now)
@@ -510,8 +510,9 @@ class Gate(Settling):  # extended in tests
             self._effects += [MayJoin(connection) for _, connection in self._joining]
             self._joining = {}
 
-    def _forget(self) -> None:
-        self.memory.clear()
+    def _forget(self, *, same_log: bool) -> None:
+        if not same_log:
+            self.memory.clear()
         self._accounted = False
         self._read_is_stale = self.phase is Phase.READING
         for ticket in self._doubts:
