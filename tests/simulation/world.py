@@ -470,7 +470,7 @@ class Proxy(Counting):
         if self.log_append_time != self.world.log_append_time:
             self.log_append_time = self.world.log_append_time
             for topic in self.world.checks:
-                self.perform(self.switch.forget_topic(topic, self.sim.now))
+                self.perform(self.switch.forget_topic(topic, self.sim.now, same_log=True))
         self.later(2.0, self._housekeeping)
 
     # ---- transactions

@@ -168,6 +168,19 @@ def in_log(records: memoryview, at: int, stamp: g.Stamp | None = None, *, log_ap
     return g.Found(memoryview(bytes(stored)))
 
 
+def unstamped(records: memoryview, at: int) -> g.Found:
+    """The same of a batch that kept its own producer id."""
+    return g.Found(memoryview(at.to_bytes(8, "big") + bytes(records[8:])))
+
+
+def compacted(found: g.Found, record_count: int) -> g.Found:
+    """So many of its records are left: written anew, with its place, its length and its producer."""
+    left = bytearray(found.batch)
+    left[21:23] = b"\0\0"
+    left[57:61] = record_count.to_bytes(4, "big")
+    return g.Found(memoryview(bytes(left)))
+
+
 # ---------------------------------------------------------------------------------------------------- the happy path
 
 
@@ -651,6 +664,130 @@ def test_what_is_not_there_is_unknown_since_it_may_still_be_queued() -> None:
     assert talk.answered(ticket).error_code == TIMED_OUT
 
 
+@pytest.mark.parametrize("other", ["unstamped", "stamped before it"])
+def test_an_append_in_doubt_may_lie_behind_what_has_not_its_sequence(other: str) -> None:
+    """An append that was queued comes out first, or a marker does: this one's sequence fits all the same. Taken for
+    lost, it would be appended once more."""
+    talk = warm(10, Check.ON)
+    talk.tag, talk.may_write = 7, True
+    lost = talk.offer(batch(b"a"))
+    assert talk.granted(lost) == g.Stamp(SHARED, 0, 10, 7)
+    talk.tell(g.Lost(lost))
+    assert talk.next(g.Look) == g.Look(lost, 10)
+    queued = batch(b"x", b"y", producer=(8, 0, 0))
+    talk.tell(
+        g.Looked(lost, unstamped(queued, 10) if other == "unstamped" else in_log(queued, 10, g.Stamp(SHARED, 0, 8)))
+    )
+    assert talk.next(g.Look) == g.Look(lost, 12)
+    talk.tell(g.Looked(lost, in_log(lost.records, 12, lost.stamp)))
+    talk.accepted(lost, 12)
+
+
+def test_an_append_in_doubt_that_does_not_lie_behind_it_either_is_sent_again_as_it_was() -> None:
+    talk = warm(10, Check.ON)
+    talk.tag, talk.may_write = 7, True
+    lost = talk.offer(batch(b"a"))
+    talk.granted(lost)
+    talk.tell(g.Lost(lost))
+    talk.next(g.Look)
+    talk.tell(g.Looked(lost, unstamped(batch(b"x"), 10)))
+    talk.next(g.Look)
+    talk.tell(g.Looked(lost, g.NotYet(11)))
+    talk.tail(11, next_sequence=10)
+    assert talk.next(g.Resend).ticket is lost
+    assert lost.stamp == g.Stamp(SHARED, 0, 10, 7)
+
+
+def test_the_retry_of_an_unresolved_batch_is_looked_for_behind_what_has_not_its_sequence_too() -> None:
+    talk = warm(10, Check.ON)
+    records = unresolved(talk)
+    retry = talk.offer(records, connection=2)
+    assert talk.next(g.Look) == g.Look(retry, 11)
+    marker = unstamped(batch(b"x"), 11)
+    talk.tell(g.Looked(retry, marker))
+    assert talk.next(g.Look) == g.Look(retry, 12)
+    talk.tell(g.Looked(retry, g.NotYet(12)))
+    talk.tail(13, next_sequence=12)  # it was queued, and has landed since that look
+    assert talk.next(g.Look) == g.Look(retry, 12)
+    talk.tell(g.Looked(retry, in_log(records, 12, g.Stamp(SHARED, 0, 11))))
+    talk.accepted(retry, 12)
+
+
+def test_a_lost_acknowledgement_does_not_hide_a_violation() -> None:
+    talk = warm(10, Check.ON)
+    talk.tag = 7
+    lost = talk.offer(expecting(10, b"a"))
+    talk.granted(lost)
+    talk.tell(g.Lost(lost))
+    talk.next(g.Look)
+    around = unstamped(batch(b"x", producer=(8, 0, 0)), 10)
+    talk.tell(g.Looked(lost, around))
+    assert talk.next(g.Look) == g.Look(lost, 11)
+    talk.tell(g.Looked(lost, in_log(lost.records, 11, lost.stamp)))
+    assert talk.next(g.Look) == g.Look(lost, 10)
+    talk.tell(g.Looked(lost, around))
+    assert talk.next(g.Violation) == g.Violation(TP, 10, 11, producer_id=8)
+    assert "OFFSET_VIOLATION" in (talk.answered(lost).error_message or "")
+
+
+def test_what_somebody_came_before_may_still_land_behind_him() -> None:
+    talk = warm(10, Check.ON)
+    talk.may_write = True
+    records = expecting(10, b"a", producer=(5, 0, 0))
+    lost = talk.offer(records)
+    talk.granted(lost)
+    talk.tell(g.Lost(lost))
+    for ticket in (lost, None):
+        ticket = ticket or talk.offer(records, connection=2)  # noqa: PLW2901
+        assert talk.next(g.Look) == g.Look(ticket, 10)
+        talk.tell(g.Looked(ticket, unstamped(batch(b"x"), 10)))
+        assert talk.next(g.Look) == g.Look(ticket, 11)
+        talk.tell(g.Looked(ticket, g.NotYet(11)))
+        assert talk.answered(ticket).error_code == TIMED_OUT
+    # Not for ever.
+    talk.now += LIMITS.queued_seconds + 1
+    retry = talk.offer(records, connection=2)
+    talk.next(g.Look)
+    talk.tell(g.Looked(retry, unstamped(batch(b"x"), 10)))
+    talk.next(g.Look)
+    talk.tell(g.Looked(retry, g.NotYet(11)))
+    talk.tail(11, next_sequence=10)
+    talk.next(g.Look)
+    talk.tell(g.Looked(retry, unstamped(batch(b"x"), 10)))
+    talk.mismatch(retry, expected=10, actual=11)
+
+
+def test_whose_a_compacted_batch_was_nobody_can_say() -> None:
+    """Its place, its length and its stamp are those of the first try, but records of it are gone."""
+    talk = warm(10, Check.ON)
+    talk.append(10, b"x")
+    named = talk.offer(expecting(11, b"a", producer=(5, 0, 0)))
+    talk.granted(named)
+    talk.kafka(named, base_offset=11)
+    talk.accepted(named, 11)
+    records = batch(b"b", b"c", producer=(5, 0, 1))
+    lost = talk.offer(records)
+    talk.granted(lost)
+    talk.tell(g.Lost(lost))
+    talk.next(g.Look)
+    talk.tell(g.Looked(lost, g.NotYet(12)))
+    assert talk.answered(lost).error_code == TIMED_OUT
+    retry = talk.offer(records, connection=2)
+    assert talk.next(g.Look) == g.Look(retry, 12)
+    talk.tell(g.Looked(retry, compacted(in_log(records, 12), 1)))
+    assert talk.answered(retry).error_code == TIMED_OUT
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_what_is_compacted_at_the_expected_offset_is_possibly_yours(count: int) -> None:
+    talk = warm(10)
+    ticket = talk.offer(expecting(4, b"a", b"b"))
+    talk.tail(10, next_sequence=10)
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, compacted(in_log(batch(*(b"x" for _ in range(count))), 4), 1)))
+    assert talk.mismatch(ticket, expected=4, actual=10).endswith("POSSIBLY_YOURS") is (count == 2)
+
+
 def test_nobody_passes_while_a_doubt_is_being_settled() -> None:
     talk = warm(10)
     lost = talk.offer(expecting(10, b"a"))
@@ -723,6 +860,61 @@ def test_on_a_true_topic_an_old_batch_goes_alone_and_without_a_stamp() -> None:
     talk.kafka(old, base_offset=10)
     talk.accepted(old, 10)
     assert talk.granted(waiting) == g.Stamp(SHARED, 0, 10)
+
+
+def too_old(talk: Talk) -> memoryview:
+    """An unconditional batch of a producer that is stamped here: Kafka does not know its sequences."""
+    stamped = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.granted(stamped)
+    talk.kafka(stamped, base_offset=10)
+    talk.accepted(stamped, 10)
+    return batch(b"old", producer=(5, 0, 1), timestamp_ms=0)
+
+
+@pytest.mark.parametrize("conditional", [False, True])
+def test_the_retry_of_an_old_batch_that_landed_is_known(conditional: bool) -> None:
+    talk = warm(10, Check.ON)
+    records = too_old(talk)
+    if conditional:
+        records = expecting(11, b"old", producer=(5, 0, 1), timestamp_ms=0)
+    first = talk.offer(records)
+    assert talk.granted(first) == g.NO_PRODUCER
+    talk.kafka(first, base_offset=11)
+    talk.accepted(first, 11)  # the answer does not reach its client
+    talk.accepted(talk.offer(records, connection=2), 11)
+    talk.silent()
+
+
+def test_the_retry_of_an_old_batch_that_ended_unknown_does_not_go_again() -> None:
+    """Nothing in the log proves that it is there, and Kafka would not know it again."""
+    talk = warm(10, Check.ON)
+    records = too_old(talk)
+    first = talk.offer(records)
+    talk.granted(first)
+    talk.tell(g.Lost(first))
+    assert talk.answered(first).error_code == TIMED_OUT
+    for _ in range(2):
+        assert talk.answered(talk.offer(records, connection=2)).error_code == TIMED_OUT
+
+
+@pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
+def test_a_retry_that_has_become_too_old_for_a_stamp_does_not_go_beside_its_first_try(check: Check) -> None:
+    talk = warm(10, check)
+    limit_ms = now_ms() - 12 * 3600 * 1000
+    records = expecting(10, b"a", producer=(5, 0, 0), timestamp_ms=limit_ms + 10_000)
+    first = talk.offer(records)
+    assert talk.granted(first) == g.Stamp(SHARED, 0, 10)
+    talk.tell(g.Lost(first))
+    talk.next(g.Look)
+    talk.tell(g.Looked(first, g.NotYet(10)))
+    assert talk.answered(first).error_code == TIMED_OUT
+    talk.now += 20
+    retry = talk.offer(records, connection=2)
+    talk.next(g.Look)
+    talk.tell(g.Looked(retry, g.NotYet(10)))
+    wall = {"wall_minus_monotonic_seconds": now_ms() / 1000 + 20 - talk.now}
+    talk.tail(10, next_sequence=10, **wall)
+    assert talk.answered(retry).error_code == TIMED_OUT
 
 
 def test_a_log_append_time_topic_is_free_of_timestamps_and_confirms_every_success() -> None:
@@ -1257,6 +1449,61 @@ def test_a_retry_whose_first_try_may_be_queued_behind_another_is_told_that_nobod
         talk.mismatch(retry, expected=12, actual=11)
     else:
         assert talk.granted(retry) == g.Stamp(SHARED, 0, 11)
+
+
+@pytest.mark.parametrize("error", [3, 5, 19, TOO_LARGE])
+def test_an_error_on_a_retry_does_not_say_that_its_first_try_cannot_land(error: int) -> None:
+    """Forgotten, the next retry would go behind what has landed meanwhile: itself."""
+    talk = warm(10, Check.ON)
+    records, retry = looked_for_in_vain(talk)
+    talk.tail(11, next_sequence=11)
+    talk.granted(retry)
+    talk.kafka(retry, error)
+    assert talk.answered(retry).error_code == error
+    again = talk.offer(records, connection=2)
+    assert talk.next(g.Look) == g.Look(again, 11)
+    talk.tell(g.Looked(again, in_log(records, 11)))
+    talk.accepted(again, 11)
+
+
+def test_what_falls_behind_a_retry_may_have_a_first_try_that_lands() -> None:
+    talk = warm(10, Check.ON)
+    made = two_unresolved(talk, conditional=False)
+    retries = [talk.offer(records, connection=2) for records in made]
+    for at, retry in enumerate(retries, 11):
+        assert talk.next(g.Look) == g.Look(retry, at)
+        talk.tell(g.Looked(retry, g.NotYet(11)))
+    talk.tail(11, next_sequence=11)
+    talk.granted(retries[0])
+    talk.kafka(retries[0], 19)
+    for retry in retries:
+        assert talk.answered(retry).error_code == 19
+    again = talk.offer(made[1], connection=3)
+    assert talk.next(g.Look) == g.Look(again, 12)
+
+
+def test_a_retry_that_was_here_already_when_its_first_try_ended_unknown_is_looked_for_too() -> None:
+    talk = warm(10, Check.ON)
+    named = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.granted(named)
+    talk.kafka(named, base_offset=10)
+    talk.accepted(named, 10)
+    ahead = talk.offer(expecting(11, b"c"), connection=2)
+    talk.granted(ahead)
+    records = batch(b"b", producer=(5, 0, 1))
+    first = talk.offer(records)
+    retry = talk.offer(records, connection=3)  # its connection has broken, and the proxy does not know yet
+    talk.kafka(ahead, base_offset=11)
+    talk.accepted(ahead, 11)
+    talk.granted(first)
+    talk.tell(g.Lost(first))
+    talk.next(g.Look)
+    talk.tell(g.Looked(first, g.NotYet(12)))
+    assert talk.answered(first).error_code == TIMED_OUT
+    talk.tail(13, next_sequence=13)  # it was queued, and has landed since that look
+    assert talk.next(g.Look) == g.Look(retry, 12)
+    talk.tell(g.Looked(retry, in_log(records, 12)))
+    talk.accepted(retry, 12)
 
 
 @pytest.mark.parametrize("end", ["withdrawn while it is looked up", "withdrawn in the queue", "its time is over"])
@@ -1944,6 +2191,29 @@ def test_a_lost_idempotent_append_is_sent_again_as_it_is_before_anybody_else_pas
     assert talk.granted(conditional) == g.Stamp(SHARED, 0, 10)
 
 
+@pytest.mark.parametrize("fate", ["unknown", "an error on the resend", "an error"])
+def test_a_lost_idempotent_append_is_not_sent_again_behind_a_failed_one(fate: str) -> None:
+    """Kafka finds the gap only if it knows this producer; else it would take the second without the first."""
+    talk = warm(10, Check.ON)
+    talk.may_write = True
+    first, second = (talk.offer(batch(b"x", producer=(5, 0, each))) for each in range(2))
+    talk.granted(first)
+    talk.granted(second)
+    if fate == "an error":
+        talk.kafka(first, TOO_LARGE)
+        assert talk.answered(first).error_code == TOO_LARGE
+        talk.tell(g.Lost(second))
+        assert talk.answered(second).error_code == TIMED_OUT
+        return
+    talk.tell(g.Lost(first))
+    talk.tell(g.Lost(second))
+    assert talk.next(g.Resend).ticket is first
+    talk.now += LIMITS.settle_seconds
+    talk.tell(g.Resent(first, None if fate == "unknown" else PartitionResult(3, TOO_LARGE)))
+    assert {talk.next(g.Answer).ticket for _ in range(2)} == {first, second}
+    talk.silent()
+
+
 @pytest.mark.parametrize("error", [19, 6, 3, 7])
 def test_a_resend_that_cannot_be_had_now_is_tried_again(error: int) -> None:
     talk = warm(10, Check.ON)
@@ -2066,6 +2336,34 @@ def test_a_batch_that_holds_a_grant_falls_with_its_chain() -> None:
     assert talk.answered(second).error_code == TOO_LARGE
 
 
+def test_what_was_sent_behind_a_batch_that_cannot_be_sent_once_more_falls_with_it() -> None:
+    talk = warm(10, Check.ON)
+    first, second = talk.offer(batch(b"a")), talk.offer(batch(b"b"))
+    for ticket in (first, second):
+        talk.granted(ticket)
+    for ticket in (first, second):
+        talk.kafka(ticket, OUT_OF_ORDER)
+    talk.tail(10, next_sequence=10)
+    assert talk.next(g.Grant).ticket is first
+    talk.tell(g.Withdrawn(first))  # the client's next request is half sent, say
+    assert talk.answered(second).error_code == NOT_LEADER
+
+
+def test_a_stamp_that_was_not_used_is_not_kept() -> None:
+    """Given back, and offered again when nobody remembers its producer: under that stamp it would not be compared."""
+    talk = warm(10, Check.ON)
+    stamped = talk.offer(expecting(10, b"a", producer=(5, 0, 0)))
+    talk.granted(stamped)
+    talk.kafka(stamped, base_offset=10)
+    talk.accepted(stamped, 10)
+    plain = talk.offer(batch(b"b", producer=(5, 0, 1)))
+    assert talk.next(g.Grant).ticket is plain
+    talk.tell(g.Forget())
+    talk.tell(g.Withdrawn(plain))
+    talk.tell(g.Offered(plain))
+    assert talk.granted(plain) is None
+
+
 def test_forgetting_drops_what_was_believed_and_a_read_that_was_under_way() -> None:
     talk = Talk()
     ticket = talk.offer(expecting(10, b"a"))
@@ -2074,6 +2372,18 @@ def test_forgetting_drops_what_was_believed_and_a_read_that_was_under_way() -> N
     talk.tail(7)  # asked before the topic was created anew
     talk.tail(0)
     talk.mismatch(ticket, expected=10, actual=0)
+
+
+@pytest.mark.parametrize("same_log", [True, False])
+def test_a_config_of_the_topic_does_not_make_a_retry_another_append(same_log: bool) -> None:
+    talk = warm(10, Check.ON)
+    records = unresolved(talk)
+    talk.tell(g.Forget(same_log))
+    retry = talk.offer(records, connection=2)
+    if same_log:
+        assert talk.next(g.Look) == g.Look(retry, 11)
+    else:
+        assert retry.kind is g.Kind.OWN  # of another topic nothing is known
 
 
 def test_an_append_needs_no_gate_to_be_described() -> None:

@@ -470,6 +470,29 @@ def test_one_mismatch_refuses_the_whole_request_where_that_is_configured() -> No
     assert (got["guarded-a", 0][2] or "").startswith("WHOLE_REQUEST_REFUSED")
 
 
+@pytest.mark.parametrize("why", ["the whole request", "its batch"])
+def test_what_was_sent_behind_a_batch_that_did_not_come_to_its_turn_falls_with_it(why: str) -> None:
+    talk = Talk(refuse_whole_requests=True).may_write("guarded-a", "guarded-b")
+    second = produce(("guarded-a", 0, expecting(6, b"y")), correlation=2)
+    if why == "the whole request":
+        talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
+        talk.grant(talk.offered())
+        talk.around.unread = len(second)
+        talk.refuse(talk.offered())
+    else:
+        damaged = bytearray(expecting(5, b"x"))
+        damaged[-1] ^= 1
+        talk.around.unread = len(second)
+        talk.client(produce(("guarded-a", 0, memoryview(bytes(damaged)))))
+    talk.commands.clear()
+    talk.around.unread = 0
+    talk.client(second)
+    talk.counted()
+    assert (read(talk.answer())["guarded-a", 0][2] or "").startswith("SENT_BEHIND_A_FAILED_BATCH")
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), correlation=3))  # sent knowing it
+    talk.offered()
+
+
 def test_a_known_retry_is_no_reason_to_refuse_the_whole_request() -> None:
     talk = Talk(refuse_whole_requests=True).may_write("guarded-a")
     talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
@@ -865,6 +888,28 @@ def test_an_outcome_that_is_not_known_in_time_is_told_as_unknown() -> None:
     assert talk.session.drained
 
 
+def test_what_was_sent_behind_an_append_that_is_told_as_unknown_falls_with_it() -> None:
+    """It was not read before, since another append stood at its gate. Where the first should lie may be another's."""
+    talk = Talk().may_write("guarded-a", "guarded-b")
+    (first,) = guarded(talk, timeout_ms=1000)
+    talk.upstream()
+    talk.client(
+        produce(("guarded-b", 0, expecting(1, b"y")), correlation=2, timeout_ms=9000)
+        + produce(("guarded-a", 0, expecting(6, b"z")), correlation=3)
+    )
+    waiting = talk.offered()
+    assert not talk.next(m.ReadClient).on
+    talk.now += 0.95
+    talk.tell(m.Tick())
+    assert talk.next(m.ToGate) == m.ToGate(first, g.Lost(first))
+    talk.commands.clear()
+    talk.refuse(waiting)
+    assert not [c for c in talk.commands if isinstance(c, m.ToGate)]
+    both = b"".join(bytes(chunk) for c in talk.commands if isinstance(c, m.ToClient) for chunk in c.chunks)
+    code, _, message = read(both[4 + int.from_bytes(both[:4], "big") :])["guarded-a", 0]
+    assert (code, (message or "").split()[0]) == (TIMED_OUT, "SENT_BEHIND_A_FAILED_BATCH")
+
+
 def test_an_append_that_nobody_waits_for_is_given_up_in_time_too() -> None:
     talk = Talk()
     (ticket,) = guarded_plain(talk, acks=0, timeout_ms=1000)
@@ -1067,6 +1112,20 @@ def test_a_guarded_topic_whose_id_is_not_known_is_tried_again_later_and_never_se
     talk.counted()
     assert talk.next(m.ToGate) == m.ToGate(ticket, g.Withdrawn(ticket))
     assert read(talk.answer())[("guarded-a", 0)][0] == NOT_LEADER
+
+
+def test_what_was_sent_behind_an_append_whose_topic_id_was_not_known_falls_with_it() -> None:
+    talk = Talk(newest_produce=13, unknown_topics=frozenset({"guarded-a"})).may_write("guarded-a")
+    second = produce(("guarded-a", 0, expecting(6, b"y")), correlation=2)
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x"))))
+    talk.around.unread = len(second)
+    talk.grant(talk.offered())
+    talk.commands.clear()
+    talk.around.unknown_topics, talk.around.unread = frozenset(), 0
+    talk.client(second)
+    talk.counted()
+    code, _, message = read(talk.answer())["guarded-a", 0]
+    assert (code, (message or "").split()[0]) == (NOT_LEADER, "SENT_BEHIND_A_FAILED_BATCH")
 
 
 # ---------------------------------------------------------------------------------------------- its memory, its chains

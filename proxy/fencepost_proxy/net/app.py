@@ -1360,7 +1360,7 @@ class Proxy:
             there = sorted(topic for topic in gated if self.topic_id(topic) is not None)
             for topic in await self._reads.changed_facts(there):
                 now = time.monotonic()
-                self._perform(self.switch.forget_topic(topic, now), now)
+                self._perform(self.switch.forget_topic(topic, now, same_log=True), now)
         except UpstreamUnavailable as error:
             _limited_log.warning("topics", "guarded topics could not be looked up", reason=error)
 

@@ -85,8 +85,9 @@ class Ticket:
     log has to confirm it. `actual` – the log end that it was compared with. `appended_at` – where it landed, if that is
     not `at`. `sent_before` – it is the retry of a try that ended unknown. `is_there` – the log has it, or had it when
     it was read, though not where it expected: Kafka is to say where. `said_at` – where Kafka says that it lies, as a
-    duplicate: that is to be read back. `behind` – the answer of a failed batch ahead of it in its chain. `followers` –
-    retries of this very batch that wait for its outcome.
+    duplicate: that is to be read back. `seen_to` – in doubt, and what lies where it should be has not its sequence: up
+    to here it was looked for. `behind` – the answer of a failed batch ahead of it in its chain. `followers` – retries
+    of this very batch that wait for its outcome.
 
     `owns_partitions` – its transaction has appended to some guarded partition, as far as this process knows.
     Two are the session's: `may_write` – Kafka has said that its client may write the topic, so that the proxy may send
@@ -122,6 +123,7 @@ class Ticket:
     sent_before: bool = False
     is_there: bool = False
     said_at: int | None = None
+    seen_to: int | None = None
     may_write: bool = False
     topic_id: UUID | None = None
     behind: PartitionResult | None = None
@@ -298,7 +300,12 @@ class Tick:
 
 @value
 class Forget:
-    """What the gate believes may no longer hold: a config changed, the topic was recreated."""
+    """What the gate believes may no longer hold: a config changed, the topic was recreated.
+
+    `same_log` – not that, and its appends came to this gate all the time: what landed in it is there.
+    """
+
+    same_log: bool = False
 
 
 Event = (

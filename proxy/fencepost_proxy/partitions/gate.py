@@ -94,7 +94,7 @@ from fencepost_proxy.partitions.events import (
     Violation,
     Withdrawn,
 )
-from fencepost_proxy.partitions.gate_state import ABOUT_THE_STAMP, IN_DOUBT, POLICY, Phase, chain_of
+from fencepost_proxy.partitions.gate_state import ABOUT_THE_STAMP, IN_DOUBT, POLICY, Phase, chain_of, sent_behind
 from fencepost_proxy.partitions.memory import same_write
 from fencepost_proxy.partitions.settling import Settling
 from fencepost_proxy.types import SEQUENCE_MODULUS
@@ -146,8 +146,8 @@ class Gate(Settling):  # extended in tests
                 self._base_published(ok, ours, now)
             case Tick():
                 self._tick(now)
-            case Forget():
-                self._forget()
+            case Forget(same_log):
+                self._forget(same_log=same_log)
         if self._joining:
             self._let_join()
         self._advance(now)
@@ -232,6 +232,7 @@ class Gate(Settling):  # extended in tests
 
     def _offered(self, ticket: Ticket, now: float) -> None:
         ticket.kind = self._kind_of(ticket)
+        ticket.stamp = None  # of a grant that was given back: by now it may be one that keeps its own producer id
         self._offered_count += 1
         ticket.offered_as = self._offered_count
         self._check = ticket.check
@@ -337,6 +338,10 @@ class Gate(Settling):  # extended in tests
             return False
         ticket.at, ticket.stamp = known
         ticket.sent_before = True
+        if ticket.stamp == NO_PRODUCER:
+            # Where that lies nobody knows, nor that it was this one's: Kafka would take it once more.
+            self._answer_unknown(ticket, "an earlier try of this batch, too old for a stamp, may be there", now)
+            return True
         self._doubt(ticket, min(ticket.deadline, now + self._limits.settle_seconds))
         return True
 
@@ -347,6 +352,8 @@ class Gate(Settling):  # extended in tests
     def _withdrawn(self, ticket: Ticket) -> None:
         if ticket is self._granted:
             self._granted = None
+            if ticket.attempts:
+                self._not_sent_again(ticket)
         elif ticket in self._queue:
             self._queue.remove(ticket)
         elif ticket in self._looking:
@@ -362,6 +369,17 @@ class Gate(Settling):  # extended in tests
             ticket.followers.clear()
             heir.followers.extend(rest)
             self._queue.appendleft(heir)
+
+    def _not_sent_again(self, ticket: Ticket) -> None:
+        """A, B are sent, Kafka refuses their stamps, and A cannot be sent once more: B must not land without it."""
+        where = f"topic={self.partition.topic} partition={self.partition.partition}"
+        told = PartitionResult(
+            partition=self.partition.partition,
+            error_code=Error.NOT_LEADER_OR_FOLLOWER,
+            error_message=f"TRY_AGAIN what was sent before it was not sent again {where}",
+        )
+        for other in self._sent_behind(ticket):
+            other.behind = sent_behind(other, told)
 
     def _sent(self, ticket: Ticket, now: float) -> None:
         assert ticket is self._granted, "a ticket is sent only on its grant"
@@ -437,6 +455,9 @@ class Gate(Settling):  # extended in tests
         if conditional and result.base_offset != ticket.at:
             self._landed_elsewhere(ticket, result, now)
             return
+        if ticket.stamp == NO_PRODUCER and ticket.append.producer_id >= 0:
+            ticket.at = result.base_offset
+            self.memory.add(ticket, result.log_append_time_ms)  # Kafka does not know it again
         end = result.base_offset + ticket.append.record_count
         if ticket.append.transactional or self.phase is not Phase.OPEN:
             self._go_cold()
@@ -489,8 +510,9 @@ class Gate(Settling):  # extended in tests
             self._effects += [MayJoin(connection) for _, connection in self._joining]
             self._joining = {}
 
-    def _forget(self) -> None:
-        self.memory.clear()
+    def _forget(self, *, same_log: bool) -> None:
+        if not same_log:
+            self.memory.clear()
         self._accounted = False
         self._read_is_stale = self.phase is Phase.READING
         for ticket in self._doubts:
@@ -576,14 +598,14 @@ class Gate(Settling):  # extended in tests
                 assert at is not None
                 self._effects.append(Look(ticket, at))
             if self._settle_again:
-                self._settle_first()
+                self._settle_first(now)
 
     # ---- what may go on now
 
     def _advance(self, now: float) -> None:
         """Gives turns for as long as the head of the queue can have one."""
         if self._doubts and not self._in_flight and self._granted is None and self.phase in (Phase.COLD, Phase.OPEN):
-            self._settle()
+            self._settle(now)
         while self._queue and self._granted is None and self.phase in (Phase.COLD, Phase.OPEN):
             if self._waits_for_what_may_be_queued(self._queue[0], now) and not self._let_others_pass(now):
                 return
@@ -684,12 +706,16 @@ class Gate(Settling):  # extended in tests
                 self._answer_later(ticket, "a transaction is open on the partition; its marker will take an offset")
             self._go_cold()
             return True
-        if ticket.sent_before:
-            decided = self._first_try_decides(ticket, end, now)
-            if decided is not None:
-                return decided
+        decided = self._first_try_decides(ticket, end, now)
+        if decided is not None:
+            return decided
         if expected == end and ticket.append.contradiction is None:
             refusal = self._timestamps(ticket, self._tail, now)
+            if refusal is not None and self.memory.unresolved(ticket) and now < self._stamped_queued_until:
+                # Its first try had a stamp, and may land beside this one, which would have none.
+                self._queue.popleft()
+                self._answer_unknown(ticket, "an earlier try of this batch may still land", now)
+                return True
             if refusal is not None and ticket.check is Check.REQUIRED:
                 self._queue.popleft()
                 self._refuse(ticket, refusal)
@@ -716,7 +742,10 @@ class Gate(Settling):  # extended in tests
         both may, and what is refused may be appended behind its refusal.
         """
         known = self.memory.unresolved(ticket)
-        if known is None or known[0] == end:
+        if known is None:
+            return None
+        ticket.sent_before = True  # also where that try ended while this one waited here
+        if known[0] == end:
             return None
         if self._in_flight:
             return False  # where it ends depends on those before it
@@ -724,7 +753,8 @@ class Gate(Settling):  # extended in tests
             # It has landed since, or another's batch has.
             self._queue.popleft()
             self._doubt_first_try(ticket, now)
-            self._settle()
+            if self._doubts:
+                self._settle(now)
             return True
         if now < self._stamped_queued_until:
             self._queue.popleft()

@@ -320,8 +320,8 @@ class GateState:  # extended in tests
 
     def _answer(self, ticket: Ticket, result: PartitionResult, reason: str | None = None) -> None:
         self._effects.append(Answer(ticket, result, reason))
-        if result.error_code not in (Error.NOT_LEADER_OR_FOLLOWER, Error.REQUEST_TIMED_OUT):
-            self.memory.resolved(ticket)
+        if result.error_code == Error.NONE:
+            self.memory.resolved(ticket)  # an error speaks of this try alone: one before it may still be queued
         for follower in ticket.followers:
             self._effects.append(Answer(follower, result, reason))
         ticket.followers.clear()

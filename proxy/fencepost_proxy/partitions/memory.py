@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from fencepost_policies.append import Refusal
 from fencepost_policies.values import value
-from fencepost_proxy.partitions.events import GateLimits, Stamp, Ticket
+from fencepost_proxy.partitions.events import GateLimits, Kind, Stamp, Ticket
 
 #: As many batches of a producer as Kafka would know again.
 _PER_PRODUCER = 5
@@ -107,13 +107,16 @@ class Memory:
     # ---- batches that ended unknown
 
     def add_unresolved(self, ticket: Ticket) -> None:
-        if ticket.kind.stamped and ticket.append.producer_id >= 0 and ticket.at is not None and ticket.stamp:
+        if ticket.append.producer_id < 0 or ticket.stamp is None:
+            return
+        at = -1 if ticket.kind is Kind.OWN else ticket.at  # without a producer id, and anywhere
+        if at is not None and (ticket.kind.stamped or ticket.kind is Kind.OWN):
             key = (ticket.producer, ticket.append.base_sequence)
-            self._unresolved[key] = (ticket.digest, ticket.at, ticket.stamp)
+            self._unresolved[key] = (ticket.digest, at, ticket.stamp)
             _bound(self._unresolved, self._limits.remembered_batches_max)
 
     def unresolved(self, ticket: Ticket) -> tuple[int, Stamp] | None:
-        """Where its earlier try should be, and under which stamp."""
+        """Where its earlier try should be, and under which stamp; -1 and `NO_PRODUCER` if it may be anywhere."""
         known = self._unresolved.get((ticket.producer, ticket.append.base_sequence))
         return known[1:] if ticket.kind.stamped and known is not None and known[0] == ticket.digest else None
 

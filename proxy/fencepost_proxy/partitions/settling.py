@@ -73,10 +73,11 @@ class Settling(Publishing):  # extended in tests
                 self._is_not_queued(ticket)
                 self._accept(ticket, there)
                 return
-            if isinstance(result, OutOfRange):
+            gone = isinstance(result, OutOfRange) or (isinstance(result, Found) and _is_compacted(result, ticket))
+            if gone:
                 # Deleted: by now nobody can say what lay there, unless this process remembers.
                 there = self.memory.landed.get(expected)
-            self._end_mismatch(ticket, there, now, deleted=there is None and isinstance(result, OutOfRange))
+            self._end_mismatch(ticket, there, now, deleted=there is None and gone)
 
     def _read_landed(self, found: Found, offset: int, ticket: Ticket) -> Landed | None:
         """What the log has at `offset`, None if no batch begins there (or it cannot be decoded)."""
@@ -225,21 +226,27 @@ class Settling(Publishing):  # extended in tests
 
     def _doubt(self, ticket: Ticket, until: float) -> None:
         ticket.settle_until = until
+        ticket.seen_to = None
         self._doubts.append(ticket)
 
-    def _settle(self) -> None:
+    def _settle(self, now: float) -> None:
         """Nothing is in flight or granted."""
         self.phase = Phase.SETTLING
         self._clean = True
         self._holes.clear()
-        self._settle_first()
+        self._settle_first(now)
 
-    def _settle_first(self) -> None:
+    def _settle_first(self, now: float) -> None:
         self._settle_again = False
         ticket = self._doubts[0]
         if ticket.kind.stamped:
-            assert ticket.at is not None
-            self._effects.append(Look(ticket, ticket.at))
+            at = ticket.at if ticket.seen_to is None else ticket.seen_to
+            assert at is not None
+            self._effects.append(Look(ticket, at))
+        elif ticket.behind is not None or chain_of(ticket) in self._holes:
+            # Kafka would find a gap, but only if it knows this producer.
+            self._settled(ticket, now)
+            self._answer_unknown(ticket, "what was sent before it has failed, or its outcome is not known", now)
         else:
             self._effects.append(Resend(ticket))
 
@@ -254,6 +261,9 @@ class Settling(Publishing):  # extended in tests
         | … another process's tag        | as anything else: that process's client won with an equal batch       |
         | … no tag (the broker wrote the | success if Kafka said 0 (LogAppendTime) or nothing was expected; else |
         | batch anew)                    | 7, "may be yours"                                                     |
+        | our stamp, compacted           | 7: whose it was nobody can say                                        |
+        | what has another producer id,  | it may lie behind that, or come there yet: look there. An expectation |
+        | or a sequence before its own   | did not hold then: a violation if it is found; else 7                 |
         | anything else                  | it can never land: its sequence is taken. Decide anew, as a mismatch  |
         | a batch not replicated yet     | look again until `settle_until`, then 7                               |
         | nothing, and it ends there     | send it again, if the partition waits for this stamp; else 7          |
@@ -264,51 +274,86 @@ class Settling(Publishing):  # extended in tests
         match result:
             case Found():
                 self._settled_by_what_is_there(ticket, result, now)
+            case NotYet(log_end) if ticket.seen_to is not None and log_end <= ticket.seen_to:
+                if ticket.sent_at is None and now >= self._stamped_queued_until:
+                    self._sequence_is_lost(ticket, now)
+                else:
+                    self._settled(ticket, now)
+                    self._answer_unknown(ticket, "another append came before it, and it may still land behind", now)
             case NotYet(log_end) if log_end <= ticket.at and ticket.sent_at is None:
                 # Its last try may still be queued in Kafka: see `_first_try_decides` at its turn.
-                self._settled(ticket)
+                self._settled(ticket, now)
                 self._decide_anew(ticket)
             case NotYet(log_end) if log_end == ticket.at and self._may_resend(ticket):
                 self._reads_to_resend = True
                 self._effects.append(ReadTail(self.partition))
             case NotYet(log_end) if log_end <= ticket.at:
-                self._settled(ticket)
+                self._settled(ticket, now)
                 self._answer_unknown(ticket, "the connection to Kafka was lost before it answered", now)
             case OutOfRange():
-                self._settled(ticket)
+                self._settled(ticket, now)
                 self._answer_unknown(ticket, "what was appended there is no longer readable", now, queued=False)
             case _:
                 self._settle_later(ticket, now)
 
     def _settled_by_what_is_there(self, ticket: Ticket, found: Found, now: float) -> None:
-        assert ticket.at is not None
-        there = self._read_landed(found, ticket.at, ticket)
+        behind = _end_of_what_has_another_sequence(found, ticket)
+        if behind is not None:
+            self._look_behind(ticket, behind, now)
+            return
+        at = ticket.at if ticket.seen_to is None else ticket.seen_to
+        assert at is not None
+        there = self._read_landed(found, at, ticket)
+        if self._is_stamp(found, ticket) and _is_compacted(found, ticket):
+            self._settled(ticket, now)
+            self._answer_unknown(ticket, "what was appended there is compacted: may be yours", now, queued=False)
+            return
         if there is None or there.digest != ticket.digest or not self._is_stamp(found, ticket):
-            self._sequence_is_lost(ticket)
+            self._sequence_is_lost(ticket, now)
             return
         named = self._names_itself(ticket, there)
-        mine = self._is_from_here(found, ticket)
+        mine = self._is_from_here(found, ticket, at)
         if mine is None and ticket.kind is Kind.PLAIN:
             mine = True
         elif ticket.acknowledged and parse_batch_header(found.batch).is_log_append_time:
             mine = mine is not False
         elif self._only_send_was_a_duplicate(ticket):
             mine = False
-        if named or mine:
+        if (named or mine) and ticket.seen_to is not None:
+            self._settled(ticket, now)
+            self._landed_elsewhere(ticket, PartitionResult(ticket.partition.partition, Error.NONE, at), now)
+        elif named or mine:
             self._landed_at(ticket, there.log_append_time_ms, self._log_start(), now)
-            self._settled(ticket, clean=ticket.acknowledged and self._tail is not None and self._tail.log_append_time)
+            self._settled(
+                ticket, now, clean=ticket.acknowledged and self._tail is not None and self._tail.log_append_time
+            )
         elif mine is None:
             # This very send, or an equal batch of another client that won the race through another process.
-            self._settled(ticket)
+            self._settled(ticket, now)
             why = "the connection to Kafka was lost; an equal batch lies there: may be yours"
             self._answer_unknown(ticket, why, now, queued=False)
         else:
-            self._sequence_is_lost(ticket)
+            self._sequence_is_lost(ticket, now)
 
-    def _sequence_is_lost(self, ticket: Ticket) -> None:
+    def _look_behind(self, ticket: Ticket, offset: int, now: float) -> None:
+        """F, stamped for 10, is sent; before it is appended a transaction's marker takes 10. F's sequence fits all the
+        same, and it lies at 11. Taken for lost, it would be appended once more, or called refused.
+        """
+        if ticket.kind is Kind.PLAIN:
+            ticket.at = offset
+            if ticket.sent_before:
+                self.memory.add_unresolved(ticket)
+        else:
+            ticket.seen_to = offset
+        if now < ticket.settle_until:
+            self._settle_first(now)
+        else:
+            self._settle_later(ticket, now)
+
+    def _sequence_is_lost(self, ticket: Ticket, now: float) -> None:
         """Another's batch has it: none of its tries can land any more."""
         self.memory.resolved(ticket)
-        self._settled(ticket)
+        self._settled(ticket, now)
         self._decide_anew(ticket)
 
     @staticmethod
@@ -316,14 +361,13 @@ class Settling(Publishing):  # extended in tests
         timed = ticket.append.max_timestamp_ms >= 0  # else the answer did not say
         return ticket.acknowledged and timed and ticket.kind is not Kind.PLAIN and not ticket.sent_before
 
-    def _is_from_here(self, found: Found, ticket: Ticket) -> bool | None:
-        """Whether this process sent the batch that lies where the ticket should be; None if nothing says so.
+    def _is_from_here(self, found: Found, ticket: Ticket, at: int) -> bool | None:
+        """Whether this process sent the batch that lies there; None if nothing says so.
 
         Two clients of one process may each have sent an equal batch there, the first of them told "unknown": the
         one that is told success first has it.
         """
-        assert ticket.at is not None
-        if ticket.at in self.memory.landed:
+        if at in self.memory.landed:
             return False
         tag = parse_batch_header(found.batch).tag
         if not tag or ticket.stamp is None or not ticket.stamp.tag:
@@ -385,7 +429,7 @@ class Settling(Publishing):  # extended in tests
             self._tail = tail
             self._effects.append(Resend(ticket))
         else:
-            self._settled(ticket)
+            self._settled(ticket, now)
             self._answer_unknown(ticket, "the connection to Kafka was lost before it answered", now)
 
     def _resent(self, ticket: Ticket, result: PartitionResult | None, now: float) -> None:
@@ -395,14 +439,15 @@ class Settling(Publishing):  # extended in tests
             self._resent_stamped(ticket, result, now)
         elif result is not None and result.error_code == Error.NONE:
             self._is_not_queued(ticket)
-            self._settled(ticket)
+            self._settled(ticket, now)
             self._answer(ticket, result)
         elif result is None or result.error_code in IN_DOUBT or result.error_code in _FOR_NOW:
             self._settle_later(ticket, now)
         else:
             # Kafka looks at size, time stamps and rights before it looks for duplicates, and forgets all but a
             # producer's last batch when it restarts: no error on a resend says that the first send was not appended.
-            self._settled(ticket)
+            self._holes.add(chain_of(ticket))
+            self._settled(ticket, now)
             self._answer_unknown(ticket, f"sent again, it was answered error {result.error_code}", now)
 
     def _resent_stamped(self, ticket: Ticket, result: PartitionResult | None, now: float) -> None:
@@ -411,9 +456,9 @@ class Settling(Publishing):  # extended in tests
             self._settle_later(ticket, now)  # only the log can tell: one of the sends may lie there, or another's batch
         elif result.base_offset == ticket.at:
             self._landed_at(ticket, result.log_append_time_ms, result.log_start_offset, now)
-            self._settled(ticket)
+            self._settled(ticket, now)
         else:
-            self._settled(ticket)
+            self._settled(ticket, now)
             self._landed_elsewhere(ticket, result, now)
 
     # ---- settled, or not yet
@@ -423,19 +468,41 @@ class Settling(Publishing):  # extended in tests
             self._settle_again = True
             self._retry_at = now + self._limits.read_retry_seconds
         else:
-            self._settled(ticket)
+            self._holes.add(chain_of(ticket))  # before the next one of it is looked at
+            self._settled(ticket, now)
             self._answer_unknown(ticket, "the outcome could not be read from the log in time", now)
 
-    def _settled(self, ticket: Ticket, *, clean: bool = False) -> None:
+    def _settled(self, ticket: Ticket, now: float, *, clean: bool = False) -> None:
         self._doubts.remove(ticket)
         self._clean = self._clean and clean
         if self._doubts:
-            self._settle_first()
+            self._settle_first(now)
         elif self._clean:
             self.phase = Phase.OPEN
         else:
             self.phase = Phase.COLD
             self._go_cold()
+
+
+def _is_compacted(found: Found, ticket: Ticket) -> bool:
+    """It was as long as the ticket's batch, and records of it are gone."""
+    header = parse_batch_header(found.batch)
+    return header.record_count <= header.last_offset_delta == ticket.append.record_count - 1
+
+
+def _end_of_what_has_another_sequence(found: Found, ticket: Ticket) -> int | None:
+    """Where the batch that was found ends, if the ticket's may follow it; None if it is that one, or has its sequence,
+    or one behind it."""
+    header, stamp = parse_batch_header(found.batch), ticket.stamp
+    if stamp is None:
+        return None
+    end = header.base_offset + header.last_offset_delta + 1
+    if header.producer_id != stamp.producer_id:
+        return end
+    if header.producer_epoch != stamp.producer_epoch:
+        return end if header.producer_epoch < stamp.producer_epoch else None
+    ahead = (stamp.base_sequence - header.base_sequence) % SEQUENCE_MODULUS
+    return end if header.last_offset_delta < ahead < SEQUENCE_MODULUS // 2 else None
 
 
 def _producer_of(result: LookResult | None) -> tuple[int | None, bool]:

@@ -171,6 +171,9 @@ class GuardedProduce(AtDoors):
                 chain = (key, turn.levelled.producers[key])
                 self._failed_chains[chain] = Failed(turn.results[key])
                 slot.chains.append(chain)
+        for chain in turn.misread:
+            self._failed_chains[chain] = Failed(turn.results[chain[0]])
+            slot.chains.append(chain)
         for topic in turn.request.topics if turn.miscounted or turn.denied else ():
             policy = self._around.policy(topic.name)
             for data in topic.partitions if policy is not None and policy.guarded else ():
@@ -400,6 +403,7 @@ class GuardedProduce(AtDoors):
         ticket = make_ticket(bid, key, data)
         if isinstance(ticket, Refusal):
             self._refuse(turn, key, ticket)
+            turn.misread.append((key, producer_of(data)))
             return
         ticket.leader_epoch = self._around.leader_epoch(key)
         transactional_id = bid.transactional_id
@@ -459,17 +463,17 @@ class GuardedProduce(AtDoors):
             return
         # Kafka refused its stamp, the gate has looked at the log, and its expectation holds after all: once more.
         if ticket in self._without_id(sent):
-            self._not_sent(sent, ticket, f"the id of topic {ticket.partition.topic} is not known now")
+            self._not_sent(slot, sent, ticket, f"the id of topic {ticket.partition.topic} is not known now")
             self._finish_turn(slot, sent)
             return
         if self._client.state is CutterState.PASSING:
             # A frame of the client's is half upstream, and ends when the client likes. Nothing can go between, and
             # the gate cannot wait for that.
-            self._not_sent(sent, ticket, "the client's next request is on its way")
+            self._not_sent(slot, sent, ticket, "the client's next request is on its way")
             self._finish_turn(slot, sent)
             return
         if now >= self._login_ends:
-            self._not_sent(sent, ticket, _LOGIN_IS_OVER)
+            self._not_sent(slot, sent, ticket, _LOGIN_IS_OVER)
             self._finish_turn(slot, sent)
             return
         self._forward(slot, sent, sent.request_for(ticket))
@@ -531,11 +535,11 @@ class GuardedProduce(AtDoors):
             turn.granted = []
             self._next_turn(now)
             return
-        for ticket in self._without_id(turn):
-            turn.granted.remove(ticket)
-            self._not_sent(turn, ticket, f"the id of topic {ticket.partition.topic} is not known now")
         slot = self._turn_slot
         assert slot is not None
+        for ticket in self._without_id(turn):
+            turn.granted.remove(ticket)
+            self._not_sent(slot, turn, ticket, f"the id of topic {ticket.partition.topic} is not known now")
         self._turn, self._turn_slot = None, None
         request = turn.upstream_request()
         self._turns[slot] = turn
@@ -619,12 +623,16 @@ class GuardedProduce(AtDoors):
             self._commands.append(ToGate(ticket, Withdrawn(ticket)))
         turn.granted = []
         first = next(turn.refusals())
+        slot = self._turn_slot
+        assert slot is not None
         for key in turn.partitions():
             if key not in turn.results:
                 message = f"WHOLE_REQUEST_REFUSED topic={key.topic} partition={key.partition}: {first.error_message}"
-                turn.results[key] = PartitionResult(
+                result = turn.results[key] = PartitionResult(
                     partition=key.partition, error_code=first.error_code, error_message=message
                 )
+                if key in turn.tickets:
+                    self._chain_failed(slot, turn.tickets[key], result)
 
     def _goes_by_id(self, request: ProduceRequest) -> bool:
         """By id where the brokers can: a topic that was deleted and created anew is another topic.
@@ -661,11 +669,12 @@ class GuardedProduce(AtDoors):
             and self._around.topic_id(ticket.partition.topic) is None
         ]
 
-    def _not_sent(self, turn: Turn, ticket: Ticket, why: str) -> None:
+    def _not_sent(self, slot: Slot, turn: Turn, ticket: Ticket, why: str) -> None:
         message = f"TRY_AGAIN {why}"
-        turn.results[ticket.partition] = PartitionResult(
+        result = turn.results[ticket.partition] = PartitionResult(
             partition=ticket.partition.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
         )
+        self._chain_failed(slot, ticket, result)
         self._commands += [
             TopicStale(ticket.partition.topic),
             Count("refusal", "try_again", ticket.partition),
@@ -785,6 +794,9 @@ class GuardedProduce(AtDoors):
                 for key in self._told_without_proof(turn)
             }
             told = Turn(turn.request, results=results | turn.results | unproved)
+            for key, ticket in turn.tickets.items():
+                if key not in turn.results:
+                    self._chain_failed(slot, ticket, results[key])
             self._commands.append(Count("refusal", "outcome_unknown"))
             self._end(slot, [encode_produce_response(told.response(), turn.request.api_version)])
             if turn.request.transactional_id is not None and turn.notes is None:

@@ -113,11 +113,11 @@ class Switch:  # extended in tests
         self._work.append((gate, event))
         return self._run(now)
 
-    def forget_topic(self, topic: str, now: float) -> list[Action]:
-        """A config of the topic changed, or the topic is another one now."""
+    def forget_topic(self, topic: str, now: float, *, same_log: bool = False) -> list[Action]:
+        """A config of the topic changed, or the topic is another one now. `same_log`: one of Kafka's configs only."""
         for partition, gate in self.gates.items():
             if partition.topic == topic:
-                self._work.append((gate, gates.Forget()))
+                self._work.append((gate, gates.Forget(same_log)))
         return self._run(now)
 
     # ---- the doors of counted topics

@@ -42,6 +42,7 @@ from fencepost_proxy.wire.produce import (
 if TYPE_CHECKING:
     from fencepost_proxy.session.counted import CountedTurn
     from fencepost_proxy.session.levels import LevelledTurn
+    from fencepost_proxy.session.slots import Chain
 
 ACKS_ALL = -1
 NOTHING_DENIED: Final[Mapping[str, int]] = MappingProxyType({})
@@ -56,9 +57,9 @@ class Turn:
     `received_at` – when it was here whole; `offered_at` – when `waiting_for` was offered; `gate_seconds` – how long it
     has waited at gates so far.
     `counted` – what of it concerns counted topics; `at_door` – it waits there, and has not come to the gates.
-    `miscounted` – partitions refused there. `levelled` – what of it has to do with levels of idempotence. `asking` –
-    questions to Kafka that its answer waits for; `starts_asked` – where its logs start was one; `said` – topics of
-    which Kafka has answered whether its client may write.
+    `miscounted` – partitions refused there. `misread` – chains of batches that could be no tickets. `levelled` – what
+    of it has to do with levels of idempotence. `asking` – questions to Kafka that its answer waits for; `starts_asked`
+    – where its logs start was one; `said` – topics of which Kafka has answered whether its client may write.
     `denied` – topics that its client may not write, and Kafka's words; it has been asked before anything else was done.
     `notes` – of failed appends of a transaction that are not stored yet; None: it has not been asked whether there are.
     """
@@ -79,6 +80,7 @@ class Turn:
     counted: CountedTurn | None = None
     at_door: bool = False
     miscounted: frozenset[TopicPartition] = frozenset()
+    misread: list[Chain] = field(default_factory=list)
     levelled: LevelledTurn | None = None
     asking: int = 0
     starts_asked: bool = False
