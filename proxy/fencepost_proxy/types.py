@@ -14,6 +14,8 @@ NodeId = NewType("NodeId", int)
 LeaderEpoch = NewType("LeaderEpoch", int)
 ProducerId = NewType("ProducerId", int)
 ProducerEpoch = NewType("ProducerEpoch", int)
+#: Of a transaction: with transactions v2 (KIP-890) each of a producer has an epoch of its own.
+Transactor = tuple[ProducerId, ProducerEpoch]
 #: Sequence of a record within its producer, 0 .. 2^31-1, wrapping.
 Sequence = NewType("Sequence", int)
 #: `time.monotonic()` seconds.

@@ -10,7 +10,9 @@ import asyncio
 import json
 import re
 import threading
+import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ from fencepost_proxy.topics.expanding import Step
 from tests.support.growing import (
     INVALID_ASSIGNMENT,
     INVALID_PARTITIONS,
+    NOT_LEADER,
     OK,
     POLICY_VIOLATION,
     TIMED_OUT,
@@ -327,6 +330,37 @@ def test_who_asks_with_little_patience_is_told_that_it_goes_on(growing: ProxyPro
 
 
 # --- transactions -----------------------------------------------------------------------------------------------------
+
+
+def test_producers_that_run_one_transaction_upon_the_other_let_a_topic_grow(
+    kafka: KafkaCluster, growing: ProxyProcess
+) -> None:
+    topic = counted_topic(growing.bootstrap)
+    ended: Counter[int] = Counter()
+
+    def works(number: int) -> None:
+        """Until it is refused for its count. What is held for long is sent again."""
+        with Transactional(growing.bootstrap, f"{topic}-{number}") as transaction:
+            while True:
+                for _ in range(2):
+                    while (code := transaction.append(topic, b"t:0:1").error_code) == NOT_LEADER:
+                        time.sleep(0.05)
+                    if code == INVALID_PARTITIONS:
+                        return
+                    assert code == OK
+                    time.sleep(0.05)
+                transaction.end(commit=True)
+                ended[number] += 1
+
+    threads = [threading.Thread(target=works, args=(number,), daemon=True) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    until(lambda: len(ended) == len(threads), "transactions upon transactions")
+
+    assert grow(growing.bootstrap, topic, 2) == (OK, None)
+    for thread in threads:
+        thread.join(_TOLD_SECONDS)
+    check_log(Log(kafka.bootstrap), topic, expansions(growing.bootstrap, topic), [])
 
 
 @pytest.mark.parametrize("protocol", [1, 2])

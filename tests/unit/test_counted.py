@@ -518,13 +518,25 @@ def test_who_waits_too_long_is_told_to_try_again() -> None:
 
 def test_transactions_that_an_expansion_waits_for_pass_its_door() -> None:
     talk = Doors()
-    talk.door().close(talk.now, but_for=[77])
+    talk.door().close(talk.now, but_for=[(77, 0)])
     mine = batch(b"v", producer=(77, 0, 0), transactional=True)
     anothers = batch(b"v", producer=(78, 0, 0), transactional=True)
 
     talk.client(ask(("counted", 2, mine)))
     talk.sent_up()
     talk.client(ask(("counted", 2, anothers), correlation=2))
+
+    talk.silent()
+    assert talk.session.at_door
+
+
+def test_the_next_transaction_of_a_producer_does_not_pass_it() -> None:
+    """With transactions v2 each has an epoch of its own. Otherwise a producer that has one upon the other passes for
+    ever, and no topic that it writes to can grow."""
+    talk = Doors()
+    talk.door().close(talk.now, but_for=[(77, 0)])
+
+    talk.client(ask(("counted", 2, batch(b"v", producer=(77, 1, 0), transactional=True))))
 
     talk.silent()
     assert talk.session.at_door
@@ -874,8 +886,8 @@ def test_transactions_that_wait_at_a_closed_door_are_told_that_they_may_pass() -
     mine = batch(b"v", producer=(77, 0, 0), transactional=True)
     switch.session_event(1, m.ClientBytes(memoryview(ask(("counted", 2, mine), timeout_ms=30_000))), 100.0)
 
-    assert _sent(switch.close_door("counted", 101.0, but_for=[78])) == 0
-    assert _sent(switch.close_door("counted", 102.0, but_for=[77])) == 1
+    assert _sent(switch.close_door("counted", 101.0, but_for=[(78, 0)])) == 0
+    assert _sent(switch.close_door("counted", 102.0, but_for=[(77, 0)])) == 1
 
 
 def test_names_that_strangers_make_up_do_not_fill_the_memory() -> None:

@@ -82,25 +82,26 @@ def test_what_never_entered_holds_a_new_door() -> None:
 
 def test_transactions_that_are_waited_for_may_end() -> None:
     door = _door()
-    door.close(NOW, but_for=[7])
+    door.close(NOW, but_for=[(7, 0)])
 
-    assert door.enter("commit soon", NOW, {7})
-    assert not door.enter("another transaction", NOW, {8})
-    assert not door.enter("both", NOW, {7, 8})
+    assert door.enter("commit soon", NOW, {(7, 0)})
+    assert not door.enter("another producer", NOW, {(8, 0)})
+    assert not door.enter("its next transaction", NOW, {(7, 1)})
+    assert not door.enter("both", NOW, {(7, 0), (8, 0)})
     assert not door.enter("no transaction", NOW)
     assert not door.empty(NOW)
     door.close(NOW + 5)
-    assert not door.enter("too late", NOW + 5, {7})
+    assert not door.enter("too late", NOW + 5, {(7, 0)})
     assert door.closed_at == NOW, "it was closed all the time"
 
 
 def test_opening_ends_the_exceptions() -> None:
     door = _door()
-    door.close(NOW, but_for=[7])
+    door.close(NOW, but_for=[(7, 0)])
     door.open(2)
     door.close(NOW + 1)
 
-    assert not door.enter("a", NOW + 1, {7})
+    assert not door.enter("a", NOW + 1, {(7, 0)})
 
 
 def test_a_pass_is_used_once_at_a_time() -> None:

@@ -21,7 +21,7 @@ from fencepost_proxy.topics.door import Door
 from fencepost_proxy.topics.expansions import Expansion, encode_expansion
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import StateView, TopicConfigChange
-from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, ProducerId
+from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, ProducerEpoch, ProducerId
 
 TOPIC_ID = UUID(int=0x70)
 WAIT_SECONDS = 60.0
@@ -32,7 +32,7 @@ STEP_SECONDS = 0.05
 #: How long an append is on its way, and one whose connection broke at the most.
 ON_ITS_WAY_SECONDS = 0.3
 IN_A_QUEUE_SECONDS = 20.0
-TRANSACTIONAL = ProducerId(7)
+TRANSACTIONAL = ProducerId(7), ProducerEpoch(0)
 
 
 @dataclass

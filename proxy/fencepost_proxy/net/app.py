@@ -77,7 +77,7 @@ from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings, is_safe
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.transactions.watching import Pace
-from fencepost_proxy.types import Address, Monotonic, NodeId, ProducerId, TopicPartition
+from fencepost_proxy.types import Address, Monotonic, NodeId, ProducerId, TopicPartition, Transactor
 from fencepost_proxy.wire.apis import END_TXN, PRODUCE, api_name
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint
@@ -742,7 +742,7 @@ class Proxy:
             self._told_downgraded.add((topic, why))
             _log.warning("idempotence given up for a topic that is `safe`", topic=topic, why=_WHY_DOWNGRADED[why])
 
-    def close_door(self, topic: str, but_for: frozenset[ProducerId]) -> None:
+    def close_door(self, topic: str, but_for: frozenset[Transactor]) -> None:
         now = time.monotonic()
         self._perform(self.switch.close_door(topic, now, but_for), now)
 

@@ -24,7 +24,7 @@ from fencepost_proxy.topics import expanding as ex
 from fencepost_proxy.topics.expansions import Expansion, Growth, encode_expansion, encode_partition_count
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
 from fencepost_proxy.topics.state import TopicConfigChange
-from fencepost_proxy.types import ProducerId, TopicPartition
+from fencepost_proxy.types import TopicPartition, Transactor
 
 _T = TypeVar("_T")
 _log = logs.get("net.expansions")
@@ -45,7 +45,7 @@ _OF_ITS_TIMEOUT: Final = 0.95
 class Doors(Protocol):
     """This process's doors, by topic. A door that is not there yet is made."""
 
-    def close_door(self, topic: str, but_for: frozenset[ProducerId]) -> None: ...
+    def close_door(self, topic: str, but_for: frozenset[Transactor]) -> None: ...
 
     def open_door(self, topic: str, partition_count: int | None) -> None:
         """None: as many as it had."""
@@ -368,10 +368,11 @@ class Expansions:
         return ex.Described(info.topic_id, count, leaderless)
 
     async def _transactions(self, topic: str, partitions: Iterable[int]) -> ex.Answer:
-        async def look(partition: int) -> tuple[int, list[ProducerId]]:
+        async def look(partition: int) -> tuple[int, list[Transactor]]:
             async with self._asking:
                 tp = TopicPartition(topic, partition)
-                return partition, sorted(await self._control.open_transactions(tp, timeout_seconds=_QUESTION_SECONDS))
+                found = await self._control.open_transactions(tp, timeout_seconds=_QUESTION_SECONDS)
+                return partition, sorted((each.producer_id, each.epoch) for each in found.values())
 
         try:
             found = await _all(look(partition) for partition in partitions)

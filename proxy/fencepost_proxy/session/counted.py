@@ -315,8 +315,8 @@ def _declared(tags: bytes) -> tuple[int | str | None, bytes]:
     return count, others
 
 
-def _transactional_producers(topic: TopicData) -> frozenset[int]:
-    """Ids of the producers of its batches, if all of them are transactional; else nobody's."""
+def _transactional_producers(topic: TopicData) -> frozenset[tuple[int, int]]:
+    """Ids and epochs of the producers of its batches, if all of them are transactional; else nobody's."""
     producers = set()
     for data in topic.partitions:
         try:
@@ -325,7 +325,7 @@ def _transactional_producers(topic: TopicData) -> frozenset[int]:
             return frozenset()
         if not header.is_transactional:
             return frozenset()
-        producers.add(header.producer_id)
+        producers.add((header.producer_id, header.producer_epoch))
     return frozenset(producers)
 
 

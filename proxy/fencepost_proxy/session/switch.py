@@ -131,7 +131,7 @@ class Switch:  # extended in tests
             door = self.doors[topic] = self._around.new_door(topic)
         return door
 
-    def close_door(self, topic: str, now: float, but_for: Iterable[int] = ()) -> list[Action]:
+    def close_door(self, topic: str, now: float, but_for: Iterable[tuple[int, int]] = ()) -> list[Action]:
         """Nobody enters any more, but for transactions of these producers: they are told to try again."""
         self.door(topic).close(now, but_for=but_for)
         return self.topic_news(now) if but_for else []

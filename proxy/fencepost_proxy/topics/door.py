@@ -14,14 +14,16 @@ What may be inside without being known here:
   knows of it; `clear_at` is when it must be over.
 
 While an expansion waits for transactions, those must be able to end: batches of their producers may pass the closed
-door (`but_for`). They are inside like all others.
+door (`but_for`), under the epoch that they have now. They are inside like all others. With transactions v2 the next one
+of a producer has the next epoch, and waits. Before, they look alike: until one look finds none of its open, a producer
+that has one upon the other passes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable
 
-_NOBODY: frozenset[int] = frozenset()
+_NOBODY: frozenset[tuple[int, int]] = frozenset()
 
 
 class Door:
@@ -45,14 +47,14 @@ class Door:
 
     # ---- for Produce requests
 
-    def admits(self, transactional_producers: Collection[int] = ()) -> bool:
-        """Whether one may enter now. `transactional_producers` – ids of those whose transactional batches it has here,
-        if it has no others."""
+    def admits(self, transactional_producers: Collection[tuple[int, int]] = ()) -> bool:
+        """Whether one may enter now. `transactional_producers` – ids and epochs of those whose transactional batches it
+        has here, if it has no others."""
         if self.closed_at is None:
             return True
         return bool(transactional_producers) and self._but_for.issuperset(transactional_producers)
 
-    def enter(self, pass_id: Hashable, now: float, transactional_producers: Collection[int] = ()) -> bool:
+    def enter(self, pass_id: Hashable, now: float, transactional_producers: Collection[tuple[int, int]] = ()) -> bool:
         """False while it is closed: nothing has happened, try again when it is open."""
         if pass_id in self._inside:
             raise ValueError(f"{pass_id!r} is behind the door of {self.topic} already")
@@ -73,7 +75,7 @@ class Door:
 
     # ---- for expansions
 
-    def close(self, now: float, *, but_for: Iterable[int] = ()) -> None:
+    def close(self, now: float, *, but_for: Iterable[tuple[int, int]] = ()) -> None:
         """Nobody enters from here on, but for those producers' transactions. Again: with other producers."""
         if self.closed_at is None:
             self.closed_at = now

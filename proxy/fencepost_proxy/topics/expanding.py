@@ -57,7 +57,7 @@ from fencepost_proxy.topics.expansions import (
     encode_unordered_end,
 )
 from fencepost_proxy.topics.records import StateRecord
-from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, ProducerId
+from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, Transactor
 
 #: Pauses before something is tried or looked at again: at first, and at most.
 _PAUSE_SECONDS: Final = 0.05
@@ -125,7 +125,7 @@ class Described(NamedTuple):
 class TransactionsOpen(NamedTuple):
     """Per prior partition the producers with a transaction open; partitions without are left out."""
 
-    producers: Mapping[int, Sequence[ProducerId]]
+    producers: Mapping[int, Sequence[Transactor]]
 
 
 class Created(NamedTuple):
@@ -352,7 +352,7 @@ class Procedure:
             self._go(Step.LEADERS if self._created else Step.TRANSACTIONS)
             return None
         names = ", ".join(str(each) for each in sorted(world.not_closed, key=str))
-        why = f"proxy process(es) {names} have not closed the topic yet, or may have something of it under way"
+        why = f"proxy process(es) {names} have not closed the topic yet: transactions, or what may be under way there"
         if self._too_late:
             self._give_up(why)
             return None
@@ -448,13 +448,13 @@ class Procedure:
             )
             self._go(Step.STORE)
 
-    def _transactions(self, producers: Mapping[int, Sequence[ProducerId]]) -> None:
+    def _transactions(self, producers: Mapping[int, Sequence[Transactor]]) -> None:
         if not producers:
             self._go(Step.CREATE)
             return
         where = "; ".join(
-            f"partition {partition}: producer id {', '.join(map(str, ids))}"
-            for partition, ids in sorted(producers.items())[:5]
+            f"partition {partition}: producer id {', '.join(str(producer_id) for producer_id, _ in transactors)}"
+            for partition, transactors in sorted(producers.items())[:5]
         )
         why = f"transactions are open ({where})"
         if self._too_late:
@@ -576,7 +576,7 @@ def not_a_multiple(topic: str, from_count: int, to_count: int) -> str | None:
 class Hold(NamedTuple):
     """Close the door, but for these producers. To be done at once; there is no answer."""
 
-    but_for: frozenset[ProducerId]
+    but_for: frozenset[Transactor]
 
 
 class IsClosed(NamedTuple):
@@ -596,7 +596,7 @@ class Closing:
 
     expansion: Expansion
     #: For whom the door is open.
-    but_for: frozenset[ProducerId] = frozenset()
+    but_for: frozenset[Transactor] = frozenset()
     _conclusive: bool = False
     _nothing_open: bool = False
     _pause: float = _PAUSE_SECONDS
@@ -621,7 +621,7 @@ class Closing:
         self._pause = min(self._pause * 2, _PAUSE_SECONDS_MAX / 4)
         if not isinstance(answer, TransactionsOpen):
             return None
-        producers = frozenset(each for ids in answer.producers.values() for each in ids)
+        producers = frozenset(each for transactors in answer.producers.values() for each in transactors)
         self._nothing_open = self._conclusive and not producers
         if producers == self.but_for:
             return None
