@@ -207,8 +207,9 @@ class Settling(Publishing):  # extended in tests
         assert ticket.at is not None
         assert ticket.appended_at is not None
         producer_id, is_marker = _producer_of(result)
-        if is_marker and ticket.append.transactional:
-            # Of a transaction that had only joined, as it may: nobody writes around the proxy.
+        if is_marker and (ticket.append.transactional or ticket.seen_to is not None):
+            # Of a transaction that had only joined, as it may, or joined when nobody knew any more whether this one
+            # would come: nobody writes around the proxy.
             why = "the marker of another transaction came between"
         else:
             why = "somebody writes to this partition around the proxy"
