@@ -1978,6 +1978,29 @@ def test_an_earlier_batch_with_its_sequence_is_not_taken_for_it() -> None:
     assert (result.error_message or "").startswith("SEQUENCE_TAKEN topic=orders partition=3 offset=10: ")
 
 
+def unconditional_duplicate_at_seven(talk: Talk) -> g.Ticket:
+    ticket = talk.offer(within(None, b"t", b"u"), within="app")
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=7, log_append_time_ms=7)
+    assert talk.next(g.Look) == g.Look(ticket, 7)
+    return ticket
+
+
+def test_without_an_expectation_an_earlier_batch_with_its_sequence_is_not_taken_for_it_either() -> None:
+    """Kafka says 0 and where the other one lies: told as it is, the record would be lost."""
+    talk = warm(10, Check.ON)
+    ticket = unconditional_duplicate_at_seven(talk)
+    talk.tell(g.Looked(ticket, own(7, (5, 0, 0), b"o", b"p")))
+    assert "SEQUENCE_TAKEN" in (talk.answered(ticket).error_message or "")
+
+
+def test_without_an_expectation_a_retry_that_kafka_knows_is_read_back() -> None:
+    talk = warm(10, Check.ON)
+    ticket = unconditional_duplicate_at_seven(talk)
+    talk.tell(g.Looked(ticket, in_log(within(None, b"t", b"u"), 7, g.Stamp(5, 0, 0))))
+    talk.accepted(ticket, 7)
+
+
 def test_a_duplicate_of_another_batch_elsewhere_is_no_report_of_this_one() -> None:
     talk = warm(10, Check.ON)
     ticket = talk.offer(within(10, b"t", b"u"), within="app")

@@ -448,8 +448,11 @@ class Gate(Settling):  # extended in tests
     def _own_success(self, ticket: Ticket, result: PartitionResult, now: float) -> None:
         self._is_not_queued(ticket)
         conditional = ticket.kind is Kind.OWN_CONDITIONAL
-        if conditional and ticket.append.transactional and result.log_append_time_ms != -1:
+        if ticket.append.transactional and result.log_append_time_ms != -1:
+            # A duplicate, or on a LogAppendTime topic perhaps a fresh append.
             self._go_cold()
+            if not conditional:
+                ticket.at = result.base_offset
             self._confirm(ticket, result)
             return
         if conditional and result.base_offset != ticket.at:
