@@ -232,7 +232,7 @@ class Around(Counting):
         return POLICIES.get(topic)
 
     def gate(self, partition: TopicPartition) -> Gate | None:
-        return self.switch.gates.get(partition)
+        return self.switch.gate(partition)
 
     def topic_id(self, topic: str) -> UUID | None:
         return TOPIC_IDS.get(topic)

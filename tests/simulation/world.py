@@ -341,7 +341,7 @@ class Proxy(Counting):
         return self.world.keeper.new_door(topic, self.doubt_seconds, clear_at, self.sim.now)
 
     def gate(self, partition: TopicPartition) -> Gate | None:
-        return self.switch.gates.get(partition)
+        return self.switch.gate(partition)
 
     def topic_id(self, topic: str) -> UUID | None:
         return next((known[2] for name, known in self._metadata.items() if name.topic == topic), None)

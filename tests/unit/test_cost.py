@@ -147,7 +147,7 @@ class _Process(Around):
         return self.switch.may_send(ticket, now)
 
     def gate(self, partition: TopicPartition) -> Gate | None:
-        return self.switch.gates.get(partition)
+        return self.switch.gate(partition)
 
 
 class Wire(NamedTuple):

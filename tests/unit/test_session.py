@@ -910,6 +910,26 @@ def test_what_was_sent_behind_an_append_that_is_told_as_unknown_falls_with_it() 
     assert (code, (message or "").split()[0]) == (TIMED_OUT, "SENT_BEHIND_A_FAILED_BATCH")
 
 
+def test_what_was_offered_before_the_end_of_what_it_follows_was_heard_falls_with_it() -> None:
+    """Two requests to two partitions each. At one of them the second's turn has come, so its other batch is offered
+    at the other, where the first's has just ended: the gate has nothing against it any more."""
+    talk = Talk().may_write("guarded-a", "guarded-b")
+    _, first = guarded(talk, ("guarded-b", 0, expecting(5, b"x")))
+    talk.upstream()
+    talk.client(produce(("guarded-a", 0, expecting(6, b"y")), ("guarded-b", 0, expecting(6, b"y")), correlation=2))
+    talk.grant(talk.offered())
+    crossing = talk.offered()
+    talk.refuse(first)
+    talk.counted()
+    talk.grant(crossing)
+    talk.counted()
+    assert talk.next(m.ToGate) == m.ToGate(crossing, g.Withdrawn(crossing))
+    assert isinstance(talk.next(m.ToGate).event, g.Sent)
+    sent = parse_produce_request(memoryview(talk.upstream())[4:])
+    assert [topic.name for topic in sent.topics] == ["guarded-a"]
+    talk.silent()
+
+
 def test_an_append_that_nobody_waits_for_is_given_up_in_time_too() -> None:
     talk = Talk()
     (ticket,) = guarded_plain(talk, acks=0, timeout_ms=1000)

@@ -8,6 +8,7 @@ does, and with every request and answer as an event.
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,9 @@ from fencepost_policies.append import Check, Refusal
 from fencepost_proxy.errors import ProtocolError
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.session import Session
+from fencepost_proxy.session.switch import ForConnection, Switch
 from fencepost_proxy.session.turn import Bid, make_ticket
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
@@ -40,7 +43,8 @@ from tests.fuzz.dialogue import NOW_MS, TOPIC_IDS, Asked, Dialogue, _Run
 from tests.fuzz.engine import Failure, Op, Program, Untraced
 from tests.fuzz.log import SHARED
 from tests.simulation.mutants import Patch
-from tests.support.batches import batch
+from tests.support.batches import batch, expecting
+from tests.unit.test_session import Around, Unchanged, produce, produced
 
 _PROGRAMS = 40
 _GATE_PROGRAMS = 400
@@ -501,6 +505,74 @@ def test_it_is_told_in_time_that_the_outcome_is_not_known() -> None:
     talk._pass_time(0.2)
     response = parse_produce_response(memoryview(talk.client.client_got)[got + 4 :], 9)
     assert [each.error_code for each in response.topics[0].partitions] == [7]
+
+
+class _Switched(Around):
+    """Its gates are the switch's."""
+
+    switch: Switch
+
+    def may_send(self, ticket: g.Ticket, now: float) -> bool:
+        return self.switch.may_send(ticket, now)
+
+    def gate(self, partition: TopicPartition) -> Gate | None:
+        return self.switch.gate(partition)
+
+
+def _ends_at(log_end: int, now: float) -> g.TailRead:
+    return g.TailRead(
+        g.Tail(
+            requested_at=now,
+            log_end_offset=log_end,
+            log_start_offset=0,
+            producer_id=7000,
+            producer_state=None,
+            stamp_base=(0, 0),
+            open_transactions=frozenset(),
+            log_append_time=False,
+            expiration_seconds=86_400.0,
+            wall_minus_monotonic_seconds=time.time() - now,
+            transactions_as_of=now,
+        )
+    )
+
+
+def test_what_a_gate_has_ended_and_not_told_yet_is_not_overtaken() -> None:
+    around = _Switched(newest_produce=13)
+    switch = around.switch = Switch(around, Unchanged(), g.GateLimits(), HeaderNames())  # type: ignore[arg-type]
+    for connection in (1, 2):
+        switch.open(connection, "proxy.local", 0.0)._may_write = {"guarded": float("inf")}
+
+    def client(connection: int, now: float, *frames: bytes) -> None:
+        switch.session_event(connection, m.ClientBytes(memoryview(b"".join(frames))), now)
+
+    def ask(number: int, partition: int, records: memoryview) -> bytes:
+        return produce(("guarded", partition, records), correlation=number, timeout_ms=30_000)
+
+    # Given a partition where what keeps its own producer id has to wait for 5 s, and another client's does
+    waiting, other = TopicPartition("guarded", 0), TopicPartition("guarded", 1)
+    switch._gate(waiting)._stamped_queued_until = 105.0
+    client(2, 99.0, ask(1, 0, batch(b"x", producer=(9, 0, 0))))
+    # And A at another one, of which Kafka has refused the stamp: it is looked at whether it is there already
+    client(1, 99.5, ask(1, 1, expecting(5, b"a")))
+    switch.gate_event(other, _ends_at(5, 99.5), 99.5)
+    refused = produced(("", 1, 45, -1), version=13, by_id=True)
+    switch.session_event(1, m.UpstreamBytes(memoryview(refused)), 104.4)
+    switch.gate_event(other, _ends_at(6, 104.4), 104.4)
+    # And behind it one that waits at the first partition, and B, which follows A
+    client(1, 104.4, ask(2, 0, batch(b"y", producer=(8, 0, 0))), ask(3, 1, expecting(6, b"b")))
+    # When at one moment the first has its turn, and A's time is up
+    actions = switch.tick(105.1)
+    # Then B falls with A, though it would fit
+    sent = b"".join(
+        b"".join(each.command.chunks)
+        for each in actions
+        if isinstance(each, ForConnection) and isinstance(each.command, m.ToUpstream) and each.connection == 1
+    )
+    assert len(sent) == 4 + int.from_bytes(sent[:4], "big"), "one request"
+    request = parse_produce_request(memoryview(sent)[4:])
+    assert [data.partition for topic in request.topics for data in topic.partitions] == [0]
+    assert switch.gates[other].idle
 
 
 # --- defects of the short way that only a comparison shows ------------------------------------------------------------

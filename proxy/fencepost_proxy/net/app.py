@@ -561,7 +561,7 @@ class Proxy:
         return found
 
     def gate(self, partition: TopicPartition) -> Gate | None:
-        return self.switch.gates.get(partition)
+        return self.switch.gate(partition)
 
     def topic_id(self, topic: str) -> UUID | None:
         info = self._control.topic(topic)

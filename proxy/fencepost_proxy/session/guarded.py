@@ -522,6 +522,8 @@ class GuardedProduce(AtDoors):
 
     def _send_turn(self, turn: Turn, now: float) -> None:
         """All verdicts are there: forward what passed, answer what did not."""
+        if self._failed_chains:
+            self._give_back_behind_failed(turn)
         if turn.refused and self._around.refuse_whole_requests:
             self._refuse_the_rest(turn)
         if turn.granted and now >= self._login_ends:
@@ -555,6 +557,15 @@ class GuardedProduce(AtDoors):
             self._commands.append(ToGate(ticket, Sent(ticket)))
         self._forward(slot, turn, request)
         self._answer_by[slot] = turn.answer_by
+
+    def _give_back_behind_failed(self, turn: Turn) -> None:
+        """A gate ends A and grants B, which was offered before the end of A was heard here: the two have crossed. Each
+        is told before B goes up, but at no gate is B behind A any more.
+        """
+        for ticket in tuple(turn.granted):
+            if self._falls_with_its_chain(turn, ticket):
+                turn.granted.remove(ticket)
+                self._commands.append(ToGate(ticket, Withdrawn(ticket)))
 
     def _give_back_unsent(self, turn: Turn) -> None:
         """Its client's login has ended while it waited. Kafka would end the connection, and say nothing of the append.

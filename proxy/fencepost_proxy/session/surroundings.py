@@ -89,7 +89,7 @@ class Surroundings(counted.Surroundings, Protocol):
         """The policy of a guarded or a counted topic, None for one that is neither."""
 
     def gate(self, partition: TopicPartition) -> Gate | None:
-        """The partition's gate, None if it has not been needed lately."""
+        """The partition's gate, None if it has not been needed lately, or may have ended what is not told here yet."""
 
     def topic_id(self, topic: str) -> UUID | None: ...
     def leader_epoch(self, partition: TopicPartition) -> int:
