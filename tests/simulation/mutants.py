@@ -298,7 +298,7 @@ def resend_error_is_final(patch: Patch) -> None:
             if result is None:
                 self._settle_later(ticket, now)
             else:
-                self._settled(ticket)
+                self._settled(ticket, now)
                 self._answer(ticket, result)
 
     patch.set(Gate, "_resent", resent)
