@@ -895,7 +895,7 @@ def one_tag_for_all(patch: Patch) -> None:
 
 @mutant("another process's tag is not looked at", "what is not proved is no success: rule 5", "twins")
 def tag_ignored(patch: Patch) -> None:
-    patch.set(Gate, "_is_from_here", lambda self, found, ticket: True)
+    patch.set(Gate, "_is_from_here", lambda self, found, ticket, at: True)
 
 
 # ------------------------------------------------------------------------------------- what a log goes through, again
