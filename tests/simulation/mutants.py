@@ -1257,7 +1257,7 @@ def _found(name: str, seed: int) -> str | None:
 def main() -> int:
     if fencepost_compiled.compiled():
         sys.exit(f"compiled code cannot be broken while it runs: set {fencepost_compiled.VARIABLE}=0")
-    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+    seeds = int(sys.argv[1]) if len(sys.argv) > 1 else 600
     rows = []
     survivors = 0
     for one in MUTANTS:
