@@ -261,6 +261,8 @@ def test_a_produce_request_cut_off_at_every_byte_appends_nothing(
     for cut in range(1, len(frame)):
         with connected(listener) as sock:
             sock.sendall(frame[:cut])
+            sock.shutdown(socket.SHUT_WR)
+            assert is_closed(sock)  # one after the other: faster than it lets them in, they would be too many
     await_sockets(proxy, before)
 
     with RawConnection(kafka.address(1)) as connection:
@@ -564,5 +566,6 @@ def test_clients_that_leave_at_once_leave_nothing_behind(proxy: ProxyProcess, li
     for _ in range(500):
         with connected(listener):
             pass
+    ask_once_let_in(listener, METADATA, 9, {"Topics": []})  # it has come to the last of them
     await_sockets(proxy, sockets)
     assert rss_bytes(proxy.pid) - before < NOISE_BYTES
