@@ -905,7 +905,7 @@ def test_a_transaction_on_a_checked_topic(  # noqa: PLR0917
 # --- the check comes and goes -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("incremental", [True, False])
+@pytest.mark.parametrize("incremental", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_the_check_is_changed_while_clients_write(
     incremental: bool, client: Connection, log: Log, new_topic: NewTopic
 ) -> None:

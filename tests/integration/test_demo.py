@@ -36,7 +36,7 @@ def processes_about(path: Path) -> list[str]:
 @pytest.mark.spark
 @pytest.mark.timeout(400)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.soak)])
 def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path, number: signal.Signals) -> None:
     demo = subprocess.Popen(
         [sys.executable, "-m", "fencepost_proxy", "demo"],

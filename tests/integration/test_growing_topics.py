@@ -678,9 +678,7 @@ def _told_or_nothing(address: str, topic: str, count: int) -> tuple[int, str | N
         return None
 
 
-_BROKER_STOPS = [
-    pytest.param(each, marks=[] if each in ("create", "ends", "store") else pytest.mark.soak) for each in STOPS
-]
+_BROKER_STOPS = [pytest.param(each, marks=[] if each in ("create", "store") else pytest.mark.soak) for each in STOPS]
 
 
 @pytest.mark.parametrize("step", _BROKER_STOPS)

@@ -122,7 +122,7 @@ def _plain(tool: str, text: str, prefix: str, names: dict[str, str]) -> str:
     return text
 
 
-@pytest.mark.parametrize("brokers", [1, 3])
+@pytest.mark.parametrize("brokers", [pytest.param(1, marks=pytest.mark.soak), 3])
 def test_kafkas_own_tools_do_the_same_through_the_proxy(
     brokers: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

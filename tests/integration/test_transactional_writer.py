@@ -312,7 +312,9 @@ def _heal(pipe: EndTxnPipe, after_seconds: float) -> None:
     pipe.open()
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize(
+    "library", [pytest.param(each, marks=pytest.mark.soak) for each in LIBRARIES[1:]] + ["kafka-python"]
+)
 def test_where_it_cannot_be_found_out_the_outcome_is_unknown_until_it_can_be_read(
     library: str, pipe: EndTxnPipe, own_proxy: ProxyProcess, topic: str, committed: Committed
 ) -> None:

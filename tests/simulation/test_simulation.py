@@ -1,6 +1,6 @@
-"""Some thousand short runs of the whole proxy without a socket in it, each from a seed (`scenarios.py`, `checkers.py`).
+"""More than a thousand short runs of the whole proxy without a socket in it, each from a seed (`scenarios.py`, `checkers.py`).
 
-`make simulate SEEDS=20000` runs more of them.
+`make test-long` and `make simulate SEEDS=20000` run more of them.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -17,15 +19,20 @@ from .scenarios import SCENARIOS, run
 pytestmark = pytest.mark.timeout(900)
 
 #: Runs of each scenario, in batches of which a failure names the seed.
-_SEEDS = int(os.environ.get("FENCEPOST_SEEDS", "45"))
-_BATCHES = 3
+_BATCH = 12
+_SEEDS, _LONG_SEEDS = 24, 240
+
+
+def _batches() -> Iterator[Any]:
+    for first in range(0, _LONG_SEEDS, _BATCH):
+        yield pytest.param(first, marks=[] if first < _SEEDS else pytest.mark.soak)
 
 
 @pytest.mark.no_cover  # it would take three times as long; `test_runs_are_not_idle` goes the same ways
-@pytest.mark.parametrize("batch", range(_BATCHES))
+@pytest.mark.parametrize("first", list(_batches()))
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_every_seed_keeps_the_promises(name: str, batch: int) -> None:
-    for seed in range(batch, _SEEDS, _BATCHES):
+def test_every_seed_keeps_the_promises(name: str, first: int) -> None:
+    for seed in range(first, first + _BATCH):
         outcome = run(SCENARIOS[name], seed)
         replay = f"python -m tests.simulation --scenario {name} --seed {seed} --trace"
         assert not outcome.found, f"seed {seed} of {name}: {'; '.join(outcome.found)}\nreplay: {replay}"
