@@ -1,4 +1,4 @@
-"""More than a thousand short runs of the whole proxy without a socket in it, each from a seed (`scenarios.py`, `checkers.py`).
+"""Over a thousand short runs of the whole proxy without a socket in it, by seed (`scenarios.py`, `checkers.py`).
 
 `make test-long` and `make simulate SEEDS=20000` run more of them.
 """
