@@ -20,7 +20,7 @@ from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
-from tests.support.raw import Answer, Connection, Log, Producer, batch, produce_request, until
+from tests.support.raw import Answer, Connection, Log, Producer, batch, filled_topic, produce_request, settled, until
 
 pytestmark = pytest.mark.kafka
 
@@ -60,25 +60,9 @@ def new_topic(client: Connection, log: Log, unique_topic: Callable[..., str]) ->
     """`new_topic("required", length=3)`: guarded by its name, with so many records appended through the proxy."""
 
     def create(prefix: str, *, length: int = 0) -> str:
-        name = unique_topic(prefix)
-        assert client.create_topic(name) == (OK, None)
-        assert log.end(name) == 0
-        for at in range(length):
-            assert settled(client, name, batch(b"old", expected=at))[:2] == (OK, at)
-        return name
+        return filled_topic(client, log, unique_topic(prefix), length)
 
     return create
-
-
-def settled(client: Connection, topic: str, records: bytes) -> Answer:
-    """What it comes to: 6 says that nothing was appended and that it may come again."""
-
-    def answer() -> Answer | None:
-        last = client.append(topic, records)
-        return None if last.error_code == NOT_LEADER else last
-
-    found: Answer = until(answer, "an answer that is not retriable", within_seconds=60)
-    return found
 
 
 @dataclass

@@ -29,7 +29,7 @@ from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.tools import compile_java, run_java, run_tool
 from tests.support.kafka import kafka_version, running_kafka
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
-from tests.support.raw import Answer, Connection, Log, batch, produce_request, until
+from tests.support.raw import Answer, Connection, Log, batch, filled_topic, produce_request, settled, until
 from tests.support.transactions import (
     Transactional,
     abort_as_an_admin,
@@ -86,25 +86,9 @@ def new_topic(client: Connection, log: Log, unique_topic: Callable[..., str]) ->
     """`new_topic("checked", length=2)`: guarded by its name, with so many records appended through the proxy."""
 
     def create(prefix: str, *, length: int = 0) -> str:
-        name = unique_topic(prefix)
-        assert client.create_topic(name) == (OK, None)
-        assert log.end(name) == 0
-        for at in range(length):
-            assert settled(client, name, batch(b"old", expected=at))[:2] == (OK, at)
-        return name
+        return filled_topic(client, log, unique_topic(prefix), length)
 
     return create
-
-
-def settled(client: Connection, topic: str, records: bytes) -> Answer:
-    """What it comes to: 6 says that nothing was appended and that it may come again."""
-
-    def answer() -> Answer | None:
-        last = client.append(topic, records)
-        return None if last.error_code == NOT_LEADER else last
-
-    found: Answer = until(answer, "an answer that is not retriable", within_seconds=PATIENCE_SECONDS)
-    return found
 
 
 @dataclass

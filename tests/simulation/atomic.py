@@ -23,6 +23,7 @@ from fencepost_proxy.wire.produce import (
 )
 from fencepost_proxy.wire.schema import Message
 from tests.simulation.clients import RETRIABLE, Socket
+from tests.simulation.clock import take_frame
 from tests.simulation.history import Ended, Transaction, Write
 from tests.simulation.listener import ADD_LATER, ADDED, adds, question
 from tests.simulation.world import World
@@ -363,12 +364,7 @@ class Atomic:
 
     def data(self, data: bytes) -> None:
         self._bytes += data
-        while len(self._bytes) >= 4:
-            end = 4 + int.from_bytes(self._bytes[:4], "big")
-            if len(self._bytes) < end:
-                return
-            frame = bytes(self._bytes[4:end])
-            del self._bytes[:end]
+        while (frame := take_frame(self._bytes)) is not None:
             if not self._waits_for or int.from_bytes(frame[:4], "big", signed=True) != self._correlation:
                 self.world.history.broken.append(f"{self.name} got an answer out of order, or one too many")
                 return

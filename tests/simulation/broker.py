@@ -31,7 +31,7 @@ from fencepost_proxy.wire.produce import (
     encode_produce_response,
     parse_produce_request,
 )
-from tests.simulation.clock import Connection, End, Sim
+from tests.simulation.clock import Connection, End, Sim, take_frame
 
 NONE, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT = 0, 3, 6, 7
 NOT_ENOUGH_REPLICAS, AFTER_APPEND, CORRUPT, TOO_LARGE = 19, 20, 2, 10
@@ -344,12 +344,8 @@ class BrokerSide(End):
         if self._gone:
             return
         self._bytes += data
-        while len(self._bytes) >= 4:
-            end = 4 + int.from_bytes(self._bytes[:4], "big")
-            if len(self._bytes) < end:
-                break
-            self._frames.append(bytes(self._bytes[4:end]))
-            del self._bytes[:end]
+        while (frame := take_frame(self._bytes)) is not None:
+            self._frames.append(frame)
         self._next()
 
     def lost(self) -> None:

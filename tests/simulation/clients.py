@@ -21,7 +21,7 @@ from fencepost_proxy.wire.produce import (
     encode_produce_request,
     parse_produce_response,
 )
-from tests.simulation.clock import Connection, End
+from tests.simulation.clock import Connection, End, take_frame
 from tests.simulation.history import Switch, Try, Write
 from tests.simulation.listener import ADDED, Listener, adds, answer_body, question
 from tests.simulation.world import CHANGED, SHARED, TOPIC, World
@@ -498,12 +498,7 @@ class Client:
 
     def data(self, data: bytes) -> None:
         self._bytes += data
-        while len(self._bytes) >= 4:
-            end = 4 + int.from_bytes(self._bytes[:4], "big")
-            if len(self._bytes) < end:
-                return
-            frame = bytes(self._bytes[4:end])
-            del self._bytes[:end]
+        while (frame := take_frame(self._bytes)) is not None:
             self._response(frame)
 
     def _response(self, frame: bytes) -> None:
@@ -675,11 +670,10 @@ class Probe:
 
     def data(self, data: bytes) -> None:
         self._bytes += data
-        end = 4 + int.from_bytes(self._bytes[:4], "big") if len(self._bytes) >= 4 else 0
-        if not end or len(self._bytes) < end:
+        frame = take_frame(self._bytes)
+        if frame is None:
             return
-        response = parse_produce_response(memoryview(bytes(self._bytes[4:end])), 9)
-        del self._bytes[:end]
+        response = parse_produce_response(memoryview(frame), 9)
         result = response.topics[0].partitions[0]
         assert self._write is not None
         attempt = self._write.tries[0]
@@ -759,11 +753,10 @@ class Admin:
 
     def data(self, data: bytes) -> None:
         self._bytes += data
-        end = 4 + int.from_bytes(self._bytes[:4], "big") if len(self._bytes) >= 4 else 0
-        if not end or len(self._bytes) < end:
+        frame = take_frame(self._bytes)
+        if frame is None:
             return
-        body = bytes(self._bytes[8:end])
-        del self._bytes[:end]
+        body = frame[4:]
         asked, self._asked = self._asked, None
         assert asked is not None
         if body == CHANGED:

@@ -167,3 +167,13 @@ class Connection:
         if not self._told[end]:
             self._told[end] = True
             self._ends[end].lost()
+
+
+def take_frame(data: bytearray) -> bytes | None:
+    """The first whole frame, without its length, out of what came on a connection; None while it is not there."""
+    end = 4 + int.from_bytes(data[:4], "big")
+    if len(data) < end:
+        return None
+    frame = bytes(data[4:end])
+    del data[:end]
+    return frame

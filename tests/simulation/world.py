@@ -47,7 +47,7 @@ from fencepost_proxy.wire.apis import (
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult
 from tests.simulation.broker import NOT_LEADER, Cluster, LogBatch, Partition, Replica
-from tests.simulation.clock import WALL_MINUS_MONOTONIC, Connection, End, Sim
+from tests.simulation.clock import WALL_MINUS_MONOTONIC, Connection, End, Sim, take_frame
 from tests.simulation.doors import Keeper
 from tests.simulation.judging import JudgeCall, Notes
 from tests.simulation.listener import ADD_LATER, NOT_ADDED, Listener, read_adds
@@ -665,13 +665,9 @@ class Link:
 
     def _note_answers(self, data: bytes) -> None:
         self._answers += data
-        while len(self._answers) >= 4:
-            end = 4 + int.from_bytes(self._answers[:4], "big")
-            if len(self._answers) < end:
-                return
-            number = int.from_bytes(self._answers[4:8], "big", signed=True)
+        while (frame := take_frame(self._answers)) is not None:
+            number = int.from_bytes(frame[:4], "big", signed=True)
             self.answered[number] = self.fed_bytes + self.proxy.unread_bytes(self.number)
-            del self._answers[:end]
 
     def perform(self, command: sessions.Command) -> None:
         match command:

@@ -92,6 +92,7 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 #: Of a partition just created: unknown, without a leader, or its leader does not know of that, or of its epoch.
 _NOT_YET = frozenset({3, 5, 6, 74, 75})
 _LEADERS_SECONDS = 30.0
+_OK, _NOT_LEADER = 0, 6
 _Headers = Sequence[tuple[str, bytes | None]]
 
 
@@ -620,3 +621,23 @@ def until(
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {within_seconds:g} s for {what}; last seen: {found!r}")
         time.sleep(pause_seconds)
+
+
+def settled(client: Connection, topic: str, records: bytes) -> Answer:
+    """What an append comes to: 6 says that nothing was appended and that it may come again."""
+
+    def answer() -> Answer | None:
+        last = client.append(topic, records)
+        return None if last.error_code == _NOT_LEADER else last
+
+    found: Answer = until(answer, "an answer that is not retriable")
+    return found
+
+
+def filled_topic(client: Connection, log: Log, name: str, length: int) -> str:
+    """The topic, made and with so many records appended through the proxy."""
+    assert client.create_topic(name) == (_OK, None)
+    assert log.end(name) == 0
+    for at in range(length):
+        assert settled(client, name, batch(b"old", expected=at))[:2] == (_OK, at)
+    return name
