@@ -150,6 +150,7 @@ def test_a_paused_broker_can_be_stopped() -> None:
     assert not data.exists()
 
 
+@pytest.mark.soak  # clusters of other tests do, too
 def test_three_brokers_lose_one_and_gain_one(unique_topic: Callable[..., str]) -> None:
     topic = unique_topic()
     with running_kafka(3) as cluster:

@@ -141,7 +141,10 @@ def by_confluent(address: str, topic: str, count: int) -> None:
 TOOLS = [by_kafka_topics, by_kafka_python, by_aiokafka, by_confluent]
 
 
-@pytest.mark.parametrize(("prefix", "counts"), [("doubles", (2, 4, 8)), ("grows", (2, 3, 8))])
+@pytest.mark.parametrize(
+    ("prefix", "counts"),
+    [pytest.param("doubles", (2, 4, 8), marks=pytest.mark.soak), ("grows", (2, 3, 8))],
+)
 @pytest.mark.parametrize("tool", TOOLS)
 @pytest.mark.brokers
 def test_a_topic_grows_under_load_through_any_tool(
