@@ -15,7 +15,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import confluent_kafka
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, TopicPartition
 from kafka.admin import NewPartitions, NewTopic
 from kafka.errors import KafkaError
 
@@ -161,7 +161,12 @@ class Result:
 
     @property
     def holds(self) -> bool:
-        return not self.late and all(verdict.holds for verdict in self.verdicts.values())
+        return self.complete and all(verdict.holds for verdict in self.verdicts.values())
+
+    @property
+    def complete(self) -> bool:
+        """Each group saw all of it, in whatever order."""
+        return not self.late and not any(verdict.missing for verdict in self.verdicts.values())
 
 
 class NeverHappened(AssertionError):
@@ -315,7 +320,7 @@ def run(
             for commit_seconds in plan.commit_seconds:
                 group.join(commit_seconds)
         _until_each(groups, partial(Group.holds_partitions, count=plan.initial), plan, "was assigned its partitions")
-        _warm_up(stage.bootstraps[0], topic, groups, plan)
+        warm_up(stage.bootstraps[0], topic, groups, plan)
         for number, make in enumerate([WRITERS[name] for name in plan.writers] if ordered else [Asking]):
             bootstrap = stage.bootstraps[number % len(stage.bootstraps)]
             work = Work(bootstrap, topic, plan.place, plan.initial, plan.keys, plan.rounds_per_second)
@@ -391,18 +396,34 @@ def _of_all(verdicts: Sequence[Verdict]) -> Verdict:
     )
 
 
-def _warm_up(bootstrap: str, topic: str, groups: Sequence[Group], plan: Plan) -> None:
-    """Until each group reads each partition: one that begins at the latest offset finds that after it is assigned."""
+def warm_up(bootstrap: str, topic: str, groups: Sequence[Group], plan: Plan) -> None:
+    """Until each group reads each partition, and has committed on it.
+
+    One that begins at the latest offset finds that after it is assigned. Without a commit it would do so again for each
+    owner: the first member reads both partitions, the second joins, gets one of them, and begins at its end; what was
+    written meanwhile nobody ever sees, whoever keeps order.
+    """
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
+    partitions = range(plan.initial)
     deadline = time.monotonic() + plan.patience_seconds
-    while not all(group.has_seen(range(plan.initial)) for group in groups):
-        if time.monotonic() >= deadline:
-            raise NeverHappened("not all groups read from the beginning")
-        for partition in range(plan.initial):
-            headers: list[tuple[str, str | bytes | None]] = [("partition-count", b"%d" % plan.initial)]
-            producer.produce(topic, b"0", WARM_UP, partition, headers=headers)
-        producer.flush(PATIENCE_SECONDS)
-        time.sleep(4 * _POLL_SECONDS)
+    with closing(KafkaAdminClient(bootstrap_servers=bootstrap)) as admin:
+        while not all(group.has_seen(partitions) for group in groups) or not all(
+            committed(admin, group, partitions) for group in groups
+        ):
+            if time.monotonic() >= deadline:
+                raise NeverHappened("not all groups read from the beginning, and commit")
+            for partition in partitions:
+                headers: list[tuple[str, str | bytes | None]] = [("partition-count", b"%d" % plan.initial)]
+                producer.produce(topic, b"0", WARM_UP, partition, headers=headers)
+            producer.flush(PATIENCE_SECONDS)
+            time.sleep(4 * _POLL_SECONDS)
+
+
+def committed(admin: KafkaAdminClient, group: Group, partitions: Iterable[int]) -> bool:
+    """Whether the group has a commit on each of them."""
+    wanted = [TopicPartition(group.topic, partition) for partition in partitions]
+    offsets = admin.list_group_offsets({group.id: wanted})[group.id]
+    return all(each in offsets and offsets[each].offset >= 0 for each in wanted)
 
 
 def _lag(groups: Sequence[Group], writers: Sequence[Writer], plan: Plan, partitions: int) -> None:

@@ -6,12 +6,15 @@ Short here; `make order-proof` has every client and group protocol, more growths
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from kafka import KafkaAdminClient
 
 from tests.order_proof import run as proof
-from tests.order_proof.members import KINDS, Kind, kinds_named
+from tests.order_proof.members import KINDS, Group, Kind, kinds_named
+from tests.support.kafka import unique_topic
 
 pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(900)]
 
@@ -41,6 +44,21 @@ def test_with_ordered_expansion_groups_see_every_key_in_order(stage: proof.Stage
     assert result.holds, result.late
     for writer in ("declared", "silent", "transactional"):
         assert result.refused[writer], f"no record was refused for its partition count: {writer} never was behind"
+
+
+def test_nothing_is_written_before_each_partition_has_a_commit(stage: proof.Stage) -> None:
+    """Or a partition that a second member takes over would be read from its end: records missed, and nobody's fault."""
+    (kind,) = kinds_named("kafka-python cooperative")
+    topic = unique_topic(proof.PLAIN)
+    stage.create(topic, 2)
+    group = Group(kind, stage.bootstraps, topic, stage.directory, "latest")
+    try:
+        group.join(commit_seconds=2.0)
+        proof.warm_up(stage.bootstraps[0], topic, [group], proof.BETWEEN_OLD)
+        with closing(KafkaAdminClient(bootstrap_servers=stage.kafka.bootstrap)) as admin:
+            assert proof.committed(admin, group, range(2))
+    finally:
+        group.end()
 
 
 @pytest.mark.soak
