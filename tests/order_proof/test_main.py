@@ -1,0 +1,49 @@
+"""What the order proof as a whole makes of its runs, without them."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.order_proof import __main__ as command
+from tests.order_proof import run as proof
+from tests.order_proof.members import KINDS
+from tests.order_proof.seen import Seen, Verdict
+
+_SEEN = Seen(1, 0, 0, "k", 2)
+
+
+@pytest.mark.parametrize(
+    ("between", "status"),
+    [
+        (Verdict(), 0),
+        (Verdict(early=[_SEEN]), 0),  # that is why `true` grows topics by multiples only
+        (Verdict(missing=234), 1),
+    ],
+)
+def test_where_order_is_not_promised_none_may_be_missing_all_the_same(
+    between: Verdict,
+    status: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @contextmanager
+    def stage(*_: object) -> Iterator[None]:
+        yield
+
+    def run(_: object, kinds: object, plan: proof.Plan, *, ordered: bool, say: object) -> proof.Result:
+        verdict = between if plan is proof.BETWEEN_OLD else Verdict() if ordered else Verdict(early=[_SEEN])
+        return proof.Result({KINDS[0]: verdict}, {}, {})
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(proof, "stage", stage)
+    monkeypatch.setattr(proof, "run", run)
+    monkeypatch.setattr(sys, "argv", ["order_proof"])
+    assert command.main() == status
+    assert ("the logs of proxy and members are in" in capsys.readouterr().out) == bool(status)
