@@ -1,8 +1,18 @@
-"""What a run makes of a proxy's log."""
+"""What a run makes of a proxy's log, and how it ends."""
 
 from __future__ import annotations
 
-from tests.soak.run import crashes
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+from tests.soak import run
+from tests.soak.history import Recorder
+from tests.soak.run import append_at_last, crashes
+from tests.support.raw import Answer
 
 LOG = """\
 2026-01-01T00:00:00.000Z INFO net.app serving bootstrap=127.0.0.1:19092 brokers=3
@@ -23,3 +33,45 @@ LOG = """\
 def test_a_crash_in_the_log_is_told_once_and_counted() -> None:
     assert list(crashes("a", LOG)) == ["proxy a crashed 2 times with RuntimeError: the handler is closed; see its log"]
     assert list(crashes("a", LOG.splitlines()[0])) == []
+
+
+class Busy:
+    """A partition that others append to, between each look at its end and the append there, until they are `over`."""
+
+    def __init__(self, over: threading.Event) -> None:
+        self._over = over
+        self._end = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def metadata(self, _: str) -> Any:
+        broker = SimpleNamespace(node_id=1, host="127.0.0.1", port=9092)
+        topic = SimpleNamespace(partitions=[SimpleNamespace(leader_id=1)])
+        return SimpleNamespace(brokers=[broker], topics=[topic])
+
+    def append(self, topic: str, _: bytes) -> Answer:
+        if self._over.is_set():
+            return Answer(0, self._end, -1, 0, None, ())
+        told = f"OFFSET_MISMATCH topic={topic} partition=0 expected={self._end} actual={self._end + 1}"
+        self._end += 1
+        return Answer(44, self._end, -1, 0, told, ())
+
+
+def test_a_probe_whose_offset_others_win_again_and_again_ends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    busy = Busy(over)
+    monkeypatch.setattr(run, "Connection", lambda *_, **__: busy)
+    monkeypatch.setattr(run, "_ALIVE_SECONDS", 30.0)
+    monkeypatch.setattr(run, "_RACE_SECONDS", 0.2)
+    stage: Any = SimpleNamespace(bootstrap=lambda _: "127.0.0.1:9092")
+    recorder = Recorder(tmp_path / "history")
+    try:
+        assert append_at_last(stage, recorder, "checked-mixed", "a", over)
+    finally:
+        recorder.close()
+    assert over.is_set()
