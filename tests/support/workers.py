@@ -1,7 +1,8 @@
 """Several test processes at once (`make test`, pytest-xdist): which tests stay together, and what begins first.
 
 A file of integration tests stays in one process, since its tests share clusters and proxies that its fixtures start;
-each process has Kafkas of its own. Simulations share nothing: they go wherever somebody is idle.
+each process has Kafkas of its own. Simulations share nothing: they go wherever somebody is idle. One process begins at
+the other end: it is busy while the others wait for their Kafkas.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     import pytest
+    from xdist.workermanage import WorkerController
 
 #: The longest first, as measured, so that nobody is left alone with one of them at the end; then all others, and last
 #: what can be cut into small pieces.
@@ -47,6 +49,11 @@ class ByFile(LoadScopeScheduling):
     def __init__(self, config: pytest.Config, log: Any) -> None:
         config.option.loadscopereorder = False  # the number of a file's tests does not tell how long they take
         super().__init__(config, log)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        if self.numnodes > 2 and node.gateway.id == f"gw{self.numnodes - 1}":
+            self.workqueue.move_to_end(next(reversed(self.workqueue)), last=False)
+        super()._assign_work_unit(node)
 
     def _split_scope(self, nodeid: str) -> str:
         return nodeid if nodeid.startswith(_ALONE) else nodeid.split("::", 1)[0]

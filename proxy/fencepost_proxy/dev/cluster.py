@@ -380,7 +380,10 @@ class KafkaCluster:
         ended = process.wait(START_TIMEOUT_SECONDS)
         if not ended or process.exit_code:
             process.signal(signal.SIGKILL)
-            raise ClusterError(f"formatting the storage of node {node_id} failed: {_last_line(output)} (see {output})")
+            how = f"code {process.exit_code}" if ended else f"it did not end in {START_TIMEOUT_SECONDS:.0f} s"
+            raise ClusterError(
+                f"formatting the storage of node {node_id} failed ({how}): {_last_line(output)} (see {output})"
+            )
 
     def _launch(self, node_id: int) -> None:
         directory = self._directory(node_id)
