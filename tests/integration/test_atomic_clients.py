@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import aiokafka
@@ -14,7 +15,7 @@ from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, until
 
-pytestmark = pytest.mark.kafka
+pytestmark = [pytest.mark.kafka, pytest.mark.timeout(400)]
 
 PATIENCE_SECONDS = 60.0
 PARTITIONS = range(3)
@@ -73,7 +74,7 @@ def test_confluent_kafka_commits_what_holds_and_aborts_what_does_not(
         producer.begin_transaction()
         for partition, offset in expected.items():
             producer.produce(topic, value, partition=partition, headers=[("expected-offset", b"%d" % offset)])
-        producer.flush(PATIENCE_SECONDS)
+        producer.flush(PATIENCE_SECONDS / 4)
 
     append(b"first", dict.fromkeys(PARTITIONS, 0))
     producer.commit_transaction(PATIENCE_SECONDS)
@@ -90,12 +91,14 @@ def test_confluent_kafka_commits_what_holds_and_aborts_what_does_not(
         append(b"third", {p: Log(kafka3.bootstrap).end(topic, p) for p in PARTITIONS})
         try:
             producer.commit_transaction(PATIENCE_SECONDS)
-        except confluent_kafka.KafkaException:  # a marker of the aborted one came between
+        except confluent_kafka.KafkaException as failed:
+            # A marker of the aborted one came between, or librdkafka counts its refused batch among the sequences: 45.
+            print(f"{time.monotonic():.1f}: {failed}")
             producer.abort_transaction(PATIENCE_SECONDS)
             return False
         return True
 
-    until(third, "a commit", within_seconds=PATIENCE_SECONDS)
+    until(third, "a commit", within_seconds=3 * PATIENCE_SECONDS)
     assert committed(kafka3, topic) == [*[b"first"] * 3, *[b"third"] * 3]
 
 
