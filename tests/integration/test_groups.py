@@ -78,8 +78,6 @@ def _commit_until(member: Member, condition: Callable[[], bool], proxy: ProxyPro
 
 #: In Kafka 3.9 the new protocol is a preview that librdkafka does not speak: without a proxy it gets nothing either.
 _TOO_NEW = {"librdkafka-consumer-protocol"} if kafka_version().startswith("3.") else set()
-#: Where the protocol makes no difference that other tests here have not looked at.
-_LATER_EAGER = pytest.param("librdkafka-eager", marks=pytest.mark.soak)
 
 
 @pytest.mark.brokers
@@ -542,7 +540,9 @@ def test_a_streams_application_goes_on_and_is_warned_about(
             process.kill()
 
 
-@pytest.mark.parametrize("client", [_LATER_EAGER, "librdkafka-consumer-protocol"])
+@pytest.mark.parametrize(
+    "client", [pytest.param("librdkafka-eager", marks=pytest.mark.soak), "librdkafka-consumer-protocol"]
+)
 def test_several_workers_withhold_together(client: str, groups_kafka: KafkaCluster, tmp_path: Path) -> None:
     # Given a proxy of two worker processes, and a group of two members, who may be at either.
     port = free_port()
@@ -576,7 +576,7 @@ def test_several_workers_withhold_together(client: str, groups_kafka: KafkaClust
                 )
 
 
-@pytest.mark.parametrize("client", [_LATER_EAGER, "librdkafka-consumer-protocol"])
+@pytest.mark.parametrize("client", ["librdkafka-eager", "librdkafka-consumer-protocol"])
 def test_a_coordinator_that_moves_forgets_nothing(client: str, tmp_path: Path) -> None:
     with KafkaCluster(3, properties=_BROKER) as kafka, ProxyProcess(kafka.bootstrap, tmp_path) as proxy:
         # Given a group that waits for a new partition.

@@ -313,7 +313,7 @@ def _heal(pipe: EndTxnPipe, after_seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "library", [pytest.param(each, marks=pytest.mark.soak) for each in LIBRARIES[1:]] + ["kafka-python"]
+    "library", [LIBRARIES[0], *(pytest.param(each, marks=pytest.mark.soak) for each in LIBRARIES[1:])]
 )
 def test_where_it_cannot_be_found_out_the_outcome_is_unknown_until_it_can_be_read(
     library: str, pipe: EndTxnPipe, own_proxy: ProxyProcess, topic: str, committed: Committed
