@@ -16,7 +16,7 @@ ALL_AT_ONCE := -n $(WORKERS)
 KAFKA_VERSIONS_OLDER := 4.2.2 4.1.2 4.0.2 3.9.2
 
 .DEFAULT_GOAL := help
-.PHONY: help compiled demo bench test test-fast test-kafka test-long test-brokers test-compiled simulate fuzz mutants soak order-proof eos-proof sasl-ssl-proof releases spark-faults crash-steps docs dist lint lock clean
+.PHONY: help demo bench test test-fast test-kafka test-long test-brokers simulate fuzz mutants soak order-proof eos-proof sasl-ssl-proof releases spark-faults crash-steps docs dist lint lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -78,20 +78,6 @@ crash-steps: jars  ## a topic grows, and the proxy dies before and after each st
 bench: jars  ## all routes to Kafka measured in one run; BENCH="--quick --only 'produce*'" (docs/performance.md)
 	@$(BIN)/python -m benchmarks $(BENCH)
 
-compiled: $(VENV)/.installed-all  ## the hot rooms, compiled by mypyc: faster where checks are on; needs a C compiler
-	@$(BIN)/python -m fencepost_compiled.build
-
-# Mutants and counted opcodes are of the sources: those tests leave themselves out.
-test-compiled: compiled jars  ## that build: unit, protocol, fuzz and simulation, conditional publish on real Kafka
-	@$(BIN)/python -m tests.same_bytes
-	@FENCEPOST_COMPILED=1 $(PYTEST) $(ALL_AT_ONCE) -m "not soak" tests/unit tests/protocol tests/fuzz tests/simulation \
-		$(addprefix tests/integration/test_,$(addsuffix .py,$(COMPILED_ON_KAFKA)))
-	@FENCEPOST_COMPILED=1 $(BIN)/python -m tests.simulation --seeds 500
-	@FENCEPOST_COMPILED=1 $(BIN)/python -m tests.fuzz --blind --seconds 30
-
-COMPILED_ON_KAFKA := contract races bad_input malformed_records equivalence workers guarded_transactions atomic_transactions \
-	stamped_batches
-
 test-brokers: jars  ## the core tests on older Kafka releases
 	@set -e; for version in $(KAFKA_VERSIONS_OLDER); do \
 		echo "Kafka $$version"; FENCEPOST_KAFKA=$$version $(PYTEST) $(ALL_AT_ONCE) -m "brokers and not soak"; done
@@ -133,7 +119,6 @@ lock: $(VENV)/.installed-all  ## pin again what pyproject.toml asks for (UPGRADE
 
 clean:  ## remove .venv and everything that tools left behind
 	@rm -rf $(VENV) build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache .hypothesis
-	@rm -rf proxy/fencepost_compiled/*/
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- .venv ------------------------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ def _peers(options: argparse.Namespace) -> list[routes.Peer]:
     text = options.peers.read_text("utf-8") if options.peers.exists() else ""
     found = [routes.haproxy(), *routes.read_peers(text)]
     found += [routes.absent(name) for name in routes.KNOWN_PEERS if name not in [peer.name for peer in found]]
-    found = [peer for peer in (routes.compiled(), *found) if _matches(peer.name, options.routes.split(","))]
+    found = [peer for peer in found if _matches(peer.name, options.routes.split(","))]
     found += [routes.given_route(text, rewrites=True) for text in options.route]
     found += [routes.given_route(text, rewrites=False) for text in options.tcp_route]
     return [routes.product(), *found]

@@ -13,17 +13,15 @@ import sys
 import time
 import tomllib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import machine
 from benchmarks.results import DIRECT, PRODUCT
-from fencepost_compiled import DIRECTORY, VARIABLE, fitting
 from fencepost_proxy.dev.cluster import FREE_PORTS, HOST
 from fencepost_proxy.dev.process import GuardedProcess
 
 HAPROXY = "HAProxy (TCP)"
-COMPILED = f"{PRODUCT}, compiled"
 #: What people use now: said to be missing where peers.toml does not name them.
 KNOWN_PEERS = ("Kroxylicious", "kafka-proxy")
 _START_SECONDS = 60.0
@@ -57,7 +55,7 @@ listen = "${host}:${port}"
 
 [limits]
 connections_max = 10000
-# Two builds of it serve one Kafka here, and neither leaves anything behind that the other would have to wait for.
+# Two checkouts of it may serve one Kafka here; neither leaves anything behind that the other has to wait for.
 takeover_seconds = 0.5
 
 [topics."checked-*"]
@@ -104,21 +102,11 @@ class Peer:
 
 
 def product() -> Peer:
-    """As it comes: pure Python."""
     return Peer(
         PRODUCT,
         (sys.executable, "-m", "fencepost_proxy", "proxy", "--config", "${config}", "--log-level", "warning"),
         _FENCEPOST_CONFIG,
-        environment={VARIABLE: "0"},
     )
-
-
-def compiled() -> Peer:
-    """The same with its hot rooms compiled, where that build was made."""
-    _, why = fitting(DIRECTORY)
-    if why:
-        return Peer(COMPILED, missing=f"{why}; `make compiled` makes one")
-    return replace(product(), name=COMPILED, environment={VARIABLE: "1"})
 
 
 def haproxy() -> Peer:
@@ -144,7 +132,7 @@ def _peer(name: str, table: object) -> Peer:
     unknown = table.keys() - {"start", "config", "version", "rewrites", "address", "environment"}
     if unknown:
         raise PeersError(f"{name}: unknown: {', '.join(sorted(unknown))}")
-    if name in (DIRECT, PRODUCT, COMPILED, HAPROXY):
+    if name in (DIRECT, PRODUCT, HAPROXY):
         raise PeersError(f"{name}: this name is taken")
     start = _words(name, "start", table)
     address = table.get("address", "")

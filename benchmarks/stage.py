@@ -96,7 +96,7 @@ class Run:
 
     @property
     def products(self) -> list[Route]:
-        """The product, and its compiled build where there is one."""
+        """The product, and another checkout of it that peers.toml names `fencepost, …`."""
         return [route for route in self.routes if is_product(route.name)]
 
     @contextlib.contextmanager

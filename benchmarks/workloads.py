@@ -80,7 +80,7 @@ def _rows(table: str, lanes: Sequence[Lane], found: dict[str, Found], base: str,
 
 
 def lanes_of(run: Run, plain: str, checked: Sequence[str]) -> list[Lane]:
-    """Every route once; the product, compiled too, with its checks off and on, there each on a topic of its own."""
+    """Every route once; the product with its checks off and on, there each on a topic of its own."""
     lanes = []
     topics = iter(checked)
     for route in run.routes:
@@ -385,7 +385,7 @@ class _Chain:
 
 
 def pipelined(run: Run) -> list[Row]:
-    """All routes, and all kinds of conditional appends; the compiled product behind them, by itself."""
+    """All routes, and all kinds of conditional appends; another checkout of the product by itself."""
     rows = []
     first = run.product
     for product in run.products:

@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, settings
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.transport import KafkaSSLTransport
 
-import fencepost_compiled
 import fencepost_proxy
 from fencepost_proxy.dev import cluster as clusters
 from fencepost_proxy.dev.cluster import KafkaCluster
@@ -74,10 +73,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if fencepost_compiled.compiled():
-        for item in items:
-            if item.get_closest_marker("pure") is not None:
-                item.add_marker(pytest.mark.skip(reason="compiled code cannot be changed"))
     if not _LEAKS_FAIL:
         for item in filter(_has_clients_of_others, items):
             item.add_marker(_LEAKS_ARE_SAID)

@@ -1,55 +1,76 @@
-"""`python -m tests.same_bytes`: the compiled build does what the sources do, byte for byte.
+"""`python -m tests.same_bytes CHECKOUT`: does this checkout do what another one does, byte for byte?
 
-The same seeds of simulation and fuzzer are run by both, in processes of their own: what happens in each run, and every
-byte on every modelled wire, is in what is compared.
+Each checkout runs its own simulation and fuzzer, on the same seeds. A run's digest covers every byte on every modelled
+wire, their order, and what was drawn at random. Exits with 1 at a difference, and prints the command that shows it.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from fencepost_compiled import VARIABLE
+_HERE = Path(__file__).parents[1]
+_SOURCES = ("policies", "proxy", "client")
+_FUZZER_SEEDS = range(100, 104)
+#: The columns of the fuzzer's summary that are equal on every run: target, inputs, events; states, failures, digest.
+_FUZZER_COLUMNS = (0, 1, 2, -3, -2, -1)
 
-_SIMULATED = range(4)
-_FUZZED = range(100, 104)
-#: The columns of a summary that are the same on every run: target, inputs, events; states, failures, digest.
-_SAME = (0, 1, 2, -3, -2, -1)
 
-
-def _printed(build: str, *command: str) -> str:
-    environment = {**os.environ, VARIABLE: build}
-    done = subprocess.run(
-        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, check=False
+def _start(checkout: Path, *command: object) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(checkout / each) for each in _SOURCES)}
+    words = [sys.executable, "-m", *map(str, command)]
+    return subprocess.Popen(
+        words, cwd=checkout, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    if done.returncode:
-        sys.exit(f"{VARIABLE}={build} python -m {' '.join(command)} failed:\n{done.stdout}{done.stderr}")
-    return done.stdout
 
 
-def _fuzzed(build: str, seed: int) -> Sequence[object]:
-    lines = _printed(build, "tests.fuzz", "--blind", "--inputs", "200", "--seed", str(seed)).splitlines()
+def _lines(process: subprocess.Popen[str]) -> list[str]:
+    printed, complaints = process.communicate()
+    if process.returncode:
+        sys.exit(f"{process.args} failed:\n{printed}{complaints}")
+    return printed.splitlines()
+
+
+def simulated(lines: Sequence[str]) -> list[str]:
+    return [line.removeprefix("digest ") for line in lines if line.startswith("digest ")]
+
+
+def fuzzed(lines: Sequence[str]) -> list[str]:
     head = next(place for place, line in enumerate(lines) if line.startswith("target"))
-    return [[words[column] for column in _SAME] for line in lines[head + 1 :] if (words := line.split())]
+    rows = [line.split() for line in lines[head + 1 :] if line]
+    return [" ".join(row[column] for column in _FUZZER_COLUMNS) for row in rows]
+
+
+def difference(ours: Sequence[str], theirs: Sequence[str]) -> str:
+    """The first pair of lines that differ; empty where all are equal."""
+    if not ours or len(ours) != len(theirs):
+        return f"{len(ours)} runs here, {len(theirs)} there"
+    return next((f"- {one}\n+ {other}" for one, other in zip(theirs, ours, strict=True) if one != other), "")
 
 
 def main() -> int:
-    for seed in _SIMULATED:
-        command = ("tests.simulation", "--trace", "--seed", str(seed))
-        pure, compiled = (_printed(build, *command).splitlines() for build in "01")
-        if pure != compiled:
-            place = next(place for place, pair in enumerate(zip(pure, compiled, strict=False)) if pair[0] != pair[1])
-            print(f"simulation, seed {seed}: from line {place + 1} on\n- {pure[place]}\n+ {compiled[place]}")
+    parser = argparse.ArgumentParser(prog="python -m tests.same_bytes", description=__doc__)
+    parser.add_argument("checkout", type=Path, help="the checkout to compare this one with")
+    parser.add_argument("--seeds", type=int, default=500, help="seeds of each scenario")
+    parser.add_argument("--inputs", type=int, default=200, help="inputs of each of the fuzzer's targets and seeds")
+    options = parser.parse_args()
+    from tests.simulation.scenarios import SCENARIOS  # noqa: PLC0415 - slow, and only for this
+
+    simulation = ("tests.simulation", "--digests", "--jobs", 1, "--seeds", options.seeds * len(SCENARIOS))
+    commands = [(simulation, simulated)]
+    for seed in _FUZZER_SEEDS:
+        commands.append((("tests.fuzz", "--blind", "--inputs", options.inputs, "--seed", seed), fuzzed))
+    for command, read in commands:
+        both = [_start(checkout, *command) for checkout in (_HERE, options.checkout.resolve())]
+        ours, theirs = (read(_lines(process)) for process in both)
+        if found := difference(ours, theirs):
+            print(f"python -m {' '.join(map(str, command))}: not the same\n{found}")
             return 1
-        print(f"simulation, seed {seed} of every scenario: the same {len(pure):,} lines")
-    for seed in _FUZZED:
-        pure_digests, compiled_digests = (_fuzzed(build, seed) for build in "01")
-        if pure_digests != compiled_digests:
-            print(f"fuzzer, seed {seed}:\n- {pure_digests}\n+ {compiled_digests}")
-            return 1
-        print(f"fuzzer, seed {seed}: the same bytes")
+        print(f"python -m {' '.join(map(str, command))}: the same, {len(ours)} runs", flush=True)
     return 0
 
 

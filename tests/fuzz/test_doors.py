@@ -71,7 +71,6 @@ def _anything(seed: int) -> Program:
     return Program(fuzzer.setup(rng), [fuzzer.op(rng) for _ in range(60)])
 
 
-@pytest.mark.pure
 @pytest.mark.parametrize("policies", [_ORDERED, _COUNTED], ids=["ordered", "counted"])
 def test_doors_change_nothing_that_a_dialogue_is_promised(
     policies: dict[str, TopicPolicy], monkeypatch: pytest.MonkeyPatch

@@ -132,7 +132,6 @@ DEFECTS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], int]] = [
 ]
 
 
-@pytest.mark.pure
 @pytest.mark.no_cover  # of what is broken
 @pytest.mark.parametrize(
     ("name", "break_it", "inputs"), DEFECTS, ids=[f"{name}{defect.__name__}" for name, defect, _ in DEFECTS]

@@ -51,7 +51,6 @@ def _error(rng: random.Random) -> int:
     return rng.choice((0, 6, 7, 20, 29, 31, 43, 43, 43, 43, 45, 45, 59, 87))
 
 
-@pytest.mark.pure
 def test_levels_change_nothing_that_a_dialogue_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dialogue, "POLICIES", _POLICIES)
     monkeypatch.setattr(dialogue, "Around", _ForgetfulAround)

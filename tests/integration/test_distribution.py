@@ -25,7 +25,7 @@ from tests.support.ports import free_ports_in_a_row
 pytestmark = pytest.mark.timeout(600)
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"fencepost", "fencepost_compiled", "fencepost_policies", "fencepost_proxy"}
+PACKAGES = {"fencepost", "fencepost_policies", "fencepost_proxy"}
 
 
 def run(*command: object, cwd: Path = ROOT) -> str:

@@ -153,7 +153,7 @@ def test_requests_and_answers_that_only_pass_cost_no_event() -> None:
     told(story)
 
 
-@pytest.mark.parametrize("splice", [True, pytest.param(False, marks=pytest.mark.pure)], ids=["spliced", "read"])
+@pytest.mark.parametrize("splice", [True, False], ids=["spliced", "read"])
 def test_a_large_frame_arrives_as_it_was_sent(splice: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In both directions, beside small ones, in one piece or in many."""
     monkeypatch.setattr(side_module, "_CAN_SPLICE", splice)

@@ -33,13 +33,16 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="only this one, of --scenario")
     parser.add_argument("--scenario", choices=sorted(SCENARIOS), action="append")
     parser.add_argument("--trace", action="store_true", help="print what happens (with --seed)")
+    parser.add_argument(
+        "--digests", action="store_true", help="print each run's digest, by which checkouts are compared"
+    )
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
     options = parser.parse_args()
     names = options.scenario or list(SCENARIOS)
     if options.seed is not None:
         return _replay(names, options.seed, trace=options.trace)
     work = [(names[i % len(names)], options.first + i // len(names)) for i in range(options.seeds)]
-    return _many(work, options.jobs)
+    return _many(work, options.jobs, digests=options.digests)
 
 
 def _replay(names: list[str], seed: int, *, trace: bool) -> int:
@@ -55,7 +58,7 @@ def _replay(names: list[str], seed: int, *, trace: bool) -> int:
     return min(failed, 1)
 
 
-def _many(work: list[tuple[str, int]], jobs: int) -> int:
+def _many(work: list[tuple[str, int]], jobs: int, *, digests: bool) -> int:
     started = time.monotonic()
     chunks = [work[i : i + 32] for i in range(0, len(work), 32)]
     runs: Counter[str] = Counter()
@@ -65,6 +68,8 @@ def _many(work: list[tuple[str, int]], jobs: int) -> int:
         for number, outcomes in enumerate(pool.map(_some, chunks), 1):
             for outcome in outcomes:
                 runs[outcome.scenario] += 1
+                if digests:
+                    print(f"digest {outcome.scenario} {outcome.seed} {outcome.digest}")
                 totals.update(
                     tries=outcome.tries, accepted=outcome.accepted, refused=outcome.refused, unknown=outcome.unknown
                 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import zlib
 from collections import deque
 from collections.abc import Callable
 from random import Random
@@ -21,6 +22,8 @@ class Sim:
         self.rng = Random(seed)
         self.now = START
         self.events = 0
+        #: A checksum over every byte written to every wire, in order.
+        self.written = 0
         self.tracing = tracing
         self.trace: list[str] = []
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
@@ -71,6 +74,7 @@ class Wire:
     def write(self, data: bytes) -> None:
         if self.dead or self._ended is not None:
             return
+        self._sim.written = zlib.crc32(data, self._sim.written)
         self._last = max(self._last, self._sim.now + self._delay())
         self._under_way.append((self._last, data))
         self._sim.after(self._last - self._sim.now, self._arrive)

@@ -667,7 +667,7 @@ def run(scenario: Scenario, seed: int, *, tracing: bool = False) -> Outcome:
         found += world.keeper.rest()
     found += check(world)
     codes = [attempt.result.error_code if attempt.result else None for attempt in history.tries]
-    digest = f"{sim.events}/{sim.rng.getrandbits(64):016x}"
+    digest = f"{sim.events}/{sim.rng.getrandbits(64):016x}/{sim.written:08x}"
     return Outcome(
         scenario.name,
         seed,

@@ -44,14 +44,12 @@ _RARE = frozenset(
 )
 
 
-@pytest.mark.pure
 @pytest.mark.no_cover  # of what is broken
 @pytest.mark.parametrize("one", [m for m in MUTANTS if m.name not in _RARE], ids=lambda m: m.name)
 def test_a_defect_is_noticed(one) -> None:  # type: ignore[no-untyped-def]
     assert hunt(one, _QUICK_SEEDS) is not None, f"nothing notices that {one.breaks}"
 
 
-@pytest.mark.pure
 def test_a_mutant_leaves_nothing_behind() -> None:
     before = run(SCENARIOS["race"], 1)
     for one in MUTANTS:

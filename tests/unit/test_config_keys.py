@@ -195,7 +195,6 @@ def test_what_others_put_into_the_environment_is_left_alone() -> None:
             "FENCEPOST_PORT_19092_TCP_ADDR": "10.0.0.1",
             "FENCEPOST_STATUS_SERVICE_HOST": "10.0.0.2",
             "FENCEPOST_STATUS_PORT": "tcp://10.0.0.2:8080",
-            "FENCEPOST_COMPILED": "1",
             "FENCEPOST_IMAGE": "fencepost:local",
             "PATH": "/bin",
         },
@@ -210,7 +209,7 @@ def test_names_that_this_repository_itself_uses_are_no_slips() -> None:
             if file.is_file() and file.name != Path(__file__).name:
                 used.update(re.findall(r"\bFENCEPOST_[A-Z][A-Z_]*[A-Z]\b", file.read_text("utf-8", "ignore")))
     others = used - {key.variable for key in KEYS.values()} - {variable((name,)) for name in TABLES}
-    assert {"FENCEPOST_IMAGE", "FENCEPOST_BROKER_PORT", "FENCEPOST_COMPILED", "FENCEPOST_CONFIG"} <= others
+    assert {"FENCEPOST_IMAGE", "FENCEPOST_BROKER_PORT", "FENCEPOST_CONFIG"} <= others
 
     load(None, {"upstream": "a:1"}, environment=dict.fromkeys(others - {"FENCEPOST_CONFIG"}, "x"))
 

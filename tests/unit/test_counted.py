@@ -809,7 +809,6 @@ def test_nothing_slips_past_by_the_short_way(topic: str, version: int, monkeypat
     assert talk.session.take_up(memoryview(fourth), talk.now)[0] == 0
 
 
-@pytest.mark.pure
 def test_a_guarded_append_that_took_the_short_way_does_not_once_the_topic_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -17,7 +17,6 @@ _WHOLE: Final = ("cli", "dev")
 _LEAVES: Final = ("types.py", "errors.py", "logs.py", "addresses.py")
 ROOMS: Final = (
     "proxy/fencepost_proxy",
-    "proxy/fencepost_compiled",
     "policies/fencepost_policies",
     "client/fencepost",
 )

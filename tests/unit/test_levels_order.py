@@ -152,7 +152,6 @@ def test_nothing_is_overtaken_lost_or_doubled() -> None:
             raise AssertionError(f"seed {seed}") from error
 
 
-@pytest.mark.pure
 def test_without_the_rule_it_would_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """That this can be seen: who goes without does not wait for what is upstream with an id."""
     monkeypatch.setattr(GuardedProduce, "_has_id_upstream", staticmethod(lambda turn, key: False))

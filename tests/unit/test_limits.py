@@ -238,7 +238,6 @@ def test_a_gate_remembers_so_many_batches_and_producers_and_no_more() -> None:
     assert not isinstance(talk.effects[0], g.Answer)
 
 
-@pytest.mark.pure
 def test_gates_that_nobody_uses_are_dropped_before_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of topics are the clients' to choose, as far as patterns guard what there is not yet."""
     monkeypatch.setattr(switch_module, "_IDLE_GATES_MAX", 4)

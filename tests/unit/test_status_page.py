@@ -246,7 +246,6 @@ def every_page() -> Iterator[page.Page]:
     evil = replace(
         WELL,
         version=EVIL,
-        build=EVIL,
         cluster_id=EVIL,
         not_ready=(EVIL,),
         warnings=(EVIL,),

@@ -7,7 +7,6 @@ import sys
 from importlib import import_module
 from typing import Any, Final
 
-from fencepost_compiled import what_runs
 from fencepost_proxy.errors import FencepostError
 
 _DESCRIPTION = """\
@@ -51,7 +50,7 @@ class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import version  # noqa: PLC0415 - slow, and only for this
 
-        print(f"fencepost {version('fencepost')} ({what_runs()})")
+        print(f"fencepost {version('fencepost')}")
         parser.exit()
 
 

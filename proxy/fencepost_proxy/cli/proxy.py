@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-import fencepost_compiled
 from fencepost_proxy import logs
 from fencepost_proxy.cli.reloading import Running
 from fencepost_proxy.cli.service_manager import notify
@@ -150,8 +149,6 @@ def run(args: argparse.Namespace) -> int:
     running = Running(config, lambda: read_config(args))
     running.listen()
     logs.setup(config.log.level, config.log.format)
-    if fencepost_compiled.stale():
-        _log.warning("the compiled build is left aside: `make compiled` makes it anew", reason=fencepost_compiled.why())
     if config.workers > 1:
         # It moves no bytes: Python's own loop will do.
         with asyncio.Runner() as runner:

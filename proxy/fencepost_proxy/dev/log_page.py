@@ -52,7 +52,6 @@ Fields that several events have:
 | `topic`, `partition` | Kafka's; `partition` is `TOPIC-NUMBER` |
 | `group`, `transactional_id`, `producer_id`, `producer_epoch` | Kafka's |
 | `bootstrap` | where clients connect |
-| `code` | whether compiled code runs |
 | `proposal` | which growth of a topic; the same in the log of every proxy that sees it |
 | `*_seconds` | how long |
 

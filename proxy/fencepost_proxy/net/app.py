@@ -22,7 +22,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
-from fencepost_compiled import what_runs
 from fencepost_proxy import logs
 from fencepost_proxy.addresses import AddressBook
 from fencepost_proxy.config import ProxyConfig
@@ -325,7 +324,7 @@ class Proxy:
         self._spawn(self._commits.run(), "old transactions")
         self._watch_transactions()
         address = self._bootstrap = Address(config.advertised_host or host, port)
-        _log.info("serving", bootstrap=address, brokers=len(self._book.nodes), code=what_runs())
+        _log.info("serving", bootstrap=address, brokers=len(self._book.nodes))
         return address
 
     async def _join_the_others(self) -> None:

@@ -23,7 +23,6 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from fencepost_compiled import what_runs
 from fencepost_proxy.net.metrics import Distribution, Metrics, WorkerNumbers, fencepost_version
 from fencepost_proxy.transactions.watched import TransactionsReport
 from fencepost_proxy.wire.apis import APIS
@@ -181,7 +180,7 @@ def _transactions(
 
 
 def _build(_: Scrape) -> Mapping[str, str]:
-    return {"version": fencepost_version(), "python": platform.python_version(), "code": what_runs()}
+    return {"version": fencepost_version(), "python": platform.python_version()}
 
 
 # ---- THE table
@@ -663,7 +662,7 @@ TABLE: Final[tuple[Section, ...]] = (
                 _workers(lambda w: w.open_files),
                 ("worker",),
             ),
-            Shown("fencepost_build_info", Kind.INFO, "What is running.", _build, ("version", "python", "code")),
+            Shown("fencepost_build_info", Kind.INFO, "What is running.", _build, ("version", "python")),
         ),
     ),
 )

@@ -42,7 +42,6 @@ class _LinkSide(Side):
     """One of the two sockets of a link."""
 
     __slots__ = ("_link",)
-    __deletable__ = ("_link",)  # for mypyc
 
     def __init__(self, sock: Socket, buffers: Buffers, loop: asyncio.AbstractEventLoop, link: Link) -> None:
         super().__init__(sock, buffers, loop)

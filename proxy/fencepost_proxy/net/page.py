@@ -241,7 +241,7 @@ def _figures(s: StatusSnapshot, lists: Mapping[What, Listed]) -> str:
         f"clients connect to <code>{_text(s.bootstrap)}</code>" if s.bootstrap else "not listening",
         f"cluster <code>{_text(s.cluster_id or 'unknown')}</code>",
         f"up for {duration(s.uptime_seconds)}",
-        f"fencepost {_text(s.version)}, {_text(s.build)}",
+        f"fencepost {_text(s.version)}",
     ]
     return f'<p class="soft">{" · ".join(words)}</p>' + _tiles(
         [

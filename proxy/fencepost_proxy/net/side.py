@@ -152,7 +152,7 @@ def _send_unpaced_within_this_host(sock: Socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, _NOT_PACING)
 
 
-class Side:  # extended in tests
+class Side:
     """See the module. A subclass says what becomes of bytes, splices and the end: `_received`, `_passed`, `_lost`.
 
     `passing_bytes` – how many of the next bytes just go to the other side, to be kept true by the subclass.

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from fencepost_compiled import what_runs
 from fencepost_proxy.transactions.watched import TransactionsReport
 from fencepost_proxy.types import Address, NodeId
 
@@ -214,7 +213,6 @@ class StatusSnapshot:
     last_violation: ViolationStatus | None = None
     poisoned: tuple[PoisonedStatus, ...] = ()
     transactions: TransactionsReport | None = None
-    build: str = field(default_factory=what_runs)
 
     @property
     def ready(self) -> bool:

@@ -29,7 +29,6 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Final
 
-from fencepost_compiled import what_runs
 from fencepost_proxy import logs
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.errors import ConfigError
@@ -204,7 +203,7 @@ class Supervisor:
                 return
         assert self._bootstrap is not None
         self._served = True
-        _log.info("serving", bootstrap=self._bootstrap, workers=len(self._slots), code=what_runs())
+        _log.info("serving", bootstrap=self._bootstrap, workers=len(self._slots))
         self._on_ready(self._bootstrap)
 
     async def _unless_stopping(self, what: object) -> bool:

@@ -103,7 +103,7 @@ from fencepost_proxy.wire.produce import PartitionResult
 _FACTS = {check: Facts(check_expected_offsets=check) for check in Check}
 
 
-class Gate(Settling):  # extended in tests
+class Gate(Settling):
     """One guarded partition. See the module's docstring; `handle` is the only way in, beside `take` and `landed`."""
 
     def may_send(self, ticket: Ticket, now: float) -> bool:

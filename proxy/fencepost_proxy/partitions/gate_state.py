@@ -59,7 +59,7 @@ POLICY = ConditionalPublish()
 DEFAULT_NAMES = HeaderNames()
 
 
-class GateState:  # extended in tests
+class GateState:
     """`names` – the record headers that say what an append expects."""
 
     def __init__(self, partition: TopicPartition, limits: GateLimits, names: HeaderNames = DEFAULT_NAMES) -> None:

@@ -11,7 +11,7 @@ from fencepost_proxy.partitions.gate_state import GateState, Phase
 from fencepost_proxy.types import SEQUENCE_MODULUS
 
 
-class Publishing(GateState):  # extended in tests
+class Publishing(GateState):
     """Phase PUBLISHING: from a tail that the base does not fit, to a base that is stored (`BasePublished`)."""
 
     @staticmethod

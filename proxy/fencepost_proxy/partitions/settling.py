@@ -49,7 +49,7 @@ _FOR_NOW = frozenset(
 )
 
 
-class Settling(Publishing):  # extended in tests
+class Settling(Publishing):
     """Phase SETTLING, and those appends of any phase that hold no turn since they are being looked at."""
 
     def _looked(self, ticket: Ticket, result: LookResult, now: float) -> None:

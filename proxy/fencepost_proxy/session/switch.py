@@ -53,7 +53,7 @@ class Report:
 Action = ForConnection | ForControl | Report
 
 
-class Switch:  # extended in tests
+class Switch:
     """`around` answers the sessions' questions, except `may_send`, which is the gates' to answer (see `may_send`).
 
     `owner` – False in a worker process beside the one that owns what only one may (see `session`).

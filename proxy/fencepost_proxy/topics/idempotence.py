@@ -33,7 +33,7 @@ def make_up_producer_id() -> int:
     return MADE_UP_IDS_FROM + secrets.randbits(62)
 
 
-class IdempotenceMemory:  # extended in tests
+class IdempotenceMemory:
     """`remembered_max` – producers on partitions, and partitions, of which something is remembered."""
 
     def __init__(self, remembered_max: int = 50_000) -> None:
