@@ -72,8 +72,8 @@ releases: jars  ## each Kafka release: what it tells its clients, a story throug
 spark-faults: jars  ## Spark drivers, tasks, executors, checkpoints, proxy and broker fail under the sink, and Spark's own. Prints the table
 	@$(KEEP_BYTECODE) $(BIN)/python -m tests.spark_faults $(FAULTS)
 
-crash-steps: jars  ## a topic grows, and the proxy dies before and after each step, or the broker does. Prints the table
-	@$(BIN)/python -m tests.crash_steps
+crash-steps: jars  ## a topic grows, and the proxy dies before and after each step, or the broker does
+	@$(PYTEST) -q -m "" -k killed --durations=0 tests/integration/test_growing_topics.py
 
 bench: jars  ## all routes to Kafka measured in one run; BENCH="--quick --only 'produce*'" (docs/performance.md)
 	@$(BIN)/python -m benchmarks $(BENCH)
