@@ -47,6 +47,7 @@ from fencepost_proxy.wire.apis import (
     FIND_COORDINATOR,
     METADATA,
     PRODUCE,
+    SASL_HANDSHAKE,
     UNKNOWN_VERSION,
     Treatment,
 )
@@ -104,6 +105,7 @@ LIMITS = g.GateLimits(
 _IN_FLIGHT_MAX = 4
 #: After so many seconds nothing may wait any more: requests, gates and doubts have all had their time.
 _LONG_SECONDS = 60
+_HANDSHAKE_V0 = struct.pack(">hh", SASL_HANDSHAKE, 0)
 _ROUNDS_MAX = 400
 #: Of what one operation sends; the rest comes in one piece.
 _CUTS_MAX = 80
@@ -395,6 +397,8 @@ def passes(frame: bytes) -> bool:
         except ProtocolError:
             return False
         return not any(topic.name in POLICIES or topic.name == STATE_TOPIC for topic in topics)
+    if frame[:4] == _HANDSHAKE_V0:
+        return False  # goes up as v1
     return key in APIS and APIS[key].treatment in (Treatment.RELAY, Treatment.ALONE)
 
 

@@ -30,6 +30,7 @@ from fencepost_proxy.net.certificates import upstream_context
 from fencepost_proxy.wire.apis import METADATA
 from fencepost_proxy.wire.schema import Message
 from tests.support.certificates import Authority
+from tests.support.old_clients import RELEASES, run_old_client
 from tests.support.ports import free_port
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Closed, Connection, Log, batch, produce_request, until
@@ -44,6 +45,7 @@ from tests.support.sasl_ssl import (
     password,
     plain,
     sasl_ssl_kafka,
+    token,
 )
 from tests.support.senders import JavaProducers
 
@@ -164,14 +166,43 @@ def test_a_wrong_password_is_told_as_kafka_tells_it(secured: Secured, through: P
     assert "guessed" not in through.log
 
 
-def test_tokens_without_a_header_are_not_for_a_proxy(secured: Secured, through: ProxyProcess) -> None:
-    with SecuredConnection(through.bootstrap, secured.trusting()) as client:
-        versions = client.api_versions()
-        client.send(SaslHandshakeRequest(mechanism="PLAIN"), 0)
-        assert client.is_closed(WAIT_SECONDS)
+@pytest.mark.parametrize("release", RELEASES)
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="these releases came before Python 3.12")
+def test_old_clients_log_in_through_the_proxy(
+    secured: Secured, through: ProxyProcess, unique_topic: Callable[..., str], release: str
+) -> None:
+    topic = created(secured, unique_topic("required"))
+    told = {"bootstrap": through.bootstrap, "topic": topic, "ca_file": str(secured.authority.file)}
+    told |= {"user": ADMIN, "password": password(ADMIN), "token": token(ADMIN)}
+    # SCRAM of librdkafka before 2.6.1 repeats its nonce, which today's Kafka refuses without a proxy too.
+    mechanisms = [each for each in MECHANISMS if release != "confluent-kafka-2.0.2" or not each.startswith("SCRAM")]
 
-    assert versions[17] == (1, 1)
-    until(lambda: "SaslHandshake v0 is not served" in through.log, "the reason in the log")
+    assert run_old_client(release, {**told, "mechanisms": mechanisms}) == [*range(len(mechanisms))]
+
+    assert Log(secured.kafka.bootstrap).values(topic) == [each.encode() for each in mechanisms]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_bare_tokens_are_answered_as_by_kafka(secured: Secured, through: ProxyProcess, right: bool) -> None:
+    seen = []
+    for bootstrap in (secured.kafka.bootstrap_of("SECURED"), through.bootstrap):
+        with SecuredConnection(bootstrap, secured.trusting()) as client:
+            assert client.api_versions()[17] == (0, 1)
+            assert client.ask(SaslHandshakeRequest(mechanism="PLAIN"), 0).error_code == 0
+            sent = plain(ADMIN if right else ALICE, None if right else "guessed")
+            client.socket.sendall(len(sent).to_bytes(4, "big") + sent)
+            if right:
+                seen.append((client.receive_frame(), sorted(each.node_id for each in client.metadata().brokers)))
+            else:
+                seen.append(client.is_closed(WAIT_SECONDS))
+
+    assert seen[0] == seen[1]
+    if not right:
+        until(lambda: "login failed" in through.log, "the failed login in the log")
+        line = next(each for each in through.log.splitlines() if "login failed" in each)
+        assert "mechanism=PLAIN principal=alice" in line
+        assert 'reason="Authentication failed: Invalid username or password"' in line
+        assert "guessed" not in through.log
 
 
 # --- who has not logged in --------------------------------------------------------------------------------------------

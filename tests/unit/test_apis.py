@@ -148,7 +148,7 @@ def api(key: int, low: int, high: int) -> Message:
 def test_a_client_is_told_what_the_broker_and_the_table_have_in_common() -> None:
     feature = Message(name="transaction.version", min_version=0, max_version=2)
     final = Message(name="transaction.version", max_version_level=2, min_version_level=2)
-    offered = [api(0, 0, 13), api(1, 4, 18), api(3, 2, 7), api(62, 0, 4), api(95, 0, 0), api(55, 0, 2), api(17, 0, 0)]
+    offered = [api(0, 0, 13), api(1, 4, 18), api(3, 2, 7), api(62, 0, 4), api(95, 0, 0), api(55, 0, 2), api(20, 0, 0)]
     body = encode_response(
         apis.API_VERSIONS,
         4,

@@ -17,7 +17,7 @@ from fencepost_proxy.net.sasl import LoginFailed, log_in
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
-from fencepost_proxy.wire.control import encode_response_frame
+from fencepost_proxy.wire.control import decode_request, encode_response_frame, parse_request_header
 from fencepost_proxy.wire.produce import PartitionResult
 from fencepost_proxy.wire.schema import Message
 from tests.unit.test_session import HEARTBEAT, Talk, expecting, guarded, produce, produced, read, request, response
@@ -169,6 +169,227 @@ def test_a_login_that_does_not_say_when_it_ends_does_not(answer: bytes) -> None:
     guarded(talk)
 
     assert talk.upstream()
+
+
+# --- clients' of SaslHandshake v0 -------------------------------------------------------------------------------------
+
+
+def handshake(mechanism: str, version: int = 0) -> bytes:
+    return request(SASL_HANDSHAKE, version, 7, len(mechanism).to_bytes(2, "big") + mechanism.encode())
+
+
+def handshaken(error_code: int = 0) -> bytes:
+    said = Message(error_code=error_code, mechanisms=["PLAIN", "SCRAM-SHA-256"])
+    return encode_response_frame(SASL_HANDSHAKE, 1, 7, said)
+
+
+def bare(token: bytes) -> bytes:
+    return len(token).to_bytes(4, "big") + token
+
+
+def authenticated(number: int, token: bytes = b"", error_code: int = 0, lifetime_ms: int = 0) -> bytes:
+    said = Message(
+        error_code=error_code,
+        error_message="Authentication failed: Invalid username or password" if error_code else None,
+        auth_bytes=token,
+        session_lifetime_ms=lifetime_ms,
+    )
+    return encode_response_frame(SASL_AUTHENTICATE, 1, number, said)
+
+
+def told(frame: bytes) -> tuple[int, int, bytes]:
+    """Of a SaslAuthenticate request: version, correlation id, token."""
+    header = parse_request_header(memoryview(frame[4:]))
+    assert header.api_key == SASL_AUTHENTICATE
+    message = decode_request(SASL_AUTHENTICATE, header.api_version, frame[4 + header.body_offset :])
+    return header.api_version, header.correlation_id, bytes(message.auth_bytes)
+
+
+def begun(mechanism: str) -> Waiting:
+    """Kafka takes logins by it, and the client of SaslHandshake v0 is to send its first token."""
+    talk = Waiting()
+    talk.client(handshake(mechanism))
+    assert talk.upstream() == handshake(mechanism, 1)
+    talk.kafka(handshaken())
+    assert talk.answer() == handshaken()
+    return talk
+
+
+FIRST, FINAL = b"n,,n=a=3Dlice,r=nonce", b"c=biws,r=nonce,p=proof"
+LONG = b"x" * 40_000
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "steps"),
+    [
+        ("PLAIN", [(b"\0alice\0pencil", b"")]),
+        ("SCRAM-SHA-256", [(FIRST, b"r=nonce1,s=c2FsdA==,i=4096"), (FINAL, b"v=signature")]),
+        ("OAUTHBEARER", [(LONG, b"")]),
+        ("GSSAPI", [(LONG, b"token"), (b"", b"layers")]),
+    ],
+)
+@pytest.mark.parametrize("cut", [1, 3, 1 << 20])
+def test_bare_tokens_are_relayed_as_requests(mechanism: str, steps: list[tuple[bytes, bytes]], cut: int) -> None:
+    talk = begun(mechanism)
+    for number, (token, answer) in enumerate(steps):
+        frame = bare(token)
+        for at in range(0, len(frame), cut):
+            taken, out = talk.session.take_up(memoryview(frame[at : at + cut]), talk.now)
+            assert (taken, out) == (0, [])
+            talk.client(frame[at : at + cut])
+        assert told(talk.upstream()) == (1, number, token)
+        reply = authenticated(number, answer)
+        for at in range(0, len(reply), cut):
+            talk.kafka(reply[at : at + cut])
+        assert talk.answer() == bare(answer)
+    talk.silent()
+    if mechanism == "GSSAPI":  # a last token without an answer, with a request behind it
+        talk.client(bare(b"chosen layer") + request(HEARTBEAT, 4, 9))
+        assert told(talk.upstream()) == (1, len(steps), b"chosen layer")
+        talk.silent()
+        talk.kafka(authenticated(len(steps)))
+    else:
+        talk.client(request(HEARTBEAT, 4, 9))
+
+    assert talk.upstream() == request(HEARTBEAT, 4, 9)
+    talk.kafka(response(9))
+    assert talk.answer() == response(9)
+    assert talk.around.free_bytes == 1 << 20
+
+
+def test_bare_token_that_reads_as_a_request_is_none() -> None:
+    talk = begun("PLAIN")
+    whole = request(HEARTBEAT, 4, 9)
+
+    assert talk.session.take_up(memoryview(whole), talk.now) == (0, [])
+    talk.client(whole)
+
+    assert told(talk.upstream()) == (1, 0, whole[4:])
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize(
+    ("mechanism", "tokens", "principal"),
+    [
+        ("PLAIN", [b"\0alice\0pencil"], "alice"),
+        ("PLAIN", [b"pencil"], ""),
+        ("SCRAM-SHA-512", [FIRST, FINAL], "a=lice"),
+        ("OAUTHBEARER", [b"n,,\x01auth=Bearer pencil\x01\x01", b"\x01"], ""),
+    ],
+)
+def test_failed_login_names_its_principal(version: int, mechanism: str, tokens: list[bytes], principal: str) -> None:
+    # Given: tokens that Kafka refuses at the last one.
+    talk = Waiting()
+    talk.client(handshake(mechanism, version))
+    talk.upstream()
+    talk.kafka(handshaken())
+    talk.answer()
+
+    for number, token in enumerate(tokens):
+        as_request = request(SASL_AUTHENTICATE, 1, number, bare(token))
+        talk.client(as_request if version else bare(token))
+        assert told(talk.upstream()) == (1, number, token)
+        last = number == len(tokens) - 1
+        talk.kafka(authenticated(number, b"" if last else b"more", 58 if last else 0))
+        if not last:
+            talk.answer()
+
+    # Then: there is something to log, and no secret in it; a client of v0 has no answer, as at Kafka.
+    failed = talk.next(m.LoginFailed)
+    assert (failed.mechanism, failed.principal) == (mechanism, principal)
+    assert failed.reason == "Authentication failed: Invalid username or password"
+    if version:
+        assert talk.answer() == authenticated(len(tokens) - 1, b"", 58)
+    else:
+        assert "login" in talk.next(m.CloseClient).reason
+    talk.silent()
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_mechanism_that_kafka_refuses_begins_no_tokens(version: int) -> None:
+    talk = Waiting()
+    talk.client(handshake("AWS_MSK_IAM", version))
+    talk.upstream()
+    talk.kafka(handshaken(33))
+
+    assert talk.next(m.LoginFailed).reason == "error 33: this listener takes PLAIN, SCRAM-SHA-256"
+    assert talk.answer() == handshaken(33)
+    talk.client(request(HEARTBEAT, 4, 9))
+    assert talk.upstream() == request(HEARTBEAT, 4, 9)
+
+
+@pytest.mark.parametrize("length", [-1, 1 << 21])
+def test_bare_token_of_impossible_length_is_refused(length: int) -> None:
+    talk = begun("PLAIN")
+
+    talk.client(length.to_bytes(4, "big", signed=True))
+
+    assert "a login token of" in talk.next(m.CloseClient).reason
+
+
+def test_bare_tokens_of_an_unknown_mechanism_are_refused() -> None:
+    talk = Waiting()
+    talk.client(handshake("OWN"))
+    talk.upstream()
+
+    talk.kafka(handshaken())
+
+    assert "use a client that knows SaslHandshake v1" in talk.next(m.CloseClient).reason
+
+
+def test_bare_token_waits_for_the_answer_before_it() -> None:
+    talk = Waiting()
+    talk.client(handshake("SCRAM-SHA-256") + bare(b"1") + bare(b"2"))
+    assert talk.upstream() == handshake("SCRAM-SHA-256", 1)
+    for number, answer in enumerate((handshaken(), authenticated(0, b"more"))):
+        talk.silent()
+        assert not talk.reads
+        talk.kafka(answer)
+        talk.commands.sort(key=lambda each: isinstance(each, m.ToClient))
+        assert told(talk.upstream()) == (1, number, str(number + 1).encode())
+        talk.answer()
+
+
+def test_login_by_bare_tokens_ends_too() -> None:
+    talk = begun("PLAIN")
+    talk.client(bare(b"\0alice\0pencil"))
+    talk.upstream()
+    talk.kafka(authenticated(0, lifetime_ms=3000))
+    assert talk.answer() == bare(b"")
+    talk.now += 3.0
+
+    talk.client(produce(("guarded-a", 0, expecting(6, b"y"))))
+
+    assert "login has ended" in talk.next(m.CloseClient).reason
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_process_that_ends_does_not_wait_for_tokens(asked: bool) -> None:
+    talk = begun("SCRAM-SHA-256")
+    if asked:
+        talk.client(bare(FIRST))
+        talk.upstream()
+    talk.tell(m.Leave(talk.now + 30.0))
+    if asked:
+        talk.silent()
+        talk.kafka(authenticated(0, b"more"))
+        talk.answer()
+    talk.now += 1.0
+
+    talk.tell(m.Leave(talk.now + 29.0))
+
+    assert talk.next(m.CloseClient).hang_up
+
+
+def test_client_that_leaves_in_a_login_keeps_nothing() -> None:
+    talk = begun("OAUTHBEARER")
+    talk.client(bare(LONG)[:-1])
+    assert talk.around.free_bytes == (1 << 20) - len(LONG)
+
+    talk.tell(m.ClientLost())
+
+    talk.next(m.CloseUpstream)
+    assert talk.around.free_bytes == 1 << 20
 
 
 def test_a_client_with_tls_where_there_is_none_is_told_so() -> None:

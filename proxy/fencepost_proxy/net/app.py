@@ -1048,6 +1048,17 @@ class Proxy:
                 self.traffic.bytes_to_clients += sum(map(len, chunks))
             case sessions.ToUpstream(chunks):
                 self.traffic.bytes_to_kafka += sum(map(len, chunks))
+            case sessions.LoginFailed(mechanism, principal, reason) if link is not None:
+                self._metrics.client_logins_failed.inc()
+                _limited_log.warning(
+                    ("login", link.peer.host),
+                    "login failed",
+                    peer=link.peer,
+                    mechanism=mechanism,
+                    principal=principal or "unknown",
+                    reason=reason,
+                )
+                return
             case sessions.CloseClient() if link is not None:
                 self._closing(link, command)
         if link is not None:

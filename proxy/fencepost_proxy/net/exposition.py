@@ -567,6 +567,12 @@ TABLE: Final[tuple[Section, ...]] = (
                 ("reason",),
             ),
             Shown(
+                "fencepost_client_login_failures_total",
+                _COUNTER,
+                "Logins of clients that Kafka refused.",
+                lambda s: s.metrics.client_logins_failed.value,
+            ),
+            Shown(
                 "fencepost_control_logins_total",
                 _COUNTER,
                 "Logins of the proxy itself at brokers.",

@@ -190,6 +190,7 @@ class Metrics:
         self.connections = Count()
         self.connections_accepted = Count()
         self.violations = Count()
+        self.client_logins_failed = Count()
         self.gate_wait_seconds = Distribution(_WAIT_SECONDS)
         self.door_wait_seconds = Distribution(_WAIT_SECONDS)
         self.commit_wait_seconds = Distribution(_WAIT_SECONDS)

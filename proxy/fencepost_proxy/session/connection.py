@@ -7,6 +7,7 @@ needs. They are base classes, one upon the other, since what almost every reques
     Handover           what only one of several worker processes may do
     ControlMessages    requests and answers that are changed on their way
     Proofs             what Kafka lets its client do, asked before
+    Logins             its client's login
     AtTransactions     commits that are judged before they go to Kafka, and what has to be known for that
     AtDoors            requests that concern topics whose partitions are counted
     GuardedProduce     appends that take their turns at gates
@@ -166,7 +167,7 @@ class Connection:
     @property
     def mid_header(self) -> bool:
         """The client has begun a frame and not said yet what it is."""
-        return not self._client.between_frames and self._client.state is CutterState.START
+        return self._client.at_start and self._client.unread_bytes > 0
 
     @property
     def collecting_since(self) -> float | None:

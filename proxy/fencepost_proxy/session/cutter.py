@@ -19,6 +19,8 @@ _EMPTY = memoryview(b"")
 
 class CutterState(Enum):
     START = auto()
+    #: At the start of a bare frame, one without a Kafka header: the token of a login.
+    TOKEN = auto()
     PASSING = auto()
     COLLECTING = auto()
 
@@ -67,6 +69,11 @@ class FrameCutter:
         return self._left if self.state is CutterState.PASSING else 0
 
     @property
+    def at_start(self) -> bool:
+        """At the start of a frame, of which the first bytes may be there."""
+        return self.state is CutterState.START or self.state is CutterState.TOKEN
+
+    @property
     def between_frames(self) -> bool:
         return self.state is CutterState.START and not self._stash
 
@@ -106,6 +113,16 @@ class FrameCutter:
         if len(data) < start + self._frame_bytes_min:
             return None
         return length, data[start : start + length]
+
+    def token_length(self, bytes_max: int) -> int | None:
+        """At the start of a bare frame: its length, None if that is not there yet. Raises `fault` out of bounds."""
+        prefix = self._data[self._pos : self._pos + LENGTH_BYTES]
+        if len(prefix) < LENGTH_BYTES:
+            return None
+        length = int.from_bytes(prefix, "big", signed=True)
+        if not 0 <= length <= bytes_max:
+            raise self._fault(f"a login token of {length} bytes: 0 to {bytes_max} are accepted")
+        return length
 
     def pass_frame(self, length: int) -> None:
         self.state = CutterState.PASSING

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fencepost_proxy.session.counted import Admitted, counted_turn
-from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.messages import Count, TopicStale
 from fencepost_proxy.session.transactions import AtTransactions
 from fencepost_proxy.session.turn import Turn, refused
@@ -77,7 +76,7 @@ class AtDoors(AtTransactions):
         """Whether a client that is to go has its answers, and has had the time to read them."""
         if self._leaving_until is None or self.client_gone:
             return False
-        if self._client.state is CutterState.START:
+        if self._client.at_start:
             self._pause_client()
             if self._nothing_under_way():
                 self._leaving_until = min(self._leaving_until, now + READ_SECONDS)

@@ -1,30 +1,219 @@
-"""When a client's login ends: the answer that ends it says so (KIP-368)."""
+"""A client's login: who tried, when it ends (KIP-368), and tokens without a Kafka header.
+
+SASL tokens pass between client and Kafka; none is kept. After SaslHandshake v1 each token is a SaslAuthenticate
+request. After v0 it is *bare*: a length and the token, answered likewise. Upstream both are SaslAuthenticate requests,
+since only their answers say why a login failed and how long it lasts. They do not say whether a login is complete, and
+so whether a client of v0 sends a token or a request next: that follows from the mechanism (`_is_complete`).
+"""
 
 from __future__ import annotations
 
-from fencepost_proxy.errors import ProtocolError
-from fencepost_proxy.wire.apis import SASL_AUTHENTICATE
-from fencepost_proxy.wire.control import decode_response, parse_response_header
+from dataclasses import dataclass
+from typing import Final
 
+from fencepost_proxy.errors import ClientProtocolError, ProtocolError, UpstreamProtocolError
+from fencepost_proxy.session.connection import INT32, REQUEST_PREFIX
+from fencepost_proxy.session.cutter import CutterState
+from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.messages import LoginFailed
+from fencepost_proxy.session.proofs import Proofs
+from fencepost_proxy.session.slots import Answer, Slot
+from fencepost_proxy.session.surroundings import Surroundings
+from fencepost_proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
+from fencepost_proxy.wire.control import (
+    decode_request,
+    decode_response,
+    encode_request_frame,
+    parse_request_header,
+    parse_response_header,
+)
+from fencepost_proxy.wire.schema import Message
+
+#: Of one frame of a login. Kafka's own limit is 512 KiB (`sasl.server.max.receive.size`).
+LOGIN_BYTES_MAX: Final = 1 << 20
+#: Upstream: v1 of the handshake is followed by requests, v1 of those says how long a login lasts (Kafka 2.2).
+_HANDSHAKE, _AUTHENTICATE = 1, 1
 _FOR_EVER = float("inf")
-#: Before that it is not said.
-_LIFETIME_FROM = 1
-#: So much of it, and so many seconds at most, before Kafka takes it for ended: what is sent has its way to go. Clients
-#: log in anew before that: Java's at 95 % of the time at the latest.
+#: So much of its lifetime, and so many seconds at most, before Kafka ends a login: what is sent has its way to go.
+#: Clients log in again before that: Java's at 95 % of the time at the latest.
 _EARLIER = 0.03
 _EARLIER_SECONDS_MAX = 1.0
+_SCRAM: Final = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
+#: Whose end is known without Kafka's word on it.
+_TAKEN_BARE: Final = _SCRAM | {"PLAIN", "OAUTHBEARER", "GSSAPI"}
+_ERROR_CHARACTERS_MAX: Final = 200
 
 
-def login_ends(frame: memoryview, version: int, asked_at: float) -> float:
-    """A little before Kafka takes it for ended: its time began after `asked_at`. What cannot be read ends nothing."""
-    if version < _LIFETIME_FROM:
-        return _FOR_EVER
+@dataclass(slots=True)
+class Login:
+    """One login of a client, from its SaslHandshake on. `answers` – how many tokens Kafka has answered."""
+
+    mechanism: str
+    client_id: str | None
+    principal: str = ""
+    answers: int = 0
+
+
+class Logins(Proofs):
+    """Its state is `_login`, the last one that was begun, and `_tokens`: the same while its tokens are bare."""
+
+    __slots__ = ("_login", "_tokens")
+
+    def __init__(
+        self,
+        connection: int,
+        local_host: str,
+        around: Surroundings,
+        exchanges: Exchanges,
+        opened_at: float,
+        *,
+        owner: bool,
+    ) -> None:
+        super().__init__(connection, local_host, around, exchanges, opened_at, owner=owner)
+        self._login: Login | None = None
+        self._tokens: Login | None = None
+
+    def _login_request(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> None:
+        """SaslHandshake or SaslAuthenticate, while nothing else is under way."""
+        client_id, message = _read(api_key, version, frame)
+        slot = Slot(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
+        request = bytes(frame)
+        if api_key == SASL_HANDSHAKE:
+            login = Login(message.mechanism, client_id)
+            slot.on_response = lambda answer: self._handshaken(slot, login, answer)
+            request = REQUEST_PREFIX.pack(api_key, _HANDSHAKE, correlation_id) + request[REQUEST_PREFIX.size :]
+            if version < _HANDSHAKE:
+                self._expect_tokens(login)
+        else:
+            login = self._login or Login("", client_id)
+            _note_principal(login, bytes(message.auth_bytes))
+            asked_at = self._now
+            slot.on_response = lambda answer: self._authenticated(slot, login, answer, asked_at)
+        self._send_login(slot, INT32.pack(len(request)) + request)
+
+    def _expect_tokens(self, login: Login) -> None:
+        """Not before Kafka has answered what was sent (`_held`): what comes then may be a request again."""
+        self._tokens, self._held = login, True
+        self._client.state = CutterState.TOKEN
+
+    def _token(self, login: Login, token: memoryview) -> None:
+        auth_bytes = bytes(token)
+        _note_principal(login, auth_bytes)
+        slot = Slot(SASL_AUTHENTICATE, _AUTHENTICATE, login.answers, Answer.MADE_FROM_RESPONSE)
+        asked_at = self._now
+        slot.on_response = lambda answer: self._authenticated_bare(slot, login, answer, asked_at)
+        self._expect_tokens(login)
+        message = Message(auth_bytes=auth_bytes)
+        self._send_login(
+            slot,
+            encode_request_frame(SASL_AUTHENTICATE, _AUTHENTICATE, slot.correlation_id, login.client_id, message),
+        )
+
+    def _send_login(self, slot: Slot, request: bytes) -> None:
+        self._forget_proofs()
+        slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
+        self._to_client.append(slot)
+        self._from_upstream.append(slot)
+        self._upstream_out.append(request)
+        self._around.forwarded(0.0)
+
+    # ---- Kafka's answers
+
+    def _handshaken(self, slot: Slot, login: Login, frame: memoryview) -> None:
+        self._login = login
+        answer = _decoded(SASL_HANDSHAKE, _HANDSHAKE, frame)
+        bare = self._tokens is login
+        self._held = False if bare else self._held
+        if answer is not None and answer.error_code:
+            enabled = ", ".join(answer.mechanisms) or "no logins"
+            self._login_failed(login, f"error {answer.error_code}: this listener takes {enabled}")
+        if bare and (answer is None or answer.error_code):
+            self._expect_requests()
+        elif bare and login.mechanism not in _TAKEN_BARE:
+            raise ClientProtocolError(
+                f"SaslHandshake v0 with {login.mechanism}: when such a login is complete is not known here; "
+                "use a client that knows SaslHandshake v1"
+            )
+        self._end(slot, [INT32.pack(len(frame)), frame])
+
+    def _expect_requests(self) -> None:
+        self._tokens, self._held = None, False
+        self._client.state = CutterState.START
+
+    def _authenticated(self, slot: Slot, login: Login, frame: memoryview, asked_at: float) -> None:
+        self._note_answer(login, _decoded(SASL_AUTHENTICATE, slot.version, frame), asked_at)
+        self._end(slot, [INT32.pack(len(frame)), frame])
+
+    def _authenticated_bare(self, slot: Slot, login: Login, frame: memoryview, asked_at: float) -> None:
+        answer = _decoded(SASL_AUTHENTICATE, slot.version, frame)
+        if answer is None:
+            raise UpstreamProtocolError("an answer to SaslAuthenticate that cannot be read")
+        self._note_answer(login, answer, asked_at)
+        if answer.error_code:
+            self._close("Kafka refused its login", None)  # as Kafka ends a login of v0, without a word
+            return
+        self._held = False
+        token = bytes(answer.auth_bytes)
+        if _is_complete(login, token):
+            self._expect_requests()
+        silent = login.mechanism == "GSSAPI" and not token  # its last token has no answer
+        self._end(slot, [] if silent else [INT32.pack(len(token)), token])
+
+    def _close(self, reason: str, fault: type[Exception] | None, *, hang_up: bool = False) -> None:
+        raise NotImplementedError
+
+    def _note_answer(self, login: Login, answer: Message | None, asked_at: float) -> None:
+        login.answers += 1
+        if answer is None or not answer.error_code:
+            self._login_ends = asked_at + _lasts_seconds(answer)
+            return
+        self._login_failed(login, answer.error_message or f"error {answer.error_code}")
+
+    def _login_failed(self, login: Login, reason: str) -> None:
+        self._commands.append(LoginFailed(login.mechanism, login.principal, reason[:_ERROR_CHARACTERS_MAX]))
+
+
+def _read(api_key: int, version: int, frame: memoryview) -> tuple[str | None, Message]:
+    """The client's id and its request. What cannot be read is for Kafka to refuse."""
     try:
-        start = parse_response_header(frame, SASL_AUTHENTICATE, version).body_offset
-        lifetime_ms: int = decode_response(SASL_AUTHENTICATE, version, frame[start:]).session_lifetime_ms
+        header = parse_request_header(frame)
+        return header.client_id, decode_request(api_key, version, frame[header.body_offset :])
     except ProtocolError:
-        return _FOR_EVER
+        return None, Message(mechanism="", auth_bytes=b"")
+
+
+def _decoded(api_key: int, version: int, frame: memoryview) -> Message | None:
+    try:
+        start = parse_response_header(frame, api_key, version).body_offset
+        return decode_response(api_key, version, frame[start:])
+    except ProtocolError:
+        return None
+
+
+def _is_complete(login: Login, token: bytes) -> bool:
+    """Whether Kafka's answer without an error, with this token, is the last one."""
+    if login.mechanism in _SCRAM:
+        return login.answers == 2
+    return login.mechanism == "PLAIN" or not token
+
+
+def _note_principal(login: Login, token: bytes) -> None:
+    """Of a login's first token what names its user. With other mechanisms all of it is a secret."""
+    if login.answers:
+        return
+    if login.mechanism == "PLAIN":  # RFC 4616: authorization identity, NUL, user, NUL, password
+        parts = token.split(b"\0")
+        login.principal = parts[1].decode(errors="replace") if len(parts) == 3 else ""
+    elif login.mechanism in _SCRAM:  # RFC 5802: two fields about the channel, user, nonce
+        named = [each for each in token.split(b",")[2:] if each.startswith(b"n=")]
+        name = named[0][2:].decode(errors="replace") if named else ""
+        login.principal = name.replace("=2C", ",").replace("=3D", "=")
+
+
+def _lasts_seconds(answer: Message | None) -> float:
+    """A little less than Kafka says, counted from when it was asked. What cannot be read ends nothing."""
+    lifetime_ms: int = getattr(answer, "session_lifetime_ms", 0)
     if lifetime_ms <= 0:
         return _FOR_EVER
     seconds = lifetime_ms / 1000
-    return asked_at + seconds - min(seconds * _EARLIER, _EARLIER_SECONDS_MAX)
+    return seconds - min(seconds * _EARLIER, _EARLIER_SECONDS_MAX)

@@ -307,6 +307,15 @@ class Handed:
 
 
 @value
+class LoginFailed:
+    """For the log: Kafka refused a client's login. `principal` – as the client named it, empty where it did not."""
+
+    mechanism: str
+    principal: str
+    reason: str
+
+
+@value
 class HandOver:
     """Both connections go to the process that owns what the client asks for; this session has ended."""
 
@@ -359,6 +368,7 @@ Command = (
     | JudgeCommit
     | NotePoison
     | LiftPoison
+    | LoginFailed
     | HandOver
     | TopicStale
     | Downgraded

@@ -25,7 +25,7 @@ from fencepost_proxy.errors import ClientProtocolError, ProtocolError, UpstreamP
 from fencepost_proxy.session.connection import INT32, REQUEST_PREFIX
 from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.exchange import Exchanges
-from fencepost_proxy.session.logins import login_ends
+from fencepost_proxy.session.logins import LOGIN_BYTES_MAX
 from fencepost_proxy.session.messages import (
     ClientBytes,
     ClientLost,
@@ -61,7 +61,6 @@ from fencepost_proxy.wire.apis import (
     API_VERSIONS,
     APIS,
     PRODUCE,
-    SASL_AUTHENTICATE,
     UNKNOWN_VERSION,
     Treatment,
     api_name,
@@ -245,6 +244,15 @@ class Session(ShortWay):
                 if frame is None:
                     break
                 self._request(frame, now)
+            elif cutter.state is CutterState.TOKEN:
+                token_bytes = cutter.token_length(LOGIN_BYTES_MAX)
+                if token_bytes is None:
+                    break
+                if self._client_is_blocked():
+                    self._pause_client()
+                    break
+                if not self._collect(token_bytes, now, counted=token_bytes > _SMALL_FRAME_BYTES):
+                    break
             else:
                 head = cutter.head()
                 if head is None:
@@ -282,7 +290,7 @@ class Session(ShortWay):
                 f"{api.name} v{version} is not served: this proxy advertises {api.min_version} to {api.max_version}"
             )
         if treatment is Treatment.ALONE:
-            return self._relay_alone(Slot(api_key, version, correlation_id, Answer.RELAYED), length, now)
+            return self._start_login(length, now)
         if treatment is Treatment.PRODUCE:
             if now >= self._login_ends:
                 return self._end_with_its_login()
@@ -295,24 +303,17 @@ class Session(ShortWay):
         self._to_client.append(slot)
         self._from_upstream.append(slot)
 
-    def _relay_alone(self, slot: Slot, length: int, now: float) -> bool:
-        """A login. Kafka closes on whatever comes in between, and what is under way may have to be sent once more.
+    def _start_login(self, length: int, now: float) -> bool:
+        """Kafka closes on whatever comes in between, and what is under way may have to be sent once more.
 
         Nothing of ours begins while its client sends nothing else, and that waits until it has logged in.
         """
+        if length > LOGIN_BYTES_MAX:
+            raise ClientProtocolError(f"a login of {length} bytes: at most {LOGIN_BYTES_MAX} are accepted")
         if not self._nothing_under_way():
             self._pause_client()
             return False
-        self._forget_proofs()
-        if slot.api_key == SASL_AUTHENTICATE:
-
-            def on_response(frame: memoryview) -> None:
-                self._login_ends = login_ends(frame, slot.version, now)
-                self._end(slot, [INT32.pack(len(frame)), frame])
-
-            slot.answer, slot.on_response = Answer.MADE_FROM_RESPONSE, on_response
-        self._relay(slot, length)
-        return True
+        return self._collect(length, now, counted=length > _SMALL_FRAME_BYTES)
 
     def _end_with_its_login(self) -> bool:
         """As Kafka does, once all before it is answered: sent there, an append would be lost or not, nobody knew."""
@@ -381,12 +382,18 @@ class Session(ShortWay):
         return True
 
     def _request(self, frame: memoryview, now: float) -> None:
-        """A request that was collected whole."""
+        """A request that was collected whole, or a token of a login."""
+        if self._tokens is not None:
+            self._token(self._tokens, frame)
+            return
         api_key, version, correlation_id = REQUEST_PREFIX.unpack_from(frame)
-        if api_key != PRODUCE:
+        if api_key == PRODUCE:
+            if not self._single(frame, now):
+                self._produce(frame, now)
+        elif APIS[api_key].treatment is Treatment.ALONE:
+            self._login_request(api_key, version, correlation_id, frame)
+        else:
             self._control_message(api_key, version, correlation_id, frame)
-        elif not self._single(frame, now):
-            self._produce(frame, now)
 
     # ---- from upstream
 

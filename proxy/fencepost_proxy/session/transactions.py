@@ -30,8 +30,8 @@ from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.partitions.events import Ticket
 from fencepost_proxy.session.connection import INT32
 from fencepost_proxy.session.exchange import Exchange, Exchanges
+from fencepost_proxy.session.logins import Logins
 from fencepost_proxy.session.messages import Count, JudgeCommit, LiftPoison, NotePoison
-from fencepost_proxy.session.proofs import Proofs
 from fencepost_proxy.session.slots import Answer, Slot
 from fencepost_proxy.session.surroundings import Surroundings
 from fencepost_proxy.session.turn import Turn
@@ -72,7 +72,7 @@ class Ending:
     poisoned: bool = False
 
 
-class AtTransactions(Proofs):
+class AtTransactions(Logins):
     """Its state is `_ending`, the commit that is being judged, `_commits`, those that Kafka has not answered, and notes
     (`_stores`)."""
 

@@ -100,9 +100,9 @@ _TABLE: Final = (
     Api(14, "SyncGroup", _RELAY, 0, 5, 4),
     Api(15, "DescribeGroups", _RELAY, 0, 6, 5),
     Api(16, "ListGroups", _RELAY, 0, 5, 3),
-    Api(17, "SaslHandshake", Treatment.ALONE, 1, 1, None, (
-        "after v0 bare SASL tokens follow, frames without a Kafka header; until its client has logged in, anew too, "
-        "Kafka takes nothing else, nor anything of the proxy's own")),
+    Api(17, "SaslHandshake", Treatment.ALONE, 0, 1, None, (
+        "goes up as v1: the tokens that follow v0 without a Kafka header become SaslAuthenticate requests. Until a "
+        "login is complete Kafka takes nothing else, nor anything of the proxy's own")),
     Api(18, "ApiVersions", Treatment.REWRITE_RESPONSE, 0, 4, 3, "no schema of v5 yet"),
     Api(19, "CreateTopics", _PLAN, 2, 7, 5, _TOPIC_CONFIGS),
     Api(20, "DeleteTopics", _PLAN, 1, 6, 4, "a topic's virtual configs go with it"),

@@ -1,0 +1,62 @@
+"""Old releases of client libraries, each in a virtual environment of its own (`tests/old_clients`).
+
+An environment is made by the first test that needs it and stays in the cache, named by what it pins and its Python.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fencepost_proxy.dev.jars import cache_directory
+
+_HERE = Path(__file__).parents[1] / "old_clients"
+RELEASES = tuple(sorted(each.stem for each in _HERE.glob("*.txt")))
+_SECONDS = 200.0
+
+
+def run_old_client(release: str, told: Mapping[str, Any]) -> Any:
+    """What `tests/old_clients/append.py` prints for `told`. Skips the test where the release cannot be installed."""
+    library = release.rpartition("-")[0]
+    done = subprocess.run(
+        [_python_with(release), "-I", _HERE / "append.py"],
+        input=json.dumps({**told, "library": library}),
+        capture_output=True,
+        text=True,
+        timeout=_SECONDS,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _python_with(release: str) -> Path:
+    pinned = _HERE / f"{release}.txt"
+    name = hashlib.sha256(pinned.read_bytes() + sys.version.encode()).hexdigest()[:16]
+    place = cache_directory() / "old_clients" / name
+    place.mkdir(parents=True, exist_ok=True)
+    python, complete = place / "bin" / "python", place / "complete"
+    with (place / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not complete.exists():
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True, timeout=_SECONDS)
+            _install(release, pinned, python)
+            complete.touch()
+    return python
+
+
+def _install(release: str, pinned: Path, python: Path) -> None:
+    command = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install", "-q"]
+    command += ["--retries", "1", "--only-binary", ":all:", "--require-hashes", "-r", pinned]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    assert "DO NOT MATCH THE HASHES" not in done.stderr, done.stderr
+    if done.returncode:
+        pytest.skip(f"{release} cannot be installed (is a package index within reach?): {done.stderr.strip()[-300:]}")
