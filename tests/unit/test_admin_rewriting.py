@@ -82,6 +82,26 @@ def versions(api_key: int) -> range:
     return range(APIS[api_key].min_version, APIS[api_key].max_version + 1)
 
 
+@pytest.mark.parametrize("api_key", [CREATE_TOPICS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS])
+def test_virtual_configs_of_internal_topics_are_refused(api_key: int) -> None:
+    created = api_key == CREATE_TOPICS
+    wanted = config(CHECK, "true", **({"config_operation": SET} if api_key == INCREMENTAL_ALTER_CONFIGS else {}))
+    if created:
+        topic = Message(name="__consumer_offsets", num_partitions=1, replication_factor=1, configs=[wanted])
+        request, answer = Message(topics=[topic], timeout_ms=1), Message(topics=[])
+    else:
+        resource = Message(resource_type=TOPIC, resource_name="__consumer_offsets", configs=[wanted])
+        request, answer = Message(resources=[resource]), Message(responses=[])
+    world = World()
+
+    response = world.exchange(api_key, versions(api_key)[-1], request, answer)
+
+    (told,) = response.topics if created else response.responses
+    assert (told.error_code, world.changes) == (40, [])
+    assert "__consumer_offsets is internal to Kafka" in told.error_message
+    assert not (world.forwarded.topics if created else world.forwarded.resources)
+
+
 def names(messages: list[Message]) -> list[str]:
     return [message.name for message in messages]
 

@@ -104,9 +104,19 @@ def test_the_first_glob_that_matches_decides_alone(write: Write) -> None:
     assert config.configs_for("Orders-1") == {}
 
 
+@pytest.mark.parametrize("pattern", ['[topics."*"]', '[topics."*offsets"]', "[unlisted_topics]"])
+def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
+    config = load(write(f'upstream = "a:1"\n{pattern}\n"check.expected.offsets" = "required"'))
+
+    assert config.configs_for("any-offsets") == {"check.expected.offsets": "required"}
+    for topic in ("__consumer_offsets", "__my_offsets"):
+        assert config.configs_for(topic) == {}
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
+        ('[topics."__consumer_offsets"]\n"check.expected.offsets" = "true"', "no pattern matches names that begin"),
         ('listne = "a:1"', "listne: unknown key; did you mean 'listen'?"),
         ("[limits]\nconnection_max = 1", "limits.connection_max: unknown key; did you mean 'connections_max'?"),
         ("[limits]\nconnections_max = 1.5", "limits.connections_max: must be a whole number, not 1.5"),

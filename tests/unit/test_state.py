@@ -147,6 +147,12 @@ def test_the_last_record_of_a_topics_configs_holds() -> None:
     assert view_of(set_).configs_set_on("other", ORDERS) == {}
 
 
+def test_configs_stored_for_an_internal_topic_are_ignored() -> None:
+    stored = encode_topic_config("__consumer_offsets", ORDERS, CHECKED)
+
+    assert view_of(stored).topic_policy("__consumer_offsets", ORDERS, lambda topic: {}) == UNGUARDED
+
+
 def test_a_topic_created_anew_does_not_inherit() -> None:
     view = view_of(encode_topic_config("orders", ORDERS, REQUIRED))
 

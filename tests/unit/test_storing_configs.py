@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 
 import pytest
 
+from fencepost_policies.append import Check
 from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.net.app import Proxy
+from fencepost_proxy.net.control import TopicFacts
 from fencepost_proxy.session.messages import Store, Stored
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import Address
 
 
@@ -28,3 +33,29 @@ def test_a_change_that_crashes_here_is_answered(
 
     assert told == [Stored(5, "it failed in the proxy, whose log says where")]
     assert "storing virtual configs crashed" in caplog.text
+
+
+def test_one_warning_names_all_topics_that_kafka_may_lose(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def facts(topics: Sequence[str]) -> Mapping[str, TopicFacts]:
+        return {topic: TopicFacts(min_insync_replicas=1) for topic in topics}
+
+    async def warn() -> None:
+        proxy = Proxy(ProxyConfig(upstream=(Address("127.0.0.1", 1),)))
+        monkeypatch.setattr(proxy, "policy", lambda topic: TopicPolicy(check=Check.ON))
+        monkeypatch.setattr(proxy._control, "facts_of_topics", facts)
+        monkeypatch.setattr(proxy._control, "topic", lambda topic: SimpleNamespace(replication_factor=1))
+        for _ in range(2):
+            proxy._warn_about([f"topic-{number}" for number in range(9)])
+        await asyncio.gather(*proxy._tasks)
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(warn())
+
+    (line,) = caplog.records
+    said = vars(line)["fencepost_fields"]
+    assert said["topics"] == 9
+    assert "has 1 replica(s)" in said["reason"]
+    assert "has min.insync.replicas=1" in said["reason"]
+    assert "topic-4 and 4 more" in said["reason"]

@@ -40,6 +40,11 @@ _WORKERS_MAX: Final = 64
 
 _DEFAULT_LISTEN: Final = Address("127.0.0.1", 19092)
 
+#: Names that begin so are matched by no pattern. A check on `__consumer_offsets` would refuse every offset commit in a
+#: transaction: its records, which the group coordinator writes, state no expected offset.
+NO_PATTERN_FOR: Final = "__"
+_NO_CONFIGS: Final[Mapping[str, str]] = MappingProxyType({})
+
 
 class Problem(NamedTuple):
     """`where` – file and line, variable or option; empty where the value came from code."""
@@ -434,7 +439,10 @@ class ControlSasl:
 
 @dataclass(frozen=True, slots=True)
 class TopicPattern:
-    """Virtual configs for the topics whose name matches a glob (`*`, `?`, `[abc]`; case matters)."""
+    """Virtual configs for the topics whose name matches a glob (`*`, `?`, `[abc]`; case matters).
+
+    Never for names that begin with `NO_PATTERN_FOR`: Kafka's internal topics, and by custom those of tools.
+    """
 
     glob: str
     configs: Mapping[str, str]
@@ -497,11 +505,14 @@ class ProxyConfig:
     topic_patterns: tuple[TopicPattern, ...] = _key(
         (),
         "topic configs of the topics whose name matches a glob (*, ?, [abc]; case matters), from their birth. The "
-        "first glob that matches decides alone. What an admin sets on a topic itself wins",
+        "first glob that matches decides alone. What an admin sets on a topic itself wins. No glob matches a name that "
+        "begins with __: Kafka's internal topics are never checked",
         example={"orders-*": {"check.expected.offsets": "required"}},
     )
     unlisted_topics: Mapping[str, str] = _table(
-        dict, "topic configs of the topics that no glob matches", example={"check.expected.offsets": "false"}
+        dict,
+        "topic configs of the topics that no glob matches, except those whose names begin with __",
+        example={"check.expected.offsets": "false"},
     )
     limits: Limits = field(default_factory=Limits)
     config_lease_seconds: float = _key(
@@ -558,9 +569,18 @@ class ProxyConfig:
             ports.append(self.listen.port)
         if len(set(ports)) != len(ports):
             yield "broker_ports", "two brokers share a port, or one has the bootstrap listener's"
+        for pattern in self.topic_patterns:
+            if pattern.glob.startswith(NO_PATTERN_FOR):
+                yield (
+                    f'topics."{pattern.glob}"',
+                    f"no pattern matches names that begin with {NO_PATTERN_FOR}: Kafka's internal topics are never "
+                    "checked. For a topic of your own, set the config on the topic itself (kafka-configs --alter)",
+                )
 
     def configs_for(self, topic: str) -> Mapping[str, str]:
         """The virtual configs that this file gives a topic: the first matching glob's, else `unlisted_topics`."""
+        if topic.startswith(NO_PATTERN_FOR):
+            return _NO_CONFIGS
         for pattern in self.topic_patterns:
             if fnmatchcase(topic, pattern.glob):
                 return pattern.configs

@@ -106,6 +106,8 @@ _UNREACHABLE_SECONDS = 30.0
 #: a reset, it could lose an answer that it has not read.
 _LINGER_SECONDS = 1.0
 _WELCOME = "connect "
+#: Topics that one log line names; the others are counted.
+_NAMED_MAX = 5
 #: Topics of which it is told in the log why their batches lose their producer ids.
 _TOLD_MAX = 10_000
 _WHY_DOWNGRADED = {
@@ -820,27 +822,34 @@ class Proxy:
 
     def _warn_about(self, topics: Iterable[str]) -> None:
         """Of what Kafka itself may lose there: once for each topic, whoever switched its check on."""
-        for topic in set(topics) - self._warned:
-            self._warned.add(topic)
-            self._spawn(self._warn_of_loss(topic), "durability check")
+        if new := sorted(set(topics) - self._warned):
+            self._warned.update(new)
+            self._spawn(self._warn_of_loss(new), "durability check")
 
-    async def _warn_of_loss(self, topic: str) -> None:
-        assert self._reads is not None
-        info = self._control.topic(topic)
-        policy = self.policy(topic)
-        if info is None or policy is None or not policy.guarded:
-            return
+    async def _warn_of_loss(self, topics: Sequence[str]) -> None:
+        """One line for all of them: a pattern may check thousands."""
+        checked = [topic for topic in topics if (policy := self.policy(topic)) is not None and policy.guarded]
         try:
-            facts = await self._reads.facts(topic)
+            facts = await self._control.facts_of_topics(checked)
         except UpstreamUnavailable:
+            self._warned.difference_update(topics)  # the next look tries again
             return
-        for state, todo in durability_warnings(
-            replication_factor=info.replication_factor,
-            min_insync_replicas=facts.min_insync_replicas,
-            unclean_leader_election=facts.unclean_leader_election,
-        ):
-            reason = f"guarded topic {topic} {state}: {todo}"
-            _log.warning("Kafka itself may lose appends of a guarded topic", topic=topic, reason=reason)
+        found: dict[tuple[str, str], list[str]] = {}
+        for topic in facts:
+            if (info := self._control.topic(topic)) is None:
+                continue
+            for warning in durability_warnings(
+                replication_factor=info.replication_factor,
+                min_insync_replicas=facts[topic].min_insync_replicas,
+                unclean_leader_election=facts[topic].unclean_leader_election,
+            ):
+                found.setdefault(warning, []).append(topic)
+        if found:
+            _log.warning(
+                "Kafka itself may lose appends of checked topics",
+                topics=len({name for names in found.values() for name in names}),
+                reason="; ".join(f"{state} ({todo}): {_some(names)}" for (state, todo), names in found.items()),
+            )
 
     # ---- links
 
@@ -1570,6 +1579,10 @@ class Proxy:
         why = None if self._state is None else self._state.waits_because
         stale = "the state topic was not read recently enough: appends are not let through"
         return [stale if why is None else f"{stale} ({why})"]
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED_MAX]) + (f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else "")
 
 
 def _kind(close: sessions.CloseClient) -> object:

@@ -29,6 +29,7 @@ from fencepost_proxy.topics.planning import Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.topics.transactions import plan_add_partitions
 from fencepost_proxy.topics.virtual_configs import (
+    INTERNAL_TOPICS,
     ORDERED_PARTITION_EXPANSIONS,
     ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION,
     VIRTUAL_CONFIGS,
@@ -93,6 +94,7 @@ def plan_create_topics(version: int, request: Message, known: Known) -> Plan:
             ours = [config for config in topic.configs if config.name in VIRTUAL_CONFIGS]
             topic.configs = [config for config in topic.configs if config.name not in VIRTUAL_CONFIGS]
             pending[topic.name] = {config.name: _parse(config.name, config.value) for config in ours}
+            _not_internal(topic.name, pending[topic.name])
         except _Refused as refusal:
             refused[topic.name] = refusal
     # By name: of a topic that is in the request twice Kafka would otherwise see only one, and create it.
@@ -215,6 +217,7 @@ def _plan_alter(
                 raise _Refused(Error.INVALID_REQUEST, "Error due to duplicate config keys")
             resource.configs = [config for config in resource.configs if config.name not in VIRTUAL_CONFIGS]
             if change := alter(topic, ours):
+                _not_internal(topic, change.assign)
                 pending[topic] = change
         except _Refused as refusal:
             refused[topic] = refusal
@@ -242,6 +245,13 @@ def _no_read_only(configs: list[Message]) -> None:
     if any(config.name == ORDERED_PARTITION_EXPANSIONS for config in configs):
         raise _Refused(
             Error.INVALID_CONFIG, f"{ORDERED_PARTITION_EXPANSIONS} is read-only: it tells how a topic has grown"
+        )
+
+
+def _not_internal(topic: str, assign: Mapping[str, str]) -> None:
+    if assign and topic in INTERNAL_TOPICS:
+        raise _Refused(
+            Error.INVALID_CONFIG, f"{topic} is internal to Kafka and is never checked: {', '.join(sorted(assign))}"
         )
 
 

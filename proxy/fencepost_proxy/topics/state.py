@@ -39,6 +39,7 @@ from fencepost_proxy.topics.poisoned import KINDS as POISON_KINDS
 from fencepost_proxy.topics.poisoned import PoisonView
 from fencepost_proxy.topics.records import StateRecord, object_of, record, typed
 from fencepost_proxy.topics.virtual_configs import (
+    INTERNAL_TOPICS,
     VIRTUAL_CONFIGS,
     FileConfigs,
     InvalidConfigValue,
@@ -228,7 +229,7 @@ class StateView:
 
     def _apply_topic_config(self, topic: str, raw: bytes | None) -> None:
         value = object_of(raw)
-        if value is None:
+        if value is None or topic in INTERNAL_TOPICS:
             self._topic_configs.pop(topic, None)
             return
         configs = {str(name): str(config) for name, config in typed(value, "configs", dict).items()}

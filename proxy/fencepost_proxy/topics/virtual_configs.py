@@ -30,6 +30,11 @@ IDEMPOTENCE_LEVEL: Final = "idempotence.level"
 FileConfigs = Callable[[str], Mapping[str, str]]
 
 
+#: Kafka's internal topics (org.apache.kafka.common.internals.Topic), which Metadata marks `is_internal`. Brokers write
+#: them, so no check applies, whatever an older version of this proxy let an admin set there.
+INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+
+
 class InvalidConfigValue(ValueError):
     """A value that a virtual config cannot have. The message is for the admin: it names what is allowed."""
 
