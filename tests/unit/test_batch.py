@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from fencepost_policies.append import Contradiction, Unreadable
 from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
 from fencepost_proxy.wire import batch as product
 from fencepost_proxy.wire.batch import (
+    RECORDS_MAX,
     BatchScan,
     HeaderNames,
     MalformedBatch,
@@ -182,9 +184,9 @@ def test_what_real_producers_write_is_read(producer: str, codec: str) -> None:
     assert scan.expected_base_offset == 100
     assert scan.write_id == b"load-7"
     assert (scan.unreadable, scan.contradiction, scan.partition_count) == (None, None, None)
-    assert (scan.min_timestamp_ms, scan.max_timestamp_ms) == (NOW_MS - 9_000_000, NOW_MS + 70 * 199)
+    assert scan.max_timestamp_ms == NOW_MS + 70 * 199
     assert verify_crc(batch)
-    assert scan.digest == _scan(_by_kafka_python(0, FLIGHTS)).digest
+    assert _digest(batch) == _digest(_by_kafka_python(0, FLIGHTS))
 
 
 def test_a_header_says_what_kafka_pythons_reader_says() -> None:
@@ -426,7 +428,6 @@ def test_timestamps_and_the_last_expectation_are_found_whatever_the_sizes(rows: 
         for i, (size, delta, says) in enumerate(rows)
     ]
     scan = _scan(_batch(records))
-    assert scan.min_timestamp_ms == NOW_MS + min(delta for _, delta, _ in rows)
     assert scan.max_timestamp_ms == NOW_MS + max(delta for _, delta, _ in rows)
     assert scan.expected_base_offset == (1000 if any(says for _, _, says in rows) else None)
     assert (scan.contradiction, scan.unreadable) == (None, None)
@@ -434,7 +435,7 @@ def test_timestamps_and_the_last_expectation_are_found_whatever_the_sizes(rows: 
 
 def test_no_timestamp_stays_minus_one() -> None:
     scan = _scan(_batch([_record(0)], base_timestamp_ms=-1))
-    assert (scan.min_timestamp_ms, scan.max_timestamp_ms) == (-1, -1)
+    assert scan.max_timestamp_ms == -1
 
 
 def test_a_timestamp_that_would_wrap_in_java_is_malformed() -> None:
@@ -451,7 +452,7 @@ SAYING = _expect(b"41")
     ("build", "reason"),
     [
         pytest.param(lambda h: _batch([_record(0, h)], count=2), "malformed", id="fewer-records-than-claimed"),
-        pytest.param(lambda h: _batch([_record(0, h)], count=2**31 - 1), "malformed", id="two-billion-claimed"),
+        pytest.param(lambda h: _batch([_record(0, h)], count=RECORDS_MAX), "malformed", id="a-million-claimed"),
         pytest.param(lambda h: _batch([_record(0, h), _record(1)], count=1), "left over", id="more-than-claimed"),
         pytest.param(lambda h: _batch([_record(0, h), b"\0"], count=1), "left over", id="a-byte-left-over"),
         pytest.param(lambda h: _batch([_record(0, h)[:-1]]), "more bytes than its batch", id="last-byte-missing"),
@@ -560,7 +561,6 @@ def _rewritten(batch: memoryview, **changes: int) -> memoryview:
 @each_codec
 def test_equal_records_have_equal_digests_however_they_are_packed(codec: str) -> None:
     plain = _by_kafka_python(0, SOME)
-    assert _scan(plain).digest == _digest(plain)
     packed = _rewritten(
         _by_aiokafka(CODECS[codec], SOME),
         base_offset=1_000_000,
@@ -703,6 +703,54 @@ def test_a_fetch_answer_falls_into_its_complete_batches() -> None:
     assert all(batch.obj is data.obj for _, batch in split_batches(data))
     for cut in range(1, len(batches[2]) + 1):
         assert [bytes(batch) for _, batch in split_batches(data[:-cut])] == batches[:2]
+
+
+# --- work is bounded --------------------------------------------------------------------------------------------------
+
+#: With the shortest of records, whose offset deltas nobody looks at.
+TINY = _record(0, key=None, value=None)
+
+
+def test_more_records_than_the_limit_are_refused_unread() -> None:
+    with pytest.raises(LimitError, match=f"{RECORDS_MAX + 1} records, and the limit is {RECORDS_MAX}"):
+        _scan(_batch([b"no record"], count=RECORDS_MAX + 1))
+    with pytest.raises(LimitError, match="the limit is"):
+        _digest(_batch([b"no record"], count=RECORDS_MAX + 1))
+
+
+def test_records_without_our_headers_are_not_walked_over() -> None:
+    """Neither for their timestamps nor for the digest, wherever the base timestamp is."""
+    batch = _batch([_record(0, timestamp_delta=9)] + [TINY] * 100_000)
+    lines = 0
+
+    def counted(*_: object) -> Any:
+        nonlocal lines
+        lines += 1
+        return counted
+
+    before = sys.gettrace()
+    sys.settrace(counted)
+    try:
+        _scan(batch)
+    finally:
+        sys.settrace(before)
+    assert lines < 50_000
+
+
+def test_a_header_of_ours_behind_too_many_records_is_refused() -> None:
+    batch = _batch([TINY] * 50 + [_record(50, SAYING)])
+    limits: Any = {"carrier_base": False, "decompressed_bytes_max": LIMIT}
+    assert scan_batch(batch, NAMES, **limits, steps_max=52).expected_base_offset == 41 - 50
+    with pytest.raises(LimitError, match="behind too many records"):
+        scan_batch(batch, NAMES, **limits, steps_max=50)
+
+
+@pytest.mark.parametrize("records", [1, 3])
+def test_more_record_headers_than_the_steps_are_refused(records: int) -> None:
+    batch = _batch([_record(i, [*SAYING, *[("other", None)] * 20]) for i in range(records)])
+    limits: Any = {"carrier_base": False, "decompressed_bytes_max": LIMIT}
+    with pytest.raises(LimitError, match="more record headers"):
+        scan_batch(batch, NAMES, **limits, steps_max=20)
 
 
 def test_a_batch_that_compaction_emptied_can_still_be_digested() -> None:

@@ -16,6 +16,7 @@ from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames, stamp_batch
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult
+from tests.support import bytewise
 from tests.support.batches import batch, expecting, now_ms
 
 TP = TopicPartition("orders", 3)
@@ -793,6 +794,25 @@ def test_what_is_compacted_at_the_expected_offset_is_possibly_yours(count: int) 
     talk.next(g.Look)
     talk.tell(g.Looked(ticket, compacted(in_log(batch(*(b"x" for _ in range(count))), 4), 1)))
     assert talk.mismatch(ticket, expected=4, actual=10).endswith("POSSIBLY_YOURS") is (count == 2)
+
+
+def test_repacked_batch_in_doubt_is_recognised() -> None:
+    """A broker that compresses in another way measures timestamps from the first record, whatever the client did."""
+    at_ms = now_ms()
+
+    def measured_from(origin_ms: int) -> memoryview:
+        headers = [(b"expected-offset", b"10")]
+        records = [bytewise.record(i, headers[i:], timestamp_delta=at_ms + i - origin_ms) for i in range(2)]
+        return bytewise.batch(records, base_timestamp_ms=origin_ms)
+
+    talk = warm(10)
+    talk.tag = 7
+    ticket = talk.offer(measured_from(at_ms - 70))
+    stamp = talk.granted(ticket)
+    talk.tell(g.Lost(ticket))
+    assert talk.next(g.Look).offset == 10
+    talk.tell(g.Looked(ticket, in_log(measured_from(at_ms), 10, stamp)))
+    talk.accepted(ticket, 10)
 
 
 def test_nobody_passes_while_a_doubt_is_being_settled() -> None:

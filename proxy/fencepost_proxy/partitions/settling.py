@@ -35,7 +35,15 @@ from fencepost_proxy.partitions.gate_state import IN_DOUBT, Phase, chain_of
 from fencepost_proxy.partitions.memory import Landed
 from fencepost_proxy.partitions.publishing import Publishing
 from fencepost_proxy.types import SEQUENCE_MODULUS
-from fencepost_proxy.wire.batch import digest_batch, parse_batch_header, scan_batch
+from fencepost_proxy.wire.batch import (
+    BatchHeader,
+    BatchScan,
+    digest_batch,
+    may_be_rewritten,
+    parse_batch_header,
+    same_bytes,
+    scan_batch,
+)
 from fencepost_proxy.wire.produce import PartitionResult
 
 #: Answers to a resend that only say that it cannot be had now.
@@ -87,18 +95,32 @@ class Settling(Publishing):
                 return None
             limit = self._limits.decompressed_bytes_max
             scan = scan_batch(found.batch, self._names, carrier_base=False, decompressed_bytes_max=limit)
-            digest = scan.digest
-            named = scan.write_id is not None and scan.write_id == ticket.append.write_id
-            if header.is_log_append_time or named:
-                # The broker replaced the timestamps, or the writer did when it made its named write again (Spark does,
-                # after a restart): compare the rest, and speak in the ticket's own digest.
-                theirs = digest_batch(found.batch, decompressed_bytes_max=limit, ignore_timestamps=True)
-                ours = digest_batch(ticket.records, decompressed_bytes_max=limit, ignore_timestamps=True)
-                digest = ticket.digest if theirs == ours else theirs
+            digest = ticket.digest if self._has_its_records(found.batch, header, scan, ticket) else scan.digest
         except ProtocolError:
             return None
         time_ms = header.max_timestamp_ms if header.is_log_append_time else -1
         return Landed(offset, header.record_count, digest, scan.write_id, time_ms)
+
+    def _has_its_records(self, batch: memoryview, header: BatchHeader, scan: BatchScan, ticket: Ticket) -> bool:
+        """Whether the batch that was found has the ticket's records, though the broker may have written them anew."""
+        if scan.digest == ticket.digest:
+            return True
+        # The broker replaced the timestamps, or the writer did when it made its named write again (Spark does, after a
+        # restart): the rest is compared.
+        named = scan.write_id is not None and scan.write_id == ticket.append.write_id
+        replaced = header.is_log_append_time or named
+        if header.record_count != ticket.append.record_count or not (
+            replaced or may_be_rewritten(scan.digest, ticket.digest)
+        ):
+            return False
+        if replaced and same_bytes(scan.digest, ticket.digest):
+            return True
+        limit = self._limits.decompressed_bytes_max
+        theirs, ours = (
+            digest_batch(each, decompressed_bytes_max=limit, ignore_timestamps=replaced)
+            for each in (batch, ticket.records)
+        )
+        return theirs == ours
 
     # ---- mismatches: whose batch lies there?
 

@@ -295,7 +295,6 @@ def _append(partition: TopicPartition, scan: BatchScan) -> Append:
         producer_epoch=header.producer_epoch,
         base_sequence=header.base_sequence,
         transactional=header.is_transactional,
-        min_timestamp_ms=scan.min_timestamp_ms,
         max_timestamp_ms=scan.max_timestamp_ms,
     )
 
