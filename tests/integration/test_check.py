@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 import ssl
 import subprocess
@@ -23,8 +24,9 @@ from tests.support.certificates import Authority
 from tests.support.ports import free_port, free_ports_in_a_row
 from tests.support.proxy import ProxyProcess
 from tests.support.raw import Connection, Log, Record, batch, until
-from tests.support.sasl_ssl import ALICE, CONTROL, Secured, password, sasl_ssl_kafka
+from tests.support.sasl_ssl import ADMIN, ALICE, BOB, CONTROL, Secured, password, sasl_ssl_kafka
 from tests.support.secured import allow
+from tests.support.tools import run_tools
 
 pytestmark = pytest.mark.kafka
 
@@ -225,7 +227,7 @@ def test_what_kafka_forbids_is_named_with_the_command_that_allows_it(secured: Se
     assert checked.status == 1
     assert set(checked.of("failed")) == {state, "a producer id of its own"}
     assert f"--allow-principal User:{ALICE}" in checked.todo(state)
-    assert "--operation IDEMPOTENT_WRITE --cluster" in checked.todo("a producer id of its own")
+    assert "--operation IdempotentWrite --cluster" in checked.todo("a producer id of its own")
     assert "none is there that the proxy may see" in checked.of("unknown")["topics"]
     assert "settings of brokers" in checked.of("warning")
     assert "transactional ids" in checked.of("warning")
@@ -239,12 +241,44 @@ def test_what_kafka_forbids_is_named_with_the_command_that_allows_it(secured: Se
     checked = until_failed(config, tmp_path, {state, "topics of the file"})
     assert checked.of("failed")[state] == "once it is there, the proxy may not READ it"
     assert checked.of("failed")["topics of the file"] == f"the proxy may not WRITE: {topic}"
-    assert f"--operation WRITE --topic {topic}" in checked.todo("topics of the file")
+    assert f"--operation Write --topic {topic}" in checked.todo("topics of the file")
 
     # When: all is done that it said.
     allow(secured.kafka, ALICE, TOPIC, topic, WRITE)
     allow(secured.kafka, ALICE, TOPIC, STATE_TOPIC, READ)
     assert until_failed(config, tmp_path, set()).status == 0
+
+
+def test_every_suggested_command_runs_and_all_are_enough(secured: Secured, tmp_path: Path) -> None:
+    # Given: topics that the file guards, some of which are there; one that nobody guards; and a user without rights.
+    with Connection(secured.kafka.bootstrap) as admin:
+        for name in ("guarded-1", "guarded-2", "other"):
+            assert admin.create_topic(name) == (0, None)
+    absent = '[topics."ordered-*"]\n"ordered.partition.expansion" = "true"\n'
+    config = f'status = "127.0.0.1:{free_port()}"\n' + by(BOB, secured, tmp_path, GUARDED + absent)
+    (login := tmp_path / "admin.properties").write_text(
+        "".join(f"{key}={value}\n" for key, value in secured.java(ADMIN).items())
+    )
+    seen: list[Checked] = []
+    done: set[str] = set()
+
+    def suggested() -> list[str]:
+        seen.append(Checked(config, tmp_path))
+        return [each["todo"] for each in seen[-1].findings if "kafka-acls" in each["todo"]]
+
+    # When: an administrator runs what is suggested, as often as there is something new.
+    until(suggested, "findings", is_there=bool)
+    while new := [each for each in suggested() if each not in done]:
+        done.update(new)
+        run_tools([shlex.split(each.replace("admin.properties", str(login))) for each in new], tmp_path)
+
+    # Then: nothing is left, once brokers know of it all.
+    until(suggested, "nothing to be left", is_there=lambda left: not left)
+    assert seen[-1].status == 0
+    said = str(sorted(done))
+    assert "--topic guarded- --resource-pattern-type prefixed" in said
+    assert "--operation Alter --topic ordered- --resource-pattern-type prefixed" in said
+    assert "may be looked at" in seen[-1].of("ok")["transaction watch"]
 
 
 def test_taken_ports_and_servers_that_are_not_there(secured: Secured, tmp_path: Path) -> None:
@@ -357,7 +391,7 @@ def test_topics_on_which_admins_have_set_a_check(secured: Secured, tmp_path: Pat
         # Then: of the first it is told what is missing there, and who guards it; of the others nothing is wanted.
         checked = until_failed(config, tmp_path, {"topics set by admins"})
         assert checked.of("failed")["topics set by admins"] == f"the proxy may not READ and WRITE: {there}"
-        assert f"--operation READ --operation WRITE --topic {there}" in checked.todo("topics set by admins")
+        assert f"--operation Read --operation Write --topic {there}" in checked.todo("topics set by admins")
         said = str(checked.findings)
         assert f"not checked, though the file would: {listed}" in said
         assert f"has min.insync.replicas=1: {there}" not in said  # its configs may not be read

@@ -14,15 +14,14 @@ from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from kafka.errors import PolicyViolationError
 
-from fencepost_proxy.dev.tools import MAIN_CLASSES, compile_java, run_java
 from tests.support.docs import ROOT, Command, blocks, commands
-from tests.support.kafka import kafka_version, running_kafka, unique_topic
+from tests.support.kafka import running_kafka, unique_topic
 from tests.support.proxy import ProxyProcess
+from tests.support.tools import run_tools
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
 QUICKSTART = ROOT / "docs" / "quickstart.md"
-RUNNER = ROOT / "tests" / "java" / "ToolRunner.java"
 _KNOWN_SECONDS = 90.0
 
 
@@ -73,14 +72,14 @@ def test_kafkas_own_tools_do_what_pages_say(proxy: ProxyProcess, tmp_path: Path)
     with closing(KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin:
         made = topics - {words[_named(words)] for words in creating}
         admin.create_topics([NewTopic(topic, 2, 1) for topic in sorted(made)])
-        _run_tools(creating, tmp_path)
+        run_tools(creating, tmp_path)
         # A broker learns of a topic a moment after the controller.
         give_up = time.monotonic() + _KNOWN_SECONDS
         while any(each.get("error_code") for each in admin.describe_topics(sorted(topics))):
             assert time.monotonic() < give_up
             time.sleep(0.1)
 
-        _run_tools(others, tmp_path)
+        run_tools(others, tmp_path)
 
         counts = {each["name"]: len(each["partitions"]) for each in admin.describe_topics(sorted(topics))}
     grown = {
@@ -88,23 +87,6 @@ def test_kafkas_own_tools_do_what_pages_say(proxy: ProxyProcess, tmp_path: Path)
     }
     assert grown.items() <= counts.items()
     assert len(grown) >= 3
-
-
-def _run_tools(given: list[list[str]], directory: Path) -> None:
-    script = directory / "tools"
-    script.write_text(
-        "".join("\t".join([MAIN_CLASSES[words[0].removesuffix(".sh")], "", *words[1:]]) + "\n" for words in given)
-    )
-    printed = run_java(
-        "ToolRunner",
-        [str(script)],
-        classes=compile_java([RUNNER], version=kafka_version()),
-        version=kafka_version(),
-        timeout_seconds=400,
-    ).output
-    parts = re.split(r"^=== \d+ (-?\d+)\n", printed, flags=re.MULTILINE)[1:]
-    for words, code, text in zip(given, parts[::2], parts[1::2], strict=True):
-        assert code == "0", f"{' '.join(words)}\n{text}"
 
 
 def _with_names(command: Command, prefix: str, bootstrap: str) -> list[str]:

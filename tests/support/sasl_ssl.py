@@ -26,9 +26,9 @@ from tests.support.messages import RawConnection
 from tests.support.raw import Connection, Enter
 
 MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER")
-#: The proxy's own, who may everything; one who may too; one whom nobody has given anything.
-CONTROL, ADMIN, ALICE = "control", "admin", "alice"
-USERS = (CONTROL, ADMIN, ALICE)
+#: The proxy's own, who may everything; one who may too; two whom nobody has given anything.
+CONTROL, ADMIN, ALICE, BOB = "control", "admin", "alice", "bob"
+USERS = (CONTROL, ADMIN, ALICE, BOB)
 #: Of the listener where logins end.
 SHORT_SECONDS = 3
 _WAIT_SECONDS = 60.0

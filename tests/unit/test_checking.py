@@ -190,6 +190,21 @@ def test_authorized_operations_are_bits() -> None:
     assert rights._operations(-(1 << 31)) is None
 
 
+@pytest.mark.parametrize(
+    ("glob", "resource", "exact"),
+    [
+        ("orders", "--topic orders", True),
+        ("orders-*", "--topic orders- --resource-pattern-type prefixed", True),
+        ("*", "--topic '*'", True),
+        ("orders-?", "--topic orders- --resource-pattern-type prefixed", False),
+        ("a*-[bc]", "--topic a --resource-pattern-type prefixed", False),
+        ("*-orders", "--topic '*'", False),
+    ],
+)
+def test_glob_becomes_a_resource_pattern(glob: str, resource: str, exact: bool) -> None:
+    assert rights._topics_of(glob) == (resource, exact)
+
+
 # --- how it is told ---------------------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,9 @@ that it is not. One thing is really done: a producer id is taken, as at each sta
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
+import re
+import shlex
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 from uuid import UUID
@@ -40,10 +42,14 @@ _SECURITY_DISABLED: Final = 54
 _INVALID_REPLICATION_FACTOR: Final = 38
 _NOT_TOLD: Final = -(1 << 31)
 _NAMED_MAX: Final = 5
+#: In one command; the next check tells of the rest.
+_IN_ONE_COMMAND_MAX: Final = 50
 #: Where a topic's checks come from.
 OF_THE_FILE: Final = "topics of the file"
 OF_ADMINS: Final = "topics set by admins"
 NO_LEADER: Final = Leader(NO_NODE, LeaderEpoch(-1))
+#: What a topic with checks needs.
+_GUARDED: Final = ("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS")
 #: AclOperation codes, which are the bits of authorized operations.
 _OPERATIONS: Final = {"READ": 3, "WRITE": 4, "ALTER": 7, "DESCRIBE": 8, "DESCRIBE_CONFIGS": 10}
 
@@ -58,6 +64,7 @@ class _Topic:
     replicas: int
     topic_id: UUID = NO_TOPIC_ID
     leader: Leader = NO_LEADER
+    internal: bool = False
 
 
 async def rights(
@@ -98,11 +105,10 @@ class _Asker:
         self._state: _Topic | None = None  # where it is there, and may be read
         self._set: StateView | None = None  # what admins have set; None: that is not known
         sasl = config.control_sasl
-        self._who = f"User:{sasl.username}" if sasl is not None and sasl.username else "User:…"
+        self._who = sasl.username if sasl is not None and sasl.username else "PRINCIPAL"
         self._open = False  # nobody is forbidden anything
         configured = [config.unlisted_topics, *(each.configs for each in config.topic_patterns)]
-        self._of_file = [TopicPolicy.of(each) for each in configured]
-        self._policies = [*self._of_file]
+        self._policies = [TopicPolicy.of(each) for each in configured]
 
     async def _ask(self, api_key: int, message: Message, *, at_least: int = 0, at_most: int) -> Message:
         version = self._connection.version(api_key, at_least=at_least, at_most=at_most)
@@ -110,8 +116,13 @@ class _Asker:
         return await self._connection.request(api_key, version, message, deadline=deadline)
 
     def _allow(self, operations: Iterable[str], resource: str) -> str:
-        wanted = " ".join(f"--operation {each}" for each in operations)
-        return f"kafka-acls --add --allow-principal {self._who} {wanted} {resource}"
+        """For a shell. `admin.properties` – an administrator's own login."""
+        servers = ",".join(map(str, self._config.upstream))
+        wanted = " ".join(f"--operation {_of_the_tool(each)}" for each in operations)
+        return (
+            f"kafka-acls --bootstrap-server {servers} --command-config admin.properties "
+            f"--add --allow-principal {shlex.quote(f'User:{self._who}')} {wanted} {resource}"
+        )
 
     # ---- whether there is anything to ask
 
@@ -273,7 +284,7 @@ class _Asker:
 
     async def topics(self) -> list[Finding]:
         seen = sorted(await self._described(None), key=lambda each: each.name)
-        topics = [each for each in seen if each.name != self._config.state_topic]
+        topics = [each for each in seen if each.name != self._config.state_topic and not each.internal]
         by_file: list[tuple[_Topic, TopicPolicy]] = []
         by_admins: list[tuple[_Topic, TopicPolicy]] = []
         switched_off: list[str] = []
@@ -296,18 +307,38 @@ class _Asker:
         found += await self._hidden({each.name for each in topics})
         if switched_off:
             found.append(ok(GROUP, OF_ADMINS, f"not checked, though the file would: {_some(switched_off)}"))
-        if not by_file and not self._open and any(policy.read for policy in self._of_file):
-            globs = ", ".join(each.glob for each in self._config.topic_patterns) or "any name"
-            said = f"none that the file guards ({globs}) is there yet, so what the proxy may do there is not known"
-            todo = self._allow(("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"), "--topic … (for each of them)")
-            found.append(unknown(GROUP, OF_THE_FILE, said, todo))
+        if not by_file and not self._open:
+            found += self._not_there(self._config)
         free = [each for each in others if not self._missing(each, ("READ", "WRITE", "DESCRIBE"))]
         if others:
             said = f"{len(free)} of the {len(others)} that the proxy sees could be guarded by an admin (READ, WRITE)"
             found.append(ok(GROUP, "other topics", said))
         elif not topics and not self._open:
             found.append(unknown(GROUP, "topics", "none is there that the proxy may see (DESCRIBE)"))
-        return found
+        return [*found, *self._watched(seen)]
+
+    def _not_there(self, config: ProxyConfig) -> Iterator[Finding]:
+        patterns = [(each.glob, each.configs) for each in config.topic_patterns] + [("*", config.unlisted_topics)]
+        for glob, configs in patterns:
+            policy = TopicPolicy.of(configs)
+            if not policy.read:
+                continue
+            said = f"none that the file guards ({glob}) is there yet, so what the proxy may do there is not known"
+            resource, exact = _topics_of(glob)
+            said += "" if exact else "; Kafka has no such pattern, so the command allows more topics"
+            wanted = (*_GUARDED, *(("ALTER",) if policy.ordered else ()))
+            yield unknown(GROUP, OF_THE_FILE, said, self._allow(wanted, resource))
+
+    def _watched(self, seen: Sequence[_Topic]) -> list[Finding]:
+        what = "transaction watch"
+        if self._config.status is None or not self._config.watch_transactions or not seen:
+            return []  # it is shown on the status page alone
+        unread = [each.name for each in seen if self._missing(each, ("READ",))]
+        if not unread:
+            return [ok(GROUP, what, f"all {len(seen)} topics that the proxy sees may be looked at (READ)")]
+        said = f"not READ, so their open and hanging transactions are not seen: {_some(unread)} "
+        said += "(watch_transactions = false switches the watch off)"
+        return [warning(GROUP, what, said, self._allow(("READ", "DESCRIBE"), "--topic '*'"))]
 
     async def _hidden(self, seen: Set[str]) -> list[Finding]:
         """Topics that admins have set something on, and that Kafka does not show us: gone, or kept from us."""
@@ -320,7 +351,7 @@ class _Asker:
         if not hidden:
             return []
         said = f"Kafka does not let the proxy see (DESCRIBE), if they are still there: {_some(hidden)}"
-        todo = self._allow(("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"), f"--topic {hidden[0]}")
+        todo = self._allow(_GUARDED, _each(hidden))
         return [warning(GROUP, OF_ADMINS, said, todo)]
 
     async def _guarded_topics(self, what: str, guarded: Sequence[tuple[_Topic, TopicPolicy]]) -> list[Finding]:
@@ -336,11 +367,10 @@ class _Asker:
                 blind.append(topic.name)
         for operations, names in lacking.items():
             said = f"the proxy may not {' and '.join(operations)}: {_some(names)}"
-            found.append(failed(GROUP, what, said, self._allow(operations, f"--topic {names[0]}")))
+            found.append(failed(GROUP, what, said, self._allow(operations, _each(names))))
         if blind:
             said = f"their Kafka configs may not be read, so defaults are taken for granted: {_some(blind)}"
-            todo = self._allow(("DESCRIBE_CONFIGS",), f"--topic {blind[0]}")
-            found.append(warning(GROUP, what, said, todo))
+            found.append(warning(GROUP, what, said, self._allow(("DESCRIBE_CONFIGS",), _each(blind))))
         if guarded and not lacking:
             names = [topic.name for topic, _ in guarded]
             found.append(ok(GROUP, what, f"all that it needs on {len(guarded)} topic(s): {_some(names)}"))
@@ -380,9 +410,9 @@ class _Asker:
                 min((len(partition.replica_nodes) for partition in each.partitions), default=0),
                 each.topic_id,
                 next((Leader(one.leader_id, one.leader_epoch) for one in each.partitions), NO_LEADER),
+                each.is_internal,
             )
             for each in answer.topics
-            if not each.is_internal
         ]
 
     # ---- groups and transactions
@@ -415,6 +445,24 @@ def _operations(bits: int) -> frozenset[str] | None:
     if bits == _NOT_TOLD:
         return None
     return frozenset(name for name, bit in _OPERATIONS.items() if bits >> bit & 1)
+
+
+def _of_the_tool(operation: str) -> str:
+    """As kafka-acls spells it: DESCRIBE_CONFIGS is DescribeConfigs there."""
+    return "".join(word.capitalize() for word in operation.split("_"))
+
+
+def _each(names: Sequence[str]) -> str:
+    return " ".join(f"--topic {each}" for each in names[:_IN_ONE_COMMAND_MAX])
+
+
+def _topics_of(glob: str) -> tuple[str, bool]:
+    """The topics that a glob matches, or more where Kafka has no such pattern: whether they are exactly those."""
+    start = re.split(r"[*?[]", glob, maxsplit=1)[0]
+    if start == glob:
+        return f"--topic {shlex.quote(glob)}", True
+    exact = glob == f"{start}*"
+    return (f"--topic {shlex.quote(start)} --resource-pattern-type prefixed" if start else "--topic '*'"), exact
 
 
 def _some(names: Sequence[str]) -> str:
