@@ -7,10 +7,12 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka import KafkaAdminClient, TopicPartition
 from kafka.partitioner import murmur2
 
 from fencepost_proxy.dev.cluster import KafkaCluster
@@ -348,6 +350,23 @@ def test_an_arranged_stream_goes_on_whatever_the_split(
     stream.run(tasks=5, arranged=True)
 
     assert values(kafka, name) == numbers(400)
+
+
+def test_a_batch_that_retention_deleted_is_not_appended_again(
+    spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    name = topic()
+    stream = Stream(spark, proxy, name, tmp_path)
+    for number in range(2):
+        stream.file(f"{number}", 200 * number)
+        stream.run()
+    # given the commit of batch 1 is lost, and all of its rows are deleted
+    stream.forget_commit(1)
+    with closing(KafkaAdminClient(bootstrap_servers=kafka.bootstrap)) as admin:
+        admin.delete_records({TopicPartition(name, each): -1 for each in range(PARTITIONS)})
+    # when the same session tries it again, then it is refused
+    assert "lost its records below offset" in refusal(stream.run)
+    assert not values(kafka, name)
 
 
 def test_a_new_checkpoint_is_refused_and_another_name_is_not(

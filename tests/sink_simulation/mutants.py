@@ -454,6 +454,12 @@ MUTANTS = (
         ("deleted checkpoint",),
     ),
     Mutant(
+        "a stale mark",
+        "records that were deleted unread are not missed",
+        lambda: patch.object(looking, "_cut_off", lambda known, start: replace(known, below=start)),
+        ("deleted rows",),
+    ),
+    Mutant(
         "not held",
         "new rows are appended before all old ones were met",
         _method("_read_region", _release_at_once),

@@ -61,6 +61,8 @@ class Story:
     explicit: bool = False
     strict: bool = True
     deleted_checkpoint: bool = False
+    #: Retention deletes all of the last batch, whose commit is lost; the same driver tries it again.
+    deleted_rows: bool = False
     other_data: bool = False
     #: The data is without what the last task that had any had, and there is no such task.
     fewer: bool = False
@@ -140,6 +142,8 @@ class _Query:
     log: Any = None
     #: Batches that a driver has begun.
     begun: set[int] = field(default_factory=set)
+    #: Of the driver that began the last one.
+    remembered: looking.Remembered = field(default_factory=looking.Remembered)
 
     def play(self) -> None:
         story, world = self.run.story, self.run.world
@@ -187,6 +191,8 @@ class _Query:
             self._start_over()
         if story.random_data:
             self._try_over_and_over()
+        if story.deleted_rows:
+            self._delete_rows()
         if story.restored:
             # A backup of the checkpoint: the next batches are those that were already.
             self.committed = world.random.randrange(-1, story.batches - 1)
@@ -223,6 +229,17 @@ class _Query:
         else:
             assert before == after, "appended before it was refused"
 
+    def _delete_rows(self) -> None:
+        world = self.run.world
+        kept = [(partition, partition.stored) for partition in world.topics[TOPIC]]
+        for partition, _ in kept:
+            partition.start, partition.stored = partition.end, []
+        self.committed -= 1
+        self._try_again(remembered=self.remembered)
+        for partition, stored in kept:
+            assert not partition.stored, "appended before it was refused"
+            partition.start, partition.stored = 0, stored
+
     def _try_over_and_over(self) -> None:
         run, world = self.run, self.run.world
         last = run.story.batches - 1
@@ -235,9 +252,10 @@ class _Query:
         run.surplus = sum(p.end for p in world.topics[TOPIC]) - before
         assert run.surplus <= len(truth), "each try was written"
 
-    def _try_again(self, *, fewer: bool = False) -> None:
+    def _try_again(self, *, fewer: bool = False, remembered: looking.Remembered | None = None) -> None:
         world = self.run.world
         driver = _Driver(self, 0, arranged=self.run.story.arranged, fewer=fewer)
+        driver.remembered = remembered or driver.remembered
         actor = world.start("again", driver.main)
         world.run(lambda: actor.ended)
         if actor.error is not None:
@@ -255,12 +273,13 @@ class _Driver:
     attempts: list[Attempt] = field(default_factory=list)
     refused: str = ""
     fewer: bool = False
+    remembered: looking.Remembered = field(default_factory=looking.Remembered)
 
     def main(self) -> None:
         run = self.query.run
         world, story = run.world, run.story
         clock, log = ModelClock(world), ModelLog(world)
-        remembered = looking.Remembered()
+        remembered = self.query.remembered = self.remembered
         planned = len(world.topics[TOPIC])
         for batch in range(self.query.committed + 1, story.batches):
             counted = frozenset(world.counted)
@@ -589,6 +608,7 @@ STORIES = {
             quiet=True,
         ),
         Story("deleted checkpoint", _SOME, deleted_checkpoint=True, strict=False),
+        Story("deleted rows", _CALM, deleted_rows=True, strict=False),
         Story("other data", _SOME, other_data=True, strict=False, rows=30),
         Story("growth", _SOME, grows=True, speculation=0.2, shuffled=True),
         Story("growth and copies", _CALM, grows=True, speculation=0.9, tasks=1, partitions=3, rows=80, shuffled=True),

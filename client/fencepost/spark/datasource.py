@@ -213,6 +213,7 @@ class _Writer:
             at=_Clock.time_ms(),
             counted=frozenset(topic for topic, each in facts.items() if each.counted),
             never_ran=chosen.first_run and self._may_never_have_run,
+            nothing_deleted=chosen.first_run,
             remembered=remembered,
             retention_ms={topic: each.retention_ms for topic, each in facts.items()},
         )

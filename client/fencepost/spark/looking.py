@@ -19,11 +19,13 @@ _STRETCH = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """One partition: log start, log end, and the last mark of this sink; None where it has none."""
+    """One partition: log start, log end, and the last mark of this sink; None where it has none. `unread` – records
+    were deleted before this driver read them, and nothing of the sink is left: some of them may have been its rows."""
 
     start: int
     end: int
     last: Mark | None
+    unread: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +42,13 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Of a partition, all of whose records below `below` were looked at: the last mark, and where its batch ends."""
+    """Of a partition, all of whose records below `below` were looked at: the last mark, and where its batch ends.
+    `unread` – but for some that were deleted before."""
 
     below: int
     mark: Mark | None
     mark_end: int
+    unread: bool = False
 
 
 @dataclass(slots=True)
@@ -62,10 +66,12 @@ def look(
     at: int,
     counted: frozenset[str] = frozenset(),
     never_ran: bool = False,
+    nothing_deleted: bool = False,
     remembered: Remembered | None = None,
     retention_ms: dict[str, int] | None = None,
 ) -> Look:
-    """`never_ran` – as the user says: others' records are not searched. Raises CannotReach, SinkError."""
+    """`never_ran` – as the user says: others' records are not searched. `nothing_deleted` – as the user says: no row of
+    the sink was among deleted records. Raises CannotReach, SinkError."""
     counts: dict[str, int] = {}
     bounds: dict[Place, tuple[int, int]] = {}
     known = (remembered or Remembered()).places
@@ -76,7 +82,12 @@ def look(
         for partition, (start, end) in log.offsets(topic, range(counts[topic])).items():
             place = (topic, partition)
             bounds[place] = (start, end)
-            all_, lower = _glance(log, place, (start, end), sink, known.get(place))
+            before = known.get(place)
+            if before is not None and before.below < start:
+                before = _cut_off(before, start)
+            if before is not None and nothing_deleted:
+                before = replace(before, unread=False)
+            all_, lower = _glance(log, place, (start, end), sink, before)
             if all_ is not None:
                 known[place] = all_
             else:
@@ -90,8 +101,14 @@ def look(
             known[place] = Known(end, None, 0)
         else:
             known[place] = _search(log, place, (start, end), sink, lower or Known(start, None, 0))
-    sights = {place: Sight(*bounds[place], known[place].mark) for place in bounds}
+    sights = {place: Sight(*bounds[place], known[place].mark, known[place].unread) for place in bounds}
     return Look(secrets.token_hex(8), at, counts, counted, sights, retention_ms or {})
+
+
+def _cut_off(known: Known, start: int) -> Known:
+    """What is known once records that were never read are deleted. An older mark does not count: the sink may have
+    appended rows after it, which are gone too."""
+    return Known(start, None, 0, unread=True)
 
 
 def _glance(
@@ -101,8 +118,8 @@ def _glance(
     start, end = bounds
     if known is not None and known.below > end:
         known = None  # truncated, or another topic of this name
-    if known is not None and end in (known.below, start):
-        return replace(known, below=end), None
+    if known is not None and end == known.below:
+        return known, None
     if end == start:
         return Known(end, None, 0), None
     mark = own_mark(log.tail(*place, end), sink)

@@ -453,10 +453,10 @@ class Task:
         for place, known in last.items():
             self._refuse_other_query(place, known)
         latest = max((mark.batch for mark in last.values()), default=-1)
-        if not last and self._batch > 0 and not self._plan.first_run:
+        if not self._plan.first_run:
             for place, sight in self._looked.sights.items():
-                if sight.start > 0:
-                    raise self._deleted(place, sight.start, f"nothing of sink {self._plan.sink!r} is left in the topic")
+                if sight.unread or (not last and self._batch > 0 and sight.start > 0):
+                    raise self._deleted(place, sight.start, f"nothing of sink {self._plan.sink!r} is left there")
         self._behind = latest > self._batch
         if latest == self._batch:
             self._judge_counts(last)

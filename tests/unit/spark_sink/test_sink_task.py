@@ -333,6 +333,29 @@ def test_a_driver_remembers_its_mark_when_retention_has_deleted_all() -> None:
     assert log.bodies() == values(2)
 
 
+@pytest.mark.parametrize("query", ["", "q"])
+@pytest.mark.parametrize("foreign", [0, 3], ids=["nothing else", "others' records behind"])
+@pytest.mark.parametrize("batch", [0, 2])
+def test_a_batch_deleted_unread_is_not_appended_again(batch: int, foreign: int, query: str) -> None:
+    """The driver looked, appended the batch, and did not commit; retention deleted all; the same session tries again."""
+    log, remembered = Log(2), Remembered()
+    if batch:
+        write(log, looked(log), keyed(*range(20)), batch=batch - 1, query=query)
+    write(log, looked(log, remembered=remembered), keyed(*range(20)), batch=batch, query=query)
+    cut_off(log)
+    for _ in range(foreign):
+        log.world.topics[TOPIC][0].append((b"\1other",), None)
+    before = lying(log)
+    for _ in range(2):
+        with pytest.raises(SinkError, match="lost its records below offset"):
+            write(log, looked(log, remembered=remembered), keyed(*range(20)), batch=batch, query=query)
+    assert lying(log) == before
+
+    known = looked(log, remembered=remembered, nothing_deleted=True)
+    write(log, known, keyed(*range(20)), replace(PLAN, first_run=True), batch=batch, query=query)
+    assert not any(sight.unread for sight in looked(log, remembered=remembered).sights.values())
+
+
 def test_what_the_user_knows_not_to_be_lost_is_found_where_it_lies_and_the_rest_appended() -> None:
     """With `first.run=true` a stream that was half written goes on behind what retention has deleted."""
     log = Log(2)
