@@ -369,6 +369,14 @@ def test_a_batch_that_retention_deleted_is_not_appended_again(
     assert not values(kafka, name)
 
 
+def test_a_topic_that_does_not_exist_is_refused_in_one_sentence(spark: Any, proxy: ProxyProcess) -> None:
+    with pytest.raises(Exception, match=r"\S") as raised:
+        save(rows(spark, 10), proxy, "guarded-absent")
+    wanted = "NotBegun: topic guarded-absent does not exist: create it with the number of partitions that it needs"
+    assert wanted in str(raised.value)
+    assert "PicklingError" not in str(raised.value)
+
+
 def test_a_new_checkpoint_is_refused_and_another_name_is_not(
     spark: Any, kafka: KafkaCluster, proxy: ProxyProcess, topic: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -39,7 +39,7 @@ from pyspark.sql.types import StructType
 
 from fencepost.spark import comparing, encoding, looking
 from fencepost.spark.arranging import COUNT_COLUMN
-from fencepost.spark.errors import CannotReach, SinkError
+from fencepost.spark.errors import CannotReach, NotBegun, SinkError
 from fencepost.spark.log import Log
 from fencepost.spark.looking import Look
 from fencepost.spark.options import Settings, batch_bytes, settings
@@ -187,7 +187,10 @@ class _Writer:
 
     def __getstate__(self) -> tuple[str, bytes]:
         if self._look is None:
-            self._look_at_the_log()
+            try:
+                self._look_at_the_log()
+            except (SinkError, CannotReach) as error:
+                raise NotBegun(str(error)) from error
         return _version(), pickle.dumps(self.__dict__)
 
     def __setstate__(self, state: tuple[str, bytes]) -> None:

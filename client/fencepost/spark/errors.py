@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 from fencepost.errors import FencepostError
 
 
@@ -11,6 +13,11 @@ class SinkError(FencepostError):
 
 class LogRefused(SinkError):
     """Kafka or the proxy refuses for good: no rights, no such topic, credentials that are not known."""
+
+
+class NotBegun(SinkError, pickle.PickleError):
+    """The driver could not begin a micro-batch. It finds out while Spark pickles the writer, and Spark's serializer
+    lets a `PickleError` pass as it is; any other error it would wrap in a `PicklingError`."""
 
 
 class Unknown(Exception):

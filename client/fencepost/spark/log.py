@@ -358,8 +358,7 @@ class _Client:
             if known.code == _NONE and known.leaders:
                 return len(known.leaders)
             _refuse_final(topic, known.code)
-            if known.code == _UNKNOWN_TOPIC and tries.seconds > _UNKNOWN_TOPIC_SECONDS:
-                raise LogRefused(f"topic {topic} does not exist: create it, with as many partitions as it shall have")
+            _refuse_unknown(topic, known.code, tries)
             await tries.pause(for_code(known.code).__name__)
 
     async def config(self, topic: str) -> dict[str, str | None]:
@@ -377,6 +376,7 @@ class _Client:
             if code == _NONE:
                 return {entry[0]: entry[1] for entry in entries}
             _refuse_final(topic, code)
+            _refuse_unknown(topic, code, tries)
             await tries.pause(for_code(code).__name__)
 
     async def offsets(self, topic: str, partitions: list[int]) -> dict[int, tuple[int, int]]:
@@ -610,6 +610,11 @@ def _said(problem: object) -> str:
 def _refuse_final(topic: str, code: int) -> None:
     if code in _FINAL:
         raise LogRefused(f"topic {topic}: {for_code(code).__name__}: {_FINAL[code]}")
+
+
+def _refuse_unknown(topic: str, code: int, tries: _Tries) -> None:
+    if code == _UNKNOWN_TOPIC and tries.seconds > _UNKNOWN_TOPIC_SECONDS:
+        raise LogRefused(f"topic {topic} does not exist: create it with the number of partitions that it needs")
 
 
 _SSL_FILES = {"ssl_cafile": "cafile", "ssl_cadata": "cadata", "ssl_certfile": "certfile", "ssl_keyfile": "keyfile"}

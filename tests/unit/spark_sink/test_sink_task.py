@@ -337,7 +337,7 @@ def test_a_driver_remembers_its_mark_when_retention_has_deleted_all() -> None:
 @pytest.mark.parametrize("foreign", [0, 3], ids=["nothing else", "others' records behind"])
 @pytest.mark.parametrize("batch", [0, 2])
 def test_a_batch_deleted_unread_is_not_appended_again(batch: int, foreign: int, query: str) -> None:
-    """The driver looked, appended the batch, and did not commit; retention deleted all; the same session tries again."""
+    """The driver looked, appended the batch and did not commit; retention deleted all; the session tries again."""
     log, remembered = Log(2), Remembered()
     if batch:
         write(log, looked(log), keyed(*range(20)), batch=batch - 1, query=query)
