@@ -546,7 +546,8 @@ def test_a_streams_application_goes_on_and_is_warned_about(
 def test_several_workers_withhold_together(client: str, groups_kafka: KafkaCluster, tmp_path: Path) -> None:
     # Given a proxy of two worker processes, and a group of two members, who may be at either.
     port = free_port()
-    config = f'status = "127.0.0.1:{port}"\nworkers = 2\n'
+    (token := tmp_path / "token").write_text("s3cret\n")
+    config = f'status = "127.0.0.1:{port}"\nstatus_token_file = "{token}"\nworkers = 2\n'
     with ProxyProcess(groups_kafka.bootstrap, tmp_path, config=config) as proxy:
         topic = GrownTopic(groups_kafka.bootstrap, proxy.bootstrap, f"workers-{uuid4().hex[:8]}", 2)
         group, url = f"{client}-{topic.name}", f"http://127.0.0.1:{port}"
@@ -564,7 +565,8 @@ def test_several_workers_withhold_together(client: str, groups_kafka: KafkaClust
             until(lambda: {each["partition"] for each in _waiting(url, group)} == {2, 3}, proxy.log)
             # When an operator opens the gate, at the supervisor's status page.
             path = f"/groups/{quote(group, safe='')}/release?topic={topic.name}"
-            with urlopen(Request(url + path, method="POST"), timeout=60) as answer:
+            shown = {"Authorization": "Bearer s3cret"}
+            with urlopen(Request(url + path, method="POST", headers=shown), timeout=60) as answer:
                 assert b"asked" in answer.read()
             # Then all workers learn of it, and each brings its members to ask again, or tells them.
             until(lambda: one.assigned | two.assigned == {0, 1, 2, 3}, f"{one.assigned} {two.assigned}\n{proxy.log}")

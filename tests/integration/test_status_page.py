@@ -148,3 +148,14 @@ def test_a_broker_that_cannot_be_reached_is_named_with_what_to_do(tmp_path: Path
         eventually("its name", lambda: any(f"Broker {broker['node_id']}" in each for each in problems()))
         assert "Is that broker up" in proxy.text("/")
         assert "something is wrong" in proxy.text("/") or "Not ready" in proxy.text("/")
+
+
+def test_silent_connections_do_not_stop_health_checks(page: Shown) -> None:
+    host, _, port = page.status.partition(":")
+    with ExitStack() as silent:
+        for _ in range(64):
+            silent.enter_context(socket.create_connection((host, int(port))))
+        for number in range(42):
+            assert page.text("/livez") == "ok\n", number
+            silent.enter_context(socket.create_connection((host, int(port))))
+        assert page.text("/readyz") == "ready\n"

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,14 @@ from fencepost_proxy import logs
 from fencepost_proxy.net import http
 from fencepost_proxy.net.http import StatusServer
 from fencepost_proxy.net.metrics import Metrics
-from fencepost_proxy.net.status import BrokerStatus, ExpansionStatus, GuardedTopicStatus, StatusSnapshot
+from fencepost_proxy.net.status import (
+    BrokerStatus,
+    ExpansionStatus,
+    GuardedTopicStatus,
+    Listed,
+    StatusSnapshot,
+    Wanted,
+)
 from fencepost_proxy.types import Address, Monotonic, NodeId
 from fencepost_proxy.wire.apis import API_VERSIONS, PRODUCE, UNKNOWN_VERSION
 from tests.support.status import lists as canned
@@ -216,21 +224,48 @@ def test_a_page_that_takes_longer_to_make_than_a_request_may_take_is_served(monk
     asyncio.run(run())
 
 
-def test_no_more_than_a_few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "_CONNECTIONS_MAX", 2)
+def test_silent_connections_do_not_keep_others_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "_REQUEST_SECONDS", 600.0)
 
     async def story(address: Address) -> None:
-        held = [await asyncio.open_connection(*address) for _ in range(2)]
-        await asyncio.sleep(0.05)
-        reader, writer = await asyncio.open_connection(*address)
-        async with asyncio.timeout(60):
-            with suppress(ConnectionResetError):
-                assert await reader.read() == b""
-        writer.close()
-        for _, each in held:
+        silent = [await asyncio.open_connection(*address) for _ in range(64)]
+        for _ in range(42):
+            assert (await get(address, "/livez"))[0] == 200
+        assert (await get(address, "/status.json"))[0] == 200
+        # Each was let in in the place of the one that had been silent for longest.
+        ended = [reader.at_eof() or reader.exception() is not None for reader, _ in silent]
+        assert ended == sorted(ended, reverse=True)
+        assert 0 < ended.count(True) <= 43
+        for _, each in silent:
             each.close()
 
     with_server(story)
+
+
+def test_health_is_answered_while_all_else_is_busy() -> None:
+    async def run() -> None:
+        go_on = asyncio.Event()
+        busy = asyncio.Semaphore(0)
+
+        async def lists(wanted: Sequence[Wanted]) -> Sequence[Listed]:
+            busy.release()
+            await go_on.wait()
+            return [Listed() for _ in wanted]
+
+        server = StatusServer(lambda: READY, Metrics(), lists=lists)
+        address = await server.start(Address("127.0.0.1", 0))
+        pages = [asyncio.create_task(get(address, "/topics.json")) for _ in range(32)]
+        for _ in pages:
+            await busy.acquire()
+
+        assert (await get(address, "/topics.json"))[0] == 503
+        assert [(await get(address, path))[0] for path in ("/livez", "/readyz")] == [200, 200]
+
+        go_on.set()
+        assert {status for status, _, _ in await asyncio.gather(*pages)} == {200}
+        await server.close()
+
+    asyncio.run(run())
 
 
 def test_a_crash_of_the_snapshot_is_a_500_and_not_the_end() -> None:
@@ -400,12 +435,14 @@ class _Operator:
         return "done"
 
 
-def _post(target: str, *, method: str = "POST", head: str = "") -> tuple[int, list[tuple[str, str]]]:
+def _post(
+    target: str, *, method: str = "POST", head: str = "", token_file: Path | None = None
+) -> tuple[int, list[tuple[str, str]]]:
     operator = _Operator()
 
     async def ask() -> int:
         snapshot = StatusSnapshot("0", 1.0, None, None)
-        server = StatusServer(lambda: snapshot, Metrics(), release=operator.release)
+        server = StatusServer(lambda: snapshot, Metrics(), release=operator.release, token_file=token_file)
         address = await server.start(Address("127.0.0.1", 0))
         try:
             request = f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n{head}\r\n"
@@ -416,6 +453,15 @@ def _post(target: str, *, method: str = "POST", head: str = "") -> tuple[int, li
     return asyncio.run(ask()), operator.released
 
 
+TOKEN = "Authorization: Bearer s3cret\r\n"
+
+
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    (file := tmp_path / "token").write_text("s3cret\nanother line\n")
+    return file
+
+
 @pytest.mark.parametrize(
     ("target", "released"),
     [
@@ -424,8 +470,8 @@ def _post(target: str, *, method: str = "POST", head: str = "") -> tuple[int, li
         ("/groups/a/release/release?topic=t", ("a/release", "t")),
     ],
 )
-def test_an_operator_lets_a_group_have_new_partitions(target: str, released: tuple[str, str]) -> None:
-    assert _post(target) == (200, [released])
+def test_an_operator_lets_a_group_have_new_partitions(target: str, released: tuple[str, str], token_file: Path) -> None:
+    assert _post(target, head=TOKEN, token_file=token_file) == (200, [released])
 
 
 @pytest.mark.parametrize(
@@ -443,5 +489,26 @@ def test_an_operator_lets_a_group_have_new_partitions(target: str, released: tup
         ("/groups/g/release?topic=a", "POST", "origin: null\r\n", 403),
     ],
 )
-def test_nothing_else_does_anything(target: str, method: str, head: str, status: int) -> None:
-    assert _post(target, method=method, head=head) == (status, [])
+def test_nothing_else_does_anything(target: str, method: str, head: str, status: int, token_file: Path) -> None:
+    assert _post(target, method=method, head=TOKEN + head, token_file=token_file) == (status, [])
+
+
+@pytest.mark.parametrize(
+    ("head", "configured", "status"),
+    [
+        (TOKEN, "", 403),
+        (TOKEN, "absent", 403),
+        ("", "token", 401),
+        ("Authorization: Bearer s3cre\r\n", "token", 401),
+        ("Authorization: Basic s3cret\r\n", "token", 401),
+        ("Authorization: Bearer \xff\r\n", "token", 401),
+        ("authorization:bearer  s3cret\r\n", "token", 200),
+    ],
+)
+def test_action_needs_the_configured_token(head: str, configured: str, status: int, token_file: Path) -> None:
+    file = token_file.parent / configured if configured else None
+
+    answered, released = _post("/groups/g/release?topic=a", head=head, token_file=file)
+
+    assert answered == status
+    assert bool(released) is (status == 200)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from fencepost_proxy.net.http import Release, StatusServer
@@ -31,11 +32,15 @@ def lists(rows: Mapping[str, Sequence[Any]]) -> Callable[[Sequence[Wanted]], Awa
 
 @contextmanager
 def status_page(
-    snapshot: StatusSnapshot, rows: Mapping[str, Sequence[Any]], *, release: Release | None = None
+    snapshot: StatusSnapshot,
+    rows: Mapping[str, Sequence[Any]],
+    *,
+    release: Release | None = None,
+    token_file: Path | None = None,
 ) -> Iterator[Address]:
     """Served by a thread, for commands that ask it."""
     loop, address = asyncio.new_event_loop(), Address("127.0.0.1", free_port())
-    server = StatusServer(lambda: snapshot, Metrics(), release=release, lists=lists(rows))
+    server = StatusServer(lambda: snapshot, Metrics(), release=release, lists=lists(rows), token_file=token_file)
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
     asyncio.run_coroutine_threadsafe(server.start(address), loop).result(60)

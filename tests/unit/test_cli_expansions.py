@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,8 +30,16 @@ SNAPSHOT = StatusSnapshot("1", 1.0, "cluster", None)
 ROWS: Mapping[str, Sequence[Any]] = {"expansions": (PENDING, ELSEWHERE, DONE, AROUND), "groups": (LAGS,)}
 
 
+@pytest.fixture
+def token_file(tmp_path: Path) -> Path:
+    (file := tmp_path / "token").write_text("s3cret\n")
+    return file
+
+
 @contextmanager
-def page(rows: Mapping[str, Sequence[Any]] = ROWS, *, says: str = "group billing gets it") -> Iterator[list[object]]:
+def page(
+    rows: Mapping[str, Sequence[Any]] = ROWS, *, says: str = "group billing gets it", token_file: Path | None = None
+) -> Iterator[list[object]]:
     """Gives back its address, and whom an operator let go."""
     found: list[object] = []
 
@@ -38,7 +47,7 @@ def page(rows: Mapping[str, Sequence[Any]] = ROWS, *, says: str = "group billing
         found.append((group, topic))
         return says
 
-    with status_page(SNAPSHOT, rows, release=release) as address:
+    with status_page(SNAPSHOT, rows, release=release, token_file=token_file) as address:
         found.append(address)
         yield found
 
@@ -87,18 +96,33 @@ def test_programs_get_the_fields_of_the_status_page_of_one_topic(capsys: pytest.
 
 
 @pytest.mark.parametrize("order", ["status first", "status last"])
-def test_an_operator_opens_a_topic_for_a_group(capsys: pytest.CaptureFixture[str], order: str) -> None:
-    with page() as found:
-        status, what = ["--status", str(found[0])], ["open", "or/ders", "bil ling"]
+def test_an_operator_opens_a_topic_for_a_group(
+    capsys: pytest.CaptureFixture[str], order: str, token_file: Path
+) -> None:
+    with page(token_file=token_file) as found:
+        status, what = ["--status", str(found[0])], ["open", "or/ders", "bil ling", "--token-file", str(token_file)]
         assert main(["expansions", *(status + what if order == "status first" else what + status)]) == 0
 
     assert found[1:] == [("bil ling", "or/ders")]
     assert capsys.readouterr().out == "group billing gets it\n"
 
 
-def test_what_could_not_be_opened_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
-    with page(says="orders has not grown in order: nothing is withheld for it") as [address, *_]:
-        assert main(["expansions", "open", "orders", "billing", "--status", str(address)]) == 1
+@pytest.mark.parametrize(("configured", "said"), [(False, "set status_token_file"), (True, "give the token")])
+def test_opening_without_the_token_says_what_to_do(
+    capsys: pytest.CaptureFixture[str], token_file: Path, configured: bool, said: str
+) -> None:
+    with page(token_file=token_file if configured else None) as found:
+        assert main(["expansions", "open", "orders", "billing", "--status", str(found[0])]) == 2
+
+    assert found[1:] == []
+    assert said in capsys.readouterr().err
+
+
+def test_what_could_not_be_opened_is_no_success(capsys: pytest.CaptureFixture[str], token_file: Path) -> None:
+    says = "orders has not grown in order: nothing is withheld for it"
+    with page(says=says, token_file=token_file) as [address, *_]:
+        given = ["--status", str(address), "--token-file", str(token_file)]
+        assert main(["expansions", "open", "orders", "billing", *given]) == 1
 
     captured = capsys.readouterr()
     assert captured.out == ""

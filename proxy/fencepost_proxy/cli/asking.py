@@ -87,11 +87,12 @@ def painted(text: str, tone: str) -> str:
     return f"\x1b[{_TONES[tone]}m{text}\x1b[0m"
 
 
-def ask(status: Address, target: str, *, method: str = "GET") -> str:
-    """The page's text. Raises CannotAsk."""
+def ask(status: Address, target: str, *, method: str = "GET", token: str | None = None) -> str:
+    """The page's text. `token` – for what changes something. Raises CannotAsk."""
     url = f"http://{status}{target}"
     try:
-        with urlopen(Request(url, method=method), timeout=_SECONDS) as answer:
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        with urlopen(Request(url, method=method, headers=headers), timeout=_SECONDS) as answer:
             text: str = answer.read().decode()
             return text
     except HTTPError as error:

@@ -8,11 +8,13 @@ import sys
 import time
 import urllib.parse
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from textwrap import indent
 from typing import Any, Final
 
 from fencepost_proxy.cli.asking import STATUS_HELP, CannotAsk, address, ask, listed
 from fencepost_proxy.cli.tables import table
+from fencepost_proxy.net.certificates import secret
 from fencepost_proxy.topics.virtual_configs import ORDERED_PARTITION_EXPANSIONS
 from fencepost_proxy.types import Address
 
@@ -44,7 +46,7 @@ examples:
   fencepost expansions --bootstrap localhost:19092
       what has grown, without a status page
 
-  fencepost expansions open orders billing --status 127.0.0.1:8080
+  fencepost expansions open orders billing --status 127.0.0.1:8080 --token-file /etc/fencepost/status-token
       group billing gets all of orders' new partitions with its next heartbeats, and gives up the order for it
 """
 
@@ -53,7 +55,8 @@ Lets a consumer group have the new partitions of a topic although it is not done
 reach it out of order. For a group that lags for too long, or whose order does not matter. It holds for the expansions
 that the topic has had so far, for good, in all proxy processes; the next one is waited for again.
 
-The same as  curl -X POST 'http://STATUS/groups/GROUP/release?topic=TOPIC'."""
+It needs the token of the proxy's status_token_file. The same as
+  curl -X POST -H "Authorization: Bearer TOKEN" 'http://STATUS/groups/GROUP/release?topic=TOPIC'"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
@@ -79,6 +82,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     opening.add_argument("group", metavar="GROUP")
     # Not a default of its own: that would hide what was given in front of `open`.
     opening.add_argument("--status", type=address, metavar="HOST:PORT", default=argparse.SUPPRESS, help=STATUS_HELP)
+    opening.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="the token: its first line (status_token_file)"
+    )
     opening.set_defaults(run=run_open)
     return parser
 
@@ -105,7 +111,8 @@ def run_open(args: argparse.Namespace) -> int:
     if args.status is None:
         raise CannotAsk("say whom to ask: --status HOST:PORT, a proxy's status page")
     group, topic = urllib.parse.quote(args.group, safe=""), urllib.parse.quote(args.opened_topic, safe="")
-    said = ask(args.status, f"/groups/{group}/release?topic={topic}", method="POST").strip()
+    token = None if args.token_file is None else secret("--token-file", args.token_file)
+    said = ask(args.status, f"/groups/{group}/release?topic={topic}", method="POST", token=token).strip()
     done = said.startswith(("group ", "asked: "))  # of several workers, the owner does it by itself
     print(said, file=sys.stdout if done else sys.stderr)
     return 0 if done else 1

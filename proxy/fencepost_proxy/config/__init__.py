@@ -528,6 +528,12 @@ class ProxyConfig:
         option="--status",
         example="127.0.0.1:8080",
     )
+    status_token_file: Path | None = _key(
+        None,
+        "file whose first line is the token for what changes something at `status` (a group's release: `fencepost "
+        "expansions open --token-file`). Read at each use; not given: nothing can be changed there",
+        example="/etc/fencepost/status-token",
+    )
     log: LogConfig = field(default_factory=LogConfig)
     workers: int = _key(
         1,

@@ -278,7 +278,13 @@ class Proxy:
                 withheld=self._groups.waiting,
             )
         )
-        self._status = StatusServer(self._snapshot, self._metrics, release=self._groups.release, lists=self._listed)
+        self._status = StatusServer(
+            self._snapshot,
+            self._metrics,
+            release=self._groups.release,
+            lists=self._listed,
+            token_file=config.status_token_file,
+        )
         self._metrics.look = self._look
 
     # ---- life

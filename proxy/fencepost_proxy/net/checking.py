@@ -74,6 +74,7 @@ async def check(config: ProxyConfig, *, seconds: float, running: bool = False) -
 
 def _files(config: ProxyConfig) -> Iterator[Finding]:
     listen, upstream, sasl = config.listen_tls, config.upstream_tls, config.control_sasl
+    yield from _readable("status_token_file", config.status_token_file)
     if listen is not None:
         key = "listen_tls.key_file" if listen.key_file is not None else "listen_tls.certificate_file"
         yield from _secret(key, listen.key_file or listen.certificate_file)
@@ -103,15 +104,7 @@ def _files(config: ProxyConfig) -> Iterator[Finding]:
             ("control_sasl.password_file", sasl.password_file),
             ("control_sasl.token_file", sasl.token_file),
         ):
-            if file is None:
-                continue
-            try:
-                certificates.secret(key, file)
-            except ConfigError as error:
-                yield _wrong(error)
-            else:
-                yield ok(FILES, key, f"{file} can be read")
-            yield from _secret(key, file)
+            yield from _readable(key, file)
     if (listen is None) is not (upstream is None):
         plain = "from clients to the proxy" if listen is None else "from the proxy to Kafka"
         missing = "[listen_tls]" if listen is None else "[upstream_tls]"
@@ -120,6 +113,19 @@ def _files(config: ProxyConfig) -> Iterator[Finding]:
     if sasl is not None and sasl.mechanism in ("PLAIN", "OAUTHBEARER") and upstream is None:
         said = "the proxy's own password or token goes to Kafka in the clear"
         yield warning(FILES, "control_sasl.mechanism", said, "add the table [upstream_tls], or use SCRAM-SHA-512")
+
+
+def _readable(key: str, file: Path | None) -> Iterator[Finding]:
+    """A file whose first line is a secret."""
+    if file is None:
+        return
+    try:
+        certificates.secret(key, file)
+    except ConfigError as error:
+        yield _wrong(error)
+    else:
+        yield ok(FILES, key, f"{file} can be read")
+    yield from _secret(key, file)
 
 
 def _wrong(error: ConfigError) -> Finding:

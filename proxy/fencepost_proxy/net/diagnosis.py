@@ -181,6 +181,7 @@ def _of_groups(groups: Sequence[WithheldStatus]) -> Iterator[Problem]:
             False,
             f"Group {each.group} has waited for {each.seconds / 60:.0f} min for new partitions of {each.topic}",
             "It lags in the old ones. Let it catch up; or give up the order: "
-            f"fencepost expansions open {shlex.quote(each.topic)} {shlex.quote(each.group)} --status HOST:PORT",
+            f"fencepost expansions open {shlex.quote(each.topic)} {shlex.quote(each.group)} --status HOST:PORT "
+            "--token-file FILE",
             "/groups",
         )

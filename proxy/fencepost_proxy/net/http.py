@@ -1,24 +1,30 @@
 """Status over HTTP: pages for people, the same as JSON, `/metrics` (Prometheus), `/livez`, `/readyz` (orchestrators).
 
 Off unless an address is given. It shows topic names and addresses, so give it a loopback or private one. GET and HEAD,
-and one POST by which an operator lets a group have a topic's new partitions; one request per connection, bounded in
-size, time and number: this is no place for a web framework, nor for a client that wants to stay.
+and one POST by which an operator lets a group have a topic's new partitions, with a token (`status_token_file`). One
+request per connection, bounded in size, time and number: this is no place for a web framework, nor for a client that
+wants to stay. Silent clients cannot keep others out: the one that has been silent for longest is dropped for a new
+one. `/livez` is answered whatever else is going on, and `/readyz` does not wait for other pages.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from ipaddress import ip_address
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 from urllib.parse import parse_qs, parse_qsl, unquote, urlencode
 
 from fencepost_proxy import logs
+from fencepost_proxy.errors import ConfigError
 from fencepost_proxy.net import page
+from fencepost_proxy.net.certificates import secret
 from fencepost_proxy.net.diagnosis import diagnose
 from fencepost_proxy.net.metrics import CONTENT_TYPE, Metrics, fencepost_version, load_exposition
 from fencepost_proxy.net.status import OFFSET_MAX, ROWS_MAX, ExpansionStatus, Listed, StatusSnapshot, Wanted, What
@@ -30,10 +36,14 @@ _HEAD_BYTES_MAX: Final = 8_192
 _REQUEST_SECONDS: Final = 5.0
 #: For what is ours: other workers are asked, and on a busy machine the first scrape's imports take their time.
 _ANSWER_SECONDS: Final = 60.0
-_CONNECTIONS_MAX: Final = 32
+#: Connections whose client is to send its request, or to take its answer; for one more the oldest is dropped.
+_WAITING_MAX: Final = 64
+#: Requests at once, each of `/readyz` and of all else; one more is answered 503.
+_ANSWERING_MAX: Final = 32
 _REASONS: Final = {
     200: "OK",
     400: "Bad Request",
+    401: "Unauthorized",
     403: "Forbidden",
     404: "Not Found",
     405: "Method Not Allowed",
@@ -74,14 +84,19 @@ Release = Callable[[str, str], Awaitable[str]]
 Lists = Callable[[Sequence[Wanted]], Awaitable[Sequence[Listed]]]
 
 
-def _host(head: bytes) -> str:
-    """Of the request's Host, without the port; empty where there is none."""
+def _header(head: bytes, wanted: bytes) -> bytes:
+    """The first header of that name, in small letters; empty where there is none."""
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
-        if name.strip().lower() == b"host":
-            host = value.strip().decode("ascii", "replace")
-            return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return ""
+        if name.strip().lower() == wanted:
+            return value.strip()
+    return b""
+
+
+def _host(head: bytes) -> str:
+    """Of the request's Host, without the port; empty where there is none."""
+    host = _header(head, b"host").decode("ascii", "replace")
+    return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 
 def _is_loopback_name(host: str) -> bool:
@@ -105,6 +120,16 @@ class _Refused(Exception):
         self.status = status
 
 
+class _Request(NamedTuple):
+    """`token` – of `Authorization: Bearer`. `from_a_page` – a page in somebody's browser has sent it."""
+
+    method: str
+    path: str
+    query: str
+    token: bytes
+    from_a_page: bool
+
+
 @dataclass(frozen=True, slots=True)
 class _Page:
     status: int
@@ -116,6 +141,7 @@ class StatusServer:
     """`snapshot` is called for each page; it must not block. `refresh` is awaited before. `lists` – pages of lists.
 
     `release` – lets a group have a topic's new partitions (group, topic); gives back what came of it.
+    `token_file` – its first line is what a client has to show for that; None: no client may.
     """
 
     def __init__(
@@ -125,8 +151,11 @@ class StatusServer:
         refresh: Callable[[], Awaitable[None]] | None = None,
         release: Release | None = None,
         lists: Lists = _no_lists,
+        *,
+        token_file: Path | None = None,
     ) -> None:
         self._lists = lists
+        self._token_file = token_file
         self._loopback = False
         self._refresh = refresh
         self._release = release
@@ -134,6 +163,8 @@ class StatusServer:
         self._metrics = metrics
         self._server: asyncio.Server | None = None
         self._handlers: set[asyncio.Task[None]] = set()
+        self._waiting: dict[asyncio.Task[None], None] = {}  # the one that waits for longest first
+        self._answering: dict[bool, set[asyncio.Task[None]]] = {True: set(), False: set()}  # `/readyz`, all else
 
     async def start(self, address: Address) -> Address:
         """Listens; returns the address with the port that was taken. Raises OSError."""
@@ -163,38 +194,45 @@ class StatusServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        if len(self._handlers) >= _CONNECTIONS_MAX:
-            writer.transport.abort()
-            return
         self._handlers.add(task)
         try:
             async with asyncio.timeout(_REQUEST_SECONDS) as patience:
-                await self._answer(reader, writer, patience)
+                await self._answer(task, reader, writer, patience)
         except (TimeoutError, OSError, asyncio.CancelledError):
             # A client that is too slow or gone, or the process ends: none of it is worth a line. Not re-raised: the
             # streams would report a cancelled handler as an error.
             writer.transport.abort()
         finally:
             self._handlers.discard(task)
+            self._waiting.pop(task, None)
             writer.close()
 
+    def _wait_for_client(self, task: asyncio.Task[None]) -> None:
+        if len(self._waiting) >= _WAITING_MAX:
+            longest = next(iter(self._waiting))
+            del self._waiting[longest]
+            longest.cancel()
+        self._waiting[task] = None
+
     async def _answer(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, patience: asyncio.Timeout
+        self,
+        task: asyncio.Task[None],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        patience: asyncio.Timeout,
     ) -> None:
         now = asyncio.get_running_loop().time
         method = "GET"
         try:
-            method, path, query, from_a_page = await self._request(reader)
+            self._wait_for_client(task)
+            request = await self._request(reader)
+            self._waiting.pop(task, None)
+            method = request.method
             patience.reschedule(now() + _ANSWER_SECONDS)
-            if path == "/metrics":
-                # The first time it takes as long as a start does: clients must not wait for it.
-                await asyncio.to_thread(load_exposition)
-            if self._refresh is not None and path != "/livez":
-                await self._refresh()
-            if method == "POST":
-                answer = await self._posted(path, query, from_a_page)
+            if request.path == "/livez":
+                answer = _Page(200, _TEXT, b"ok\n")
             else:
-                answer = await self._page(path, query)
+                answer = await self._made(task, request)
         except _Refused as e:
             answer = _Page(e.status, _TEXT, f"{e}\n".encode())
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -215,6 +253,9 @@ class StatusServer:
         ]
         if answer.status == 405:
             head.append("Allow: GET, HEAD")
+        if answer.status == 401:
+            head.append("WWW-Authenticate: Bearer")
+        self._wait_for_client(task)
         patience.reschedule(now() + _REQUEST_SECONDS)  # to be taken in
         writer.write("\r\n".join([*head, "", ""]).encode() + (b"" if method == "HEAD" else answer.body))
         await writer.drain()
@@ -225,8 +266,24 @@ class StatusServer:
                 while await reader.read(_HEAD_BYTES_MAX):
                     pass
 
-    async def _request(self, reader: asyncio.StreamReader) -> tuple[str, str, str, bool]:
-        """Method, path, query, and whether a page in somebody's browser has sent it."""
+    async def _made(self, task: asyncio.Task[None], request: _Request) -> _Page:
+        answering = self._answering[request.path == "/readyz"]
+        if len(answering) >= _ANSWERING_MAX:
+            raise _Refused(503, f"{_ANSWERING_MAX} requests are being answered; ask again")
+        answering.add(task)
+        try:
+            if request.path == "/metrics":
+                # The first time it takes as long as a start does: clients must not wait for it.
+                await asyncio.to_thread(load_exposition)
+            if self._refresh is not None:
+                await self._refresh()
+            return await (
+                self._posted(request) if request.method == "POST" else self._page(request.path, request.query)
+            )
+        finally:
+            answering.discard(task)
+
+    async def _request(self, reader: asyncio.StreamReader) -> _Request:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
@@ -240,21 +297,35 @@ class StatusServer:
             raise _Refused(405, f"only GET and HEAD, and POST {_GROUPS}GROUP{_RELEASE}?topic=TOPIC")
         if self._loopback and path != "/livez" and not _is_loopback_name(_host(head)):
             raise _Refused(421, "this page is only told to who asks for it by address, or as localhost")
-        return method, path, query, b"\r\norigin:" in head.lower()
+        kind, _, token = _header(head, b"authorization").partition(b" ")
+        token = token.strip() if kind.lower() == b"bearer" else b""
+        return _Request(method, path, query, token, b"\r\norigin:" in head.lower())
 
-    async def _posted(self, path: str, query: str, from_a_page: bool) -> _Page:
+    async def _posted(self, request: _Request) -> _Page:
         """What an operator wants done. Not for pages of other sites, which a browser lets post to this address, too."""
-        group, slash, what = path.removeprefix(_GROUPS).rpartition("/")
-        topics = parse_qs(query).get("topic", [])
+        group, slash, what = request.path.removeprefix(_GROUPS).rpartition("/")
+        topics = parse_qs(request.query).get("topic", [])
         if self._release is None or slash + what != _RELEASE or not group or len(topics) != 1:
             raise _Refused(404, f"there is POST {_GROUPS}GROUP{_RELEASE}?topic=TOPIC")
-        if from_a_page:
+        if request.from_a_page:
             raise _Refused(403, "not from a web page")
+        self._authorize(request.token)
         return _Page(200, _TEXT, f"{await self._release(unquote(group), topics[0])}\n".encode())
 
+    def _authorize(self, token: bytes) -> None:
+        if self._token_file is None:
+            raise _Refused(403, "nothing can be changed here: set status_token_file in the proxy's configuration")
+        try:
+            expected = secret("status_token_file", self._token_file)
+        except ConfigError as error:
+            _log.warning("no action is taken", reason=error)
+            raise _Refused(403, "nothing can be changed here: the file of status_token_file cannot be used") from None
+        if not hmac.compare_digest(token, expected.encode()):
+            raise _Refused(
+                401, "give the token, the first line of the proxy's status_token_file: Authorization: Bearer TOKEN"
+            )
+
     async def _page(self, path: str, query: str) -> _Page:
-        if path == "/livez":
-            return _Page(200, _TEXT, b"ok\n")
         if path == "/metrics":
             return _Page(200, CONTENT_TYPE, self._metrics.exposition())
         if path == "/readyz":

@@ -127,7 +127,14 @@ class Supervisor:
         self._awaited: set[int] = set()
         self._reported = asyncio.Event()
         self._combined = _Combined(self)
-        self._status = StatusServer(self._snapshot, self._combined, self._ask_all, self._release, self._listed)
+        self._status = StatusServer(
+            self._snapshot,
+            self._combined,
+            self._ask_all,
+            self._release,
+            self._listed,
+            token_file=config.status_token_file,
+        )
         self._questions: dict[int, _Question] = {}
         self._numbers = itertools.count(1)
 
