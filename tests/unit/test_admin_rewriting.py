@@ -549,6 +549,15 @@ def test_what_was_deleted_is_known_by_its_id(version: int) -> None:
     assert world.changes == [TopicConfigChange("orders", ORDERS, deleted=True)]
 
 
+def test_deleting_a_replaced_topic_ends_what_it_inherits() -> None:
+    world = World(stored={CHECK: "true"})
+
+    by_id, answer = Message(name=None, topic_id=PAYMENTS), Message(name="orders", topic_id=PAYMENTS)
+    world.exchange(DELETE_TOPICS, 6, Message(topics=[by_id]), Message(responses=[answer]))
+
+    assert world.changes == [TopicConfigChange("orders", PAYMENTS, deleted=True, inherited_from=ORDERS)]
+
+
 def test_a_topic_deleted_by_its_id() -> None:
     world = World()
 

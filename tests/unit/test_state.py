@@ -153,12 +153,24 @@ def test_configs_stored_for_an_internal_topic_are_ignored() -> None:
     assert view_of(stored).topic_policy("__consumer_offsets", ORDERS, lambda topic: {}) == UNGUARDED
 
 
-def test_a_topic_created_anew_does_not_inherit() -> None:
+def test_a_topic_created_again_inherits_checks_until_they_are_set() -> None:
     view = view_of(encode_topic_config("orders", ORDERS, REQUIRED))
 
-    assert view.topic_policy("orders", ORDERS, no_file).guarded
-    assert view.topic_policy("orders", ORDERS_ANEW, no_file) == UNGUARDED
-    assert view.topic_policy("orders", None, no_file).guarded, "an unknown id must not open a guarded topic"
+    for topic_id in (ORDERS, ORDERS_ANEW, None):
+        assert view.topic_policy("orders", topic_id, no_file).check is Check.REQUIRED
+    assert (view.inherits("orders", ORDERS), view.inherits("orders", ORDERS_ANEW)) == (False, True)
+
+    (decided,) = view.records_of([TopicConfigChange("orders", ORDERS_ANEW, REQUIRED)])
+    view.apply(Offset(9), *decided)
+    assert not view.inherits("orders", ORDERS_ANEW)
+
+
+def test_a_topic_created_again_inherits_no_check_switched_off() -> None:
+    switched_off = {"check.expected.offsets": "false", "check.partition.count": "true", "partitioner": "none"}
+    view = view_of(encode_topic_config("orders", ORDERS, switched_off))
+
+    policy = view.topic_policy("orders", ORDERS_ANEW, lambda topic: CHECKED)
+    assert (policy.check, policy.count_check) == (Check.ON, Check.ON)
 
 
 def test_the_topic_wins_over_the_file_and_the_file_over_the_default() -> None:
@@ -252,7 +264,7 @@ def test_records_are_applied_in_their_order() -> None:
         (TopicConfigChange("orders", ORDERS, replace=True), [encode_topic_config_tombstone("orders")]),
         (
             TopicConfigChange("orders", ORDERS_ANEW, {"expected.offsets.carrier": "base"}),
-            [encode_topic_config("orders", ORDERS_ANEW, {"expected.offsets.carrier": "base"})],
+            [encode_topic_config("orders", ORDERS_ANEW, {**CHECKED, "expected.offsets.carrier": "base"})],
         ),
         (
             TopicConfigChange("orders", ORDERS, deleted=True),
@@ -264,6 +276,12 @@ def test_records_are_applied_in_their_order() -> None:
         ),
         (TopicConfigChange("orders", ORDERS_ANEW, deleted=True), []),
         (TopicConfigChange("orders", None, deleted=True), []),
+        (
+            TopicConfigChange("orders", ORDERS_ANEW, deleted=True, inherited_from=ORDERS),
+            [encode_topic_config_tombstone("orders")],
+        ),
+        (TopicConfigChange("orders", ORDERS_ANEW, deleted=True, inherited_from=A), []),
+        (TopicConfigChange("orders", ORDERS_ANEW, CHECKED), [encode_topic_config("orders", ORDERS_ANEW, CHECKED)]),
     ],
 )
 def test_what_is_stored_for_a_change(change: TopicConfigChange, records: list[StateRecord]) -> None:
@@ -271,7 +289,7 @@ def test_what_is_stored_for_a_change(change: TopicConfigChange, records: list[St
         encode_topic_config("orders", ORDERS, CHECKED), base(A, 5, 50), base(A, 5, 50, topic=ORDERS_ANEW, partition=1)
     )
     if change.topic_id == ORDERS_ANEW and change.deleted:
-        records = [StateRecord(base(A, 5, 50, topic=ORDERS_ANEW, partition=1).key, None)]
+        records = [*records, StateRecord(base(A, 5, 50, topic=ORDERS_ANEW, partition=1).key, None)]
 
     assert view.records_of([change]) == records
 

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
+from unittest.mock import ANY
+from uuid import UUID
 
 import pytest
 
@@ -14,8 +16,9 @@ from fencepost_proxy.config import ProxyConfig
 from fencepost_proxy.net.app import Proxy
 from fencepost_proxy.net.control import TopicFacts
 from fencepost_proxy.session.messages import Store, Stored
+from fencepost_proxy.topics.state import StateView, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
-from fencepost_proxy.types import Address
+from fencepost_proxy.types import Address, Offset
 
 
 def test_a_change_that_crashes_here_is_answered(
@@ -33,6 +36,33 @@ def test_a_change_that_crashes_here_is_answered(
 
     assert told == [Stored(5, "it failed in the proxy, whose log says where")]
     assert "storing virtual configs crashed" in caplog.text
+
+
+def test_inherited_checks_are_reported_at_the_second_look(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def look() -> None:
+        old, new, view = UUID(int=1), UUID(int=2), StateView("cluster")
+        proxy = Proxy(ProxyConfig(upstream=(Address("127.0.0.1", 1),)))
+        proxy._state = SimpleNamespace(view=view)  # type: ignore[assignment]
+        monkeypatch.setattr(proxy, "topic_id", lambda topic: new)
+        view.apply(Offset(0), *encode_topic_config("orders", old, {"check.expected.offsets": "true"}))
+        view.apply(Offset(1), *encode_topic_config("payments", new, {"check.expected.offsets": "true"}))
+        reported = []
+        for _ in range(3):
+            proxy._look_for_replaced()
+            reported.append((proxy._metrics.topics_replaced.value, list(proxy._warnings())))
+        assert reported[0] == (0, [])
+        assert reported[1] == reported[2] == (1, [ANY])
+        assert "orders" in reported[1][1][0]
+        view.apply(Offset(2), *encode_topic_config("orders", new, {"check.expected.offsets": "true"}))
+        proxy._set_replaced(proxy._replaced)
+        assert (proxy._metrics.topics_replaced.value, list(proxy._warnings())) == (0, [])
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(look())
+
+    assert len(caplog.records) == 1
 
 
 def test_one_warning_names_all_topics_that_kafka_may_lose(

@@ -180,6 +180,11 @@ _CHECK_SAYS_MORE: Final = "fencepost check says more. It goes on by itself once 
 #: What an operator should look at although it serves.
 _WARNING: Final[_Table] = (
     (
+        "keep the checks",
+        "Decide for each: set its configs through the proxy (kafka-configs --alter, --add-config or --delete-config), "
+        "or delete it through the proxy. Topics that are deleted through the proxy leave no checks behind.",
+    ),
+    (
         "has grown around the proxy",
         "Nothing brings that order back. Let partitions be added through the proxy only: docs/growing-topics.md.",
     ),

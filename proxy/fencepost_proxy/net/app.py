@@ -220,8 +220,8 @@ class Proxy:
             decompressed_bytes_max=limits.decompressed_bytes_max,
             stamping=not config.unsafe_disable_stamping,
         )
-        owner = worker is None or worker.owner
-        self.switch = Switch(self, exchanges, gate_limits, self.header_names, owner=owner)
+        self._owner = worker is None or worker.owner
+        self.switch = Switch(self, exchanges, gate_limits, self.header_names, owner=self._owner)
         self.links: dict[int, Link] = {}
         self._links_from: Counter[str] = Counter()  # by address
         self._bridges: set[Bridge] = set()
@@ -264,6 +264,9 @@ class Proxy:
         #: Brokers that no connection of a client could be opened to, the last time: since when, and why.
         self._unreachable: dict[NodeId, tuple[float, str]] = {}
         self._warned: set[str] = set()  # of guarded topics that there are
+        #: Topics that inherit checks: at the last look, and of those the ones at the look before that too.
+        self._inheriting: dict[str, UUID] = {}
+        self._replaced: dict[str, UUID] = {}
         self._takeover_until = float("-inf")
         self.traffic = self._metrics.traffic
         self._lists = Lists(
@@ -358,7 +361,7 @@ class Proxy:
                 doors=self,
                 metrics=self._metrics,
                 spawn=self._spawn,
-                owner=self._worker is None or self._worker.owner,
+                owner=self._owner,
             )
             self._reads = GateReads(self._control, state, config.limits.frame_bytes_max)
             self._groups.attach(state)
@@ -695,6 +698,7 @@ class Proxy:
         if all(is_poison(record) for record in records):
             return  # hundreds in a second, where transactions race
         self._doubt_ids(records)
+        self._set_replaced(self._replaced)
         self._policies.clear()
         self._groups.refresh()
         self._note_safe()
@@ -1281,7 +1285,10 @@ class Proxy:
                 self._spawn(self._renew_tag(), "tag")
             if self._expansions is not None:
                 self._expansions.look_after(self._counted_topics())
-            if time.monotonic() - looked_at >= FACTS_SECONDS:
+            seconds = FACTS_SECONDS
+            if self._inheriting.keys() - self._replaced.keys():
+                seconds = min(seconds, self.config.config_lease_seconds)
+            if time.monotonic() - looked_at >= seconds:
                 looked_at = time.monotonic()
                 await self._look_after_topics()
 
@@ -1382,12 +1389,51 @@ class Proxy:
             for topic in topics:
                 if self.topic_id(topic) != before[topic]:
                     self._topic_replaced(topic)
+            self._look_for_replaced()
             there = sorted(topic for topic in gated if self.topic_id(topic) is not None)
             for topic in await self._reads.changed_facts(there):
                 now = time.monotonic()
                 self._perform(self.switch.forget_topic(topic, now, same_log=True), now)
         except UpstreamUnavailable as error:
             _limited_log.warning("topics", "guarded topics could not be looked up", reason=error)
+
+    def _look_for_replaced(self) -> None:
+        """Topics that were deleted and created again at Kafka, and inherit checks.
+
+        Reported at the second look: of a topic that another proxy has created, the configs may still be on their way.
+        """
+        assert self._state is not None
+        view = self._state.view
+        found = {
+            topic: topic_id
+            for topic in view.topic_configs
+            if (topic_id := self.topic_id(topic)) is not None and view.inherits(topic, topic_id)
+        }
+        lasting = {topic: topic_id for topic, topic_id in found.items() if self._inheriting.get(topic) == topic_id}
+        if self._owner:
+            for topic in sorted(topic for topic, topic_id in lasting.items() if self._replaced.get(topic) != topic_id):
+                _log.error(
+                    "a checked topic was deleted and created again at Kafka: it keeps the checks of its predecessor "
+                    "until its configs are set through the proxy, or it is deleted through the proxy",
+                    topic=topic,
+                    topic_id=lasting[topic],
+                    configs=dict(view.configs_set_on(topic, lasting[topic])),
+                )
+        self._inheriting = found
+        self._set_replaced(lasting)
+
+    def _set_replaced(self, topics: Mapping[str, UUID]) -> None:
+        """Those of them that still inherit checks."""
+        assert self._state is not None
+        self._replaced = {topic: each for topic, each in topics.items() if self._state.view.inherits(topic, each)}
+        self._metrics.topics_replaced.value = len(self._replaced) if self._owner else 0
+
+    def _warnings(self) -> Iterable[str]:
+        if self._expansions is not None:
+            yield from self._expansions.warnings()
+        if self._replaced:
+            names = _some(sorted(self._replaced))
+            yield f"Topics that were deleted and created again at Kafka keep the checks of their predecessors: {names}"
 
     async def _refresh(self, topic: str) -> None:
         before, asked_at = self.topic_id(topic), time.monotonic()
@@ -1498,7 +1544,7 @@ class Proxy:
             ),
             last_violation=self._last_violation,
             poisoned=tuple(self._poisoned_status()),
-            warnings=() if self._expansions is None else self._expansions.warnings(),
+            warnings=tuple(self._warnings()),
             transactions=None if self._metrics.transactions is None else self._metrics.transactions(),
         )
 

@@ -23,7 +23,6 @@ from fencepost_proxy.net.status import ExpansionStatus
 from fencepost_proxy.topics import expanding as ex
 from fencepost_proxy.topics.expansions import Expansion, Growth, encode_expansion, encode_partition_count
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest
-from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.types import TopicPartition, Transactor
 
 _T = TypeVar("_T")
@@ -417,7 +416,7 @@ class Expansions:
         """Topics that were deleted around the proxy, and created again: what is stored of the old ones is nobody's.
 
         Only those. A topic that is merely not shown may be one that the proxy's principal may not see just now, and its
-        thresholds and configs would be lost for good.
+        thresholds would be lost for good. Configs stay in any case: the successor inherits its checks.
         """
         there = {}
         for topic_id, topic in self._state.view.counted_incarnations.items():
@@ -439,7 +438,7 @@ class Expansions:
                 or self._state.view.growth(topic, topic_id).pending is not None
             ):
                 return
-            await self._state.append(self._state.view.records_of([TopicConfigChange(topic, topic_id, deleted=True)]))
+            await self._state.append(self._state.view.forget_but_configs(topic_id))
             _log.info("what was stored of a topic that was replaced is forgotten", topic=topic, topic_id=topic_id)
         except FencepostError as error:
             _limited_log.warning("forget", "what is stored of a replaced topic stays", topic=topic, reason=error)

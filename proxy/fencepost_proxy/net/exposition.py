@@ -361,6 +361,13 @@ TABLE: Final[tuple[Section, ...]] = (
                 _lease_seconds,
             ),
             Shown(
+                "fencepost_replaced_topics",
+                _GAUGE,
+                "Topics that were deleted and created again at Kafka and keep the checks of their predecessors until "
+                "an operator decides. The status page names them.",
+                lambda s: s.metrics.topics_replaced.value,
+            ),
+            Shown(
                 "fencepost_idempotence_downgraded_batches_total",
                 _COUNTER,
                 "Batches of topics with idempotence.level=safe that went to Kafka without their producer ids, "

@@ -166,7 +166,8 @@ class GroupKeeper:
             return
         ids = {topic: configs.topic_id for topic, configs in view.topic_configs.items()}
         ids.update((each.topic, each.topic_id) for each in (*view.grown, *view.pending_expansions))
-        self._ids = {topic: topic_id for topic, topic_id in ids.items() if self.grows(topic)}
+        # A record may be of a topic that was deleted: then metadata knows better.
+        self._ids = {topic: self._topic_id(topic) or topic_id for topic, topic_id in ids.items() if self.grows(topic)}
         self._names = {topic_id: topic for topic, topic_id in self._ids.items()}
         grown = any(each.topic in self._ids for each in (*view.grown, *view.pending_expansions))
         if grown or self.watch.groups:

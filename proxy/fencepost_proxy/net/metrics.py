@@ -198,6 +198,7 @@ class Metrics:
         self.expansion_held_seconds = Distribution(_HELD_SECONDS)
         self.expansions_pending = Count()
         self.partitions_withheld = Count()
+        self.topics_replaced = Count()
         self.partitions_handed_over = Count()
         self.partitions_waited_out = Count()
         self.state_fresh_until = state_fresh_until
@@ -320,7 +321,7 @@ class Metrics:
 
     def ended(self) -> None:
         """Its process is gone. Counters never go down, so they stay; all that rises and falls is nothing now."""
-        for each in (self.connections, self.expansions_pending, self.partitions_withheld):
+        for each in (self.connections, self.expansions_pending, self.partitions_withheld, self.topics_replaced):
             each.value = 0
         self.traffic.requests_in_flight = 0
         self.moment = Moment()

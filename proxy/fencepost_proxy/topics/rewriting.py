@@ -110,7 +110,9 @@ def plan_create_topics(version: int, request: Message, known: Known) -> Plan:
                 changes.append(TopicConfigChange(topic.name, _known_id(topic.topic_id), configs, replace=True))
             # Kafka shows a new topic's configs to those who may describe them.
             if version >= 5 and topic.topic_config_error_code == Error.NONE and topic.configs is not None:
-                levels = _levels(known.file_configs(topic.name), configs)
+                # Where none is given, those that the name has from a topic that was deleted at Kafka.
+                set_on_topic = configs or known.view.configs_set_on(topic.name, _known_id(topic.topic_id))
+                levels = _levels(known.file_configs(topic.name), set_on_topic)
                 topic.configs += [
                     Message(name=name, value=shown[0].value, config_source=shown[0].source)
                     for name, shown in levels.items()
@@ -134,10 +136,16 @@ def plan_delete_topics(version: int, request: Message, known: Known) -> Plan:
         refused = [Message(name=name, topic_id=NO_TOPIC_ID) for name in named if known.is_state_topic(name)]
         request.topic_names = [name for name in named if not known.is_state_topic(name)]
     ids = {name: known.topic_id(name) for name in named}
+    recorded = {topic: each.topic_id for topic, each in known.view.topic_configs.items()}
 
     def finish(response: Message) -> list[TopicConfigChange]:
         changes = [
-            TopicConfigChange(topic.name, _known_id(topic.topic_id) or ids.get(topic.name), deleted=True)
+            TopicConfigChange(
+                topic.name,
+                _known_id(topic.topic_id) or ids.get(topic.name),
+                deleted=True,
+                inherited_from=recorded.get(topic.name),
+            )
             for topic in response.responses
             if topic.error_code == Error.NONE
         ]

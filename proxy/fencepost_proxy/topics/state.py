@@ -8,7 +8,7 @@ One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…
 | `stamp-base/<topic id>/<partition>/<producer epoch>/<proposal uuid>` | `{"base"}` | the same, for each epoch |
 | `process/<uuid>` | `{"started_ms", "place"}` | all count: the n-th of them has tag n mod 255 + 1 |
 | `alive/<uuid>` | `{"at_ms"}` | sent again and again; a tombstone when the process ends well |
-| `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone deletes it |
+| `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone: deleted by the proxy |
 | `expansion…/…`, `partition-count/<topic id>` | how topics grow | `expansions.py` says |
 | `withheld/<group>`, `released/…` | groups that wait for new partitions | `withheld.py` says |
 | `poison/<producer id>/…` | transactions that must not commit | `poisoned.py` says |
@@ -45,6 +45,7 @@ from fencepost_proxy.topics.virtual_configs import (
     InvalidConfigValue,
     TopicPolicy,
     parse_value,
+    switches_off,
 )
 from fencepost_proxy.topics.withheld import KINDS as GROUP_KINDS
 from fencepost_proxy.topics.withheld import WithheldView
@@ -86,6 +87,7 @@ class TopicConfigChange:
     `topic_id` – None where neither request nor response tells it: look it up before storing.
     `replace` – `assign` is the whole new set; else it is laid over what is set, and `unset` taken out.
     `deleted` – the topic itself is gone; `topic` is None where it was deleted by an id whose name Kafka kept secret.
+    `inherited_from` – of a deleted topic: the id in the record of its name's configs, before Kafka saw the deletion.
     """
 
     topic: str | None
@@ -94,6 +96,7 @@ class TopicConfigChange:
     unset: frozenset[str] = frozenset()
     replace: bool = False
     deleted: bool = False
+    inherited_from: UUID | None = None
 
 
 def encode_producer_id(proposal: UUID, cluster_id: str, producer_id: ProducerId) -> StateRecord:
@@ -272,14 +275,27 @@ class StateView:
         return MappingProxyType(self._topic_configs)
 
     def configs_set_on(self, topic: str, topic_id: UUID | None) -> Mapping[str, str]:
-        """The virtual configs set on this incarnation of a topic.
+        """The virtual configs set on a topic of that name.
 
-        A record of another incarnation does not apply. `topic_id` None, where it is not known: the record applies.
+        A topic that was deleted and created again at Kafka inherits the checks of its predecessor, and nothing that
+        switches one off: either could otherwise leave it unchecked without a word. `topic_id` None, where it is not
+        known: the record applies as it is.
         """
         found = self._topic_configs.get(topic)
-        if found is None or (topic_id is not None and topic_id != found.topic_id):
+        if found is None:
             return _NOTHING
-        return found.configs
+        if topic_id is None or topic_id == found.topic_id:
+            return found.configs
+        return {name: value for name, value in found.configs.items() if not switches_off(name, value)}
+
+    def inherits(self, topic: str, topic_id: UUID) -> bool:
+        """Whether a check holds for it that was set on another topic of that name."""
+        found = self._topic_configs.get(topic)
+        return (
+            found is not None
+            and found.topic_id != topic_id
+            and TopicPolicy.of(self.configs_set_on(topic, topic_id)).read
+        )
 
     def topic_policy(self, topic: str, topic_id: UUID | None, file_configs: FileConfigs) -> TopicPolicy:
         """What holds for a topic: set on it, else given by the file, else the default."""
@@ -346,23 +362,27 @@ class StateView:
         old = self.configs_set_on(change.topic, change.topic_id)
         kept = {} if change.replace else {name: value for name, value in old.items() if name not in change.unset}
         new = {**kept, **change.assign}
-        if new == old:
+        if new == old and not self.inherits(change.topic, change.topic_id):
             return []
         if new:
             return [encode_topic_config(change.topic, change.topic_id, new)]
         return [encode_topic_config_tombstone(change.topic)]
 
     def _forget(self, change: TopicConfigChange) -> list[StateRecord]:
-        # Only by id: by the time this is stored, a new topic of that name may have configs of its own. What an old
-        # record says of a topic that is gone does no harm, since it does not apply to the new one.
+        # Only by id: by the time this is stored, a new topic of that name may have configs of its own.
         records = [
             encode_topic_config_tombstone(topic)
             for topic, found in self._topic_configs.items()
-            if found.topic_id == change.topic_id
+            if found.topic_id == change.topic_id or (topic == change.topic and found.topic_id == change.inherited_from)
         ]
-        for (topic_id, _), bases in self._stamp_bases.items():
-            if topic_id == change.topic_id:
-                records += [StateRecord(key.encode(), None) for key, _ in bases.values()]
-        if change.topic_id is None:
-            return records
-        return records + self._growths.forget(change.topic_id) + self.groups.forget(change.topic_id)
+        return records + ([] if change.topic_id is None else self.forget_but_configs(change.topic_id))
+
+    def forget_but_configs(self, topic_id: UUID) -> list[StateRecord]:
+        """The tombstones of what is stored of a topic that is gone. Its configs stay for its successor."""
+        records = [
+            StateRecord(key.encode(), None)
+            for (found, _), bases in self._stamp_bases.items()
+            if found == topic_id
+            for key, _ in bases.values()
+        ]
+        return records + self._growths.forget(topic_id) + self.groups.forget(topic_id)

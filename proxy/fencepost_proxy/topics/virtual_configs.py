@@ -141,6 +141,12 @@ def parse_value(name: str, value: str | None) -> str:
     return VIRTUAL_CONFIGS[name].parse(value)
 
 
+def switches_off(name: str, value: str) -> bool:
+    """Whether a topic would be checked less with this than without it."""
+    config = VIRTUAL_CONFIGS.get(name)
+    return config is not None and name not in (EXPECTED_OFFSETS_CARRIER, PARTITIONER) and value == config.default
+
+
 def check_topic_config(name: str, value: str) -> str | None:
     """What is wrong with a virtual config in the config file, None for nothing."""
     if name not in VIRTUAL_CONFIGS:
