@@ -197,6 +197,7 @@ class Around(Counting):
     gate_wait_max_seconds = 1.0
     request_timeout_seconds = 3.0
     decompressed_bytes_max = 20_000
+    read_here_bytes_max = 200
     state_topic = STATE_TOPIC
     passes = PASSES
     state_topic_marks = (STATE_TOPIC.encode(),)
@@ -382,7 +383,10 @@ def _uvarint(data: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _stored(store: m.Store | m.NotePoison, done: bool) -> m.Event:
+def _stored(store: m.Store | m.NotePoison | m.ReadBatches, done: bool) -> m.Event:
+    if isinstance(store, m.ReadBatches):
+        store.read()
+        return m.BatchesRead(store.token)
     if isinstance(store, m.NotePoison):
         return m.PoisonNoted(store.token, done)
     return m.Stored(store.token, None if done else "no")
@@ -569,7 +573,7 @@ class _Run:
         self.wires: list[Wires] = []
         self.control: list[ForControl] = []
         self.control_asked_at: list[float] = []
-        self.stores: list[tuple[int, m.Store | m.NotePoison]] = []
+        self.stores: list[tuple[int, m.Store | m.NotePoison | m.ReadBatches]] = []
         self.buffer = bytearray(RECEIVE_BYTES)
         self.always_fresh = True
 
@@ -802,7 +806,7 @@ class _Run:
                 self.seen.add(("closed", fault and fault.__name__))
             case m.CloseUpstream():
                 wires.upstream_closed = True
-            case m.Store() | m.NotePoison():
+            case m.Store() | m.NotePoison() | m.ReadBatches():
                 self.stores.append((wires.number, command))
             case m.Count(_, label):
                 self.seen.add(("count", label))

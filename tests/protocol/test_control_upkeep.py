@@ -18,6 +18,7 @@ from fencepost_proxy.topics.state import encode_process
 from fencepost_proxy.types import Address, Monotonic, TopicPartition
 from fencepost_proxy.wire import control as wire
 from fencepost_proxy.wire.apis import FETCH, METADATA, PRODUCE
+from fencepost_proxy.wire.batch import HeaderNames
 from tests.support.fake_cluster import FakeCluster
 
 Story = Callable[[FakeCluster, ControlClient], Awaitable[None]]
@@ -133,7 +134,13 @@ def test_the_newest_version_of_all_brokers_is_known_once_all_have_told_theirs() 
 
 def test_configs_of_many_topics_are_read_in_one_request_and_only_changes_are_told(decoded: list[int]) -> None:
     async def story(kafka: FakeCluster, client: ControlClient) -> None:
-        reads = GateReads(client, StateTopic(client, name="s", lease_seconds=1, limits=Limits()), 1)
+        reads = GateReads(
+            client,
+            StateTopic(client, name="s", lease_seconds=1, limits=Limits()),
+            1,
+            names=HeaderNames(),
+            unpacked_bytes_max=1,
+        )
         decoded.clear()
         assert await reads.changed_facts(["orders", "payments", "no-such-topic"]) == ["orders", "payments"]
         assert len(decoded) == 1

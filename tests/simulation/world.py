@@ -189,6 +189,8 @@ class Proxy(Counting):
     gate_wait_max_seconds = 1.0
     request_timeout_seconds = 3.0
     decompressed_bytes_max = 1 << 20
+    #: So little that one batch in some takes longer: it is read elsewhere.
+    read_here_bytes_max = 110
     state_topic = "__state"
     passes = passes_but_for(frozenset({END_TXN}))
     state_topic_marks = (b"__state",)
@@ -430,6 +432,8 @@ class Proxy(Counting):
                 pass
             case sessions.Store():
                 self._store(connection, command)
+            case sessions.ReadBatches():
+                self.later(self.sim.between(0.0, 0.3), self._read_batches, connection, command)
             case sessions.JudgeCommit():
                 JudgeCall(self, connection, command).start()
             case sessions.NotePoison():
@@ -438,6 +442,11 @@ class Proxy(Counting):
                 self._notes.lift(connection, command)
             case _ if link is not None:
                 link.perform(command)
+
+    def _read_batches(self, connection: int, wanted: sessions.ReadBatches) -> None:
+        if connection in self.links:
+            wanted.read()
+        self.tell(connection, sessions.BatchesRead(wanted.token))
 
     def topic_ended(self, link: Link) -> None:
         self.links.pop(link.number, None)

@@ -27,6 +27,7 @@ from fencepost_proxy.wire import batch as product
 from fencepost_proxy.wire.batch import (
     RECORDS_MAX,
     BatchScan,
+    Effort,
     HeaderNames,
     MalformedBatch,
     digest_batch,
@@ -740,9 +741,9 @@ def test_records_without_our_headers_are_not_walked_over() -> None:
 def test_a_header_of_ours_behind_too_many_records_is_refused() -> None:
     batch = _batch([TINY] * 50 + [_record(50, SAYING)])
     limits: Any = {"carrier_base": False, "decompressed_bytes_max": LIMIT}
-    assert scan_batch(batch, NAMES, **limits, steps_max=52).expected_base_offset == 41 - 50
+    assert scan_batch(batch, NAMES, **limits, effort=Effort(LIMIT, 70)).expected_base_offset == 41 - 50
     with pytest.raises(LimitError, match="behind too many records"):
-        scan_batch(batch, NAMES, **limits, steps_max=50)
+        scan_batch(batch, NAMES, **limits, effort=Effort(LIMIT, 50))
 
 
 @pytest.mark.parametrize("records", [1, 3])
@@ -750,7 +751,7 @@ def test_more_record_headers_than_the_steps_are_refused(records: int) -> None:
     batch = _batch([_record(i, [*SAYING, *[("other", None)] * 20]) for i in range(records)])
     limits: Any = {"carrier_base": False, "decompressed_bytes_max": LIMIT}
     with pytest.raises(LimitError, match="more record headers"):
-        scan_batch(batch, NAMES, **limits, steps_max=20)
+        scan_batch(batch, NAMES, **limits, effort=Effort(LIMIT, 30))
 
 
 def test_a_batch_that_compaction_emptied_can_still_be_digested() -> None:

@@ -332,6 +332,7 @@ def test_keys_are_decompressed_under_the_bound() -> None:
     talk.around.settling.add("hashed")
 
     talk.client(ask(("hashed", 2, batch(bytes(5000), key=b"k", compression=1))))
+    talk.read_elsewhere()
 
     assert talk.refusals() == ["too_large"]
 

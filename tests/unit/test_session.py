@@ -48,6 +48,7 @@ class Around(Counting):
     gate_wait_max_seconds: float = 5.0
     request_timeout_seconds: float = 30.0
     decompressed_bytes_max: int = 1 << 20
+    read_here_bytes_max: int = 1 << 20
     header_names: HeaderNames = field(default_factory=HeaderNames)
     refuse_whole_requests: bool = False
     clients_log_in: bool = False
@@ -182,6 +183,12 @@ class Talk:
 
     def counted(self) -> None:
         self.next(m.Count)
+
+    def read_elsewhere(self) -> None:
+        """What takes long is read, in some thread, and the session goes on."""
+        wanted = self.next(m.ReadBatches)
+        wanted.read()
+        self.tell(m.BatchesRead(wanted.token))
 
 
 def frame(body: bytes) -> bytes:

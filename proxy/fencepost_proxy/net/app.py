@@ -62,6 +62,7 @@ from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.doors import READ_SECONDS
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED
+from fencepost_proxy.session.reading import HERE_BYTES_MAX
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.surroundings import Passes, and_addresses, but_for
 from fencepost_proxy.session.switch import Action, ForConnection, ForControl, Report, Switch
@@ -106,6 +107,8 @@ _UNREACHABLE_SECONDS = 30.0
 #: a reset, it could lose an answer that it has not read.
 _LINGER_SECONDS = 1.0
 _WELCOME = "connect "
+#: Requests whose batches are read in threads.
+_READ_AT_ONCE_MAX = 2
 #: Topics that one log line names; the others are counted.
 _NAMED_MAX = 5
 #: Topics of which it is told in the log why their batches lose their producer ids.
@@ -158,6 +161,7 @@ class Proxy:
         self.gate_wait_max_seconds = limits.gate_wait_max_seconds
         self.request_timeout_seconds = limits.request_timeout_seconds
         self.decompressed_bytes_max = limits.decompressed_bytes_max
+        self.read_here_bytes_max = HERE_BYTES_MAX
         self.state_topic = config.state_topic
         self.refuse_whole_requests = config.refusal_scope == "request"
         # A listener takes logins of everybody or of nobody. Clients' connections go to those where the proxy's own have
@@ -227,6 +231,7 @@ class Proxy:
         self._bridges: set[Bridge] = set()
         self._numbers = itertools.count(1)
         self._buffers = Buffers()
+        self._reading = asyncio.Semaphore(_READ_AT_ONCE_MAX)
         self._marked_topic_id: UUID | None = None
         self._state_topic_marks: tuple[bytes, ...] = (config.state_topic.encode(),)
         self._free_bytes = limits.buffered_bytes_max
@@ -363,7 +368,13 @@ class Proxy:
                 spawn=self._spawn,
                 owner=self._owner,
             )
-            self._reads = GateReads(self._control, state, config.limits.frame_bytes_max)
+            self._reads = GateReads(
+                self._control,
+                state,
+                config.limits.frame_bytes_max,
+                names=self.header_names,
+                unpacked_bytes_max=config.limits.decompressed_bytes_max,
+            )
             self._groups.attach(state)
             self._commits.attach(state)
             try:
@@ -1058,6 +1069,9 @@ class Proxy:
             case sessions.NotePoison() | sessions.LiftPoison():
                 self._spawn(self._note_or_lift(connection, command), "note a transaction")
                 return
+            case sessions.ReadBatches():
+                self._spawn(self._read_batches(connection, command), "read batches")
+                return
             case sessions.TopicStale(topic):
                 if topic not in self._refreshing:
                     self._refreshing.add(topic)
@@ -1110,6 +1124,17 @@ class Proxy:
         else:
             stored = await self._commits.lift(wanted.producer_id, wanted.producer_epoch)
         self.session_event(connection, sessions.PoisonNoted(wanted.token, stored))
+
+    async def _read_batches(self, connection: int, wanted: sessions.ReadBatches) -> None:
+        """Few at once: each may take as much memory as the largest batch once it is unpacked."""
+        async with self._reading:
+            if connection not in self.links:
+                return
+            try:
+                await asyncio.to_thread(wanted.read)
+            except Exception as error:
+                _log.crash("reading batches crashed", error)
+        self.session_event(connection, sessions.BatchesRead(wanted.token))
 
     async def _read(self, wanted: ForControl) -> None:
         assert self._reads is not None

@@ -536,7 +536,8 @@ class GroupKeeper:
                     return highest
                 offset = start
                 continue
-            found = consumable_below(
+            found = await asyncio.to_thread(
+                consumable_below,
                 end,
                 memoryview(fetched.records),
                 (Aborted(*each) for each in fetched.aborted),

@@ -12,11 +12,12 @@ from fencepost_proxy.errors import FencepostError
 from fencepost_proxy.net.control import ControlClient, Found, NotYet, TopicFacts, UpstreamUnavailable
 from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.partitions import events as gates
+from fencepost_proxy.partitions.landed import read_landed
 from fencepost_proxy.session.switch import ForControl
 from fencepost_proxy.session.turn import batch_to_send
 from fencepost_proxy.topics.state import encode_stamp_base
 from fencepost_proxy.types import SEQUENCE_MODULUS, LogEndOffset, Offset, ProducerEpoch, TopicPartition
-from fencepost_proxy.wire.batch import parse_batch_header
+from fencepost_proxy.wire.batch import HeaderNames, parse_batch_header
 
 _log = logs.get("net.reads")
 _limited_log = logs.RateLimitedLog(_log)
@@ -24,6 +25,8 @@ _limited_log = logs.RateLimitedLog(_log)
 #: A topic's Kafka configs are read again after that.
 FACTS_SECONDS = 10.0
 _READ_SECONDS = 5.0
+#: More, or what has to be unpacked, is compared outside the event loop.
+_COMPARED_HERE_BYTES = 8 * 1024
 #: How often a tail is read at once again because the log moved meanwhile: waiting would leave every offset to whoever
 #: moves it.
 _CONSISTENT_READS_MAX = 10
@@ -34,9 +37,19 @@ _ENDING = "Prepare"
 
 
 class GateReads:
-    """Answers for one process. `frame_bytes_max` bounds a batch that is read back."""
+    """Answers for one process. `frame_bytes_max` bounds a batch that is read back, `unpacked_bytes_max` its records."""
 
-    def __init__(self, control: ControlClient, state: StateTopic, frame_bytes_max: int) -> None:
+    def __init__(
+        self,
+        control: ControlClient,
+        state: StateTopic,
+        frame_bytes_max: int,
+        *,
+        names: HeaderNames,
+        unpacked_bytes_max: int,
+    ) -> None:
+        self._names = names
+        self._unpacked_bytes_max = unpacked_bytes_max
         self._control = control
         self._state = state
         self._frame_bytes_max = frame_bytes_max
@@ -65,7 +78,7 @@ class GateReads:
             case gates.ReadTail(_, transactional_ids):
                 return await self._tail(partition, transactional_ids)
             case gates.Look(ticket, offset):
-                return gates.Looked(ticket, await self._look(partition, offset))
+                return gates.Looked(ticket, await self._compared(ticket, offset, await self._look(partition, offset)))
             case gates.Resend(ticket):
                 return await self._resend(partition, ticket)
             case gates.PublishBase(_, producer_epoch, base, reason):
@@ -186,6 +199,16 @@ class GateReads:
         except UpstreamUnavailable as error:
             return gates.Unreadable(str(error))
         return gates.OutOfRange()  # below the log start, or compacted away
+
+    async def _compared(self, ticket: gates.Ticket, offset: int, found: gates.LookResult) -> gates.LookResult:
+        if not isinstance(found, gates.Found):
+            return found
+        compared = found.batch, offset, ticket, self._names, self._unpacked_bytes_max
+        if len(found.batch) <= _COMPARED_HERE_BYTES and not parse_batch_header(found.batch).compression:
+            landed = read_landed(*compared)
+        else:
+            landed = await asyncio.to_thread(read_landed, *compared)
+        return gates.Found(found.batch, offset, landed)
 
     async def producer_at(self, partition: TopicPartition, offset: int) -> int | None:
         """Whose batch lies there: -1 if it names no producer, None if it cannot be read."""

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from fencepost_policies.append import Append, Check
 from fencepost_policies.values import value
+from fencepost_proxy.partitions.landed import Landed
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 
@@ -223,9 +224,14 @@ class TailUnknown:
 
 @value
 class Found:
-    """The batch at (or around) the offset that was asked for, as the log has it."""
+    """The batch at (or around) the offset that was asked for, as the log has it.
+
+    `landed` – what `read_landed` says of it at `landed_at`; -1: it has not been read.
+    """
 
     batch: memoryview
+    landed_at: int = -1
+    landed: Landed | None = None
 
 
 @value

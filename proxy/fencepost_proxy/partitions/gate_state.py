@@ -19,7 +19,8 @@ from fencepost_policies.append import Check, Facts, Refusal
 from fencepost_policies.conditional_publish import ConditionalPublish
 from fencepost_proxy.errors import Error
 from fencepost_proxy.partitions.events import Answer, Effect, GateLimits, Tail, Ticket
-from fencepost_proxy.partitions.memory import Landed, Memory
+from fencepost_proxy.partitions.landed import Landed
+from fencepost_proxy.partitions.memory import Memory
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import PartitionResult

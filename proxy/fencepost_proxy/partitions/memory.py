@@ -12,29 +12,14 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from fencepost_policies.append import Refusal
-from fencepost_policies.values import value
 from fencepost_proxy.partitions.events import GateLimits, Kind, Stamp, Ticket
+from fencepost_proxy.partitions.landed import Landed
 
 #: As many batches of a producer as Kafka would know again.
 _PER_PRODUCER = 5
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 _Producer = tuple[int, int]
-
-
-@value
-class Landed:
-    """An acknowledged batch, or one that was found in the log."""
-
-    base_offset: int
-    record_count: int
-    digest: bytes
-    write_id: bytes | None
-    log_append_time_ms: int
-
-    @property
-    def end(self) -> int:
-        return self.base_offset + self.record_count
 
 
 class Memory:

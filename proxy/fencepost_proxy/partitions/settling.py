@@ -32,18 +32,10 @@ from fencepost_proxy.partitions.events import (
     Violation,
 )
 from fencepost_proxy.partitions.gate_state import IN_DOUBT, Phase, chain_of
-from fencepost_proxy.partitions.memory import Landed
+from fencepost_proxy.partitions.landed import Landed, read_landed
 from fencepost_proxy.partitions.publishing import Publishing
 from fencepost_proxy.types import SEQUENCE_MODULUS
-from fencepost_proxy.wire.batch import (
-    BatchHeader,
-    BatchScan,
-    digest_batch,
-    may_be_rewritten,
-    parse_batch_header,
-    same_bytes,
-    scan_batch,
-)
+from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.produce import PartitionResult
 
 #: Answers to a resend that only say that it cannot be had now.
@@ -88,39 +80,9 @@ class Settling(Publishing):
             self._end_mismatch(ticket, there, now, deleted=there is None and gone)
 
     def _read_landed(self, found: Found, offset: int, ticket: Ticket) -> Landed | None:
-        """What the log has at `offset`, None if no batch begins there (or it cannot be decoded)."""
-        try:
-            header = parse_batch_header(found.batch)
-            if header.base_offset != offset or header.is_control:
-                return None
-            limit = self._limits.decompressed_bytes_max
-            scan = scan_batch(found.batch, self._names, carrier_base=False, decompressed_bytes_max=limit)
-            digest = ticket.digest if self._has_its_records(found.batch, header, scan, ticket) else scan.digest
-        except ProtocolError:
-            return None
-        time_ms = header.max_timestamp_ms if header.is_log_append_time else -1
-        return Landed(offset, header.record_count, digest, scan.write_id, time_ms)
-
-    def _has_its_records(self, batch: memoryview, header: BatchHeader, scan: BatchScan, ticket: Ticket) -> bool:
-        """Whether the batch that was found has the ticket's records, though the broker may have written them anew."""
-        if scan.digest == ticket.digest:
-            return True
-        # The broker replaced the timestamps, or the writer did when it made its named write again (Spark does, after a
-        # restart): the rest is compared.
-        named = scan.write_id is not None and scan.write_id == ticket.append.write_id
-        replaced = header.is_log_append_time or named
-        if header.record_count != ticket.append.record_count or not (
-            replaced or may_be_rewritten(scan.digest, ticket.digest)
-        ):
-            return False
-        if replaced and same_bytes(scan.digest, ticket.digest):
-            return True
-        limit = self._limits.decompressed_bytes_max
-        theirs, ours = (
-            digest_batch(each, decompressed_bytes_max=limit, ignore_timestamps=replaced)
-            for each in (batch, ticket.records)
-        )
-        return theirs == ours
+        if found.landed_at == offset:
+            return found.landed
+        return read_landed(found.batch, offset, ticket, self._names, self._limits.decompressed_bytes_max)
 
     # ---- mismatches: whose batch lies there?
 

@@ -18,7 +18,7 @@ needs. They are base classes, one upon the other, since what almost every reques
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
 from fencepost_proxy.session.counted import CountedTurn
@@ -73,6 +73,7 @@ class Connection:
         "_opened_at",
         "_owner_wanted",
         "_probes",
+        "_reading",
         "_received_bytes",
         "_silent_to",
         "_to_client",
@@ -115,6 +116,7 @@ class Connection:
         self._leaving_because = ""
         self._received_bytes = 0  # of the client, in all
         self._silent_to = -1  # where its last frame ends that passes, appends, and has no answer
+        self._reading: tuple[int, Callable[[], None]] | None = None  # batches of a request that is held, by token
         self._probes: list[tuple[Slot, list[bytes | memoryview]]] = []
         self._owner_wanted = False  # another process is to go on with this connection; nothing is read
         self._collecting_bytes = 0
@@ -212,7 +214,9 @@ class Connection:
             self._commands.append(ReadClient(False))
 
     def _nothing_under_way(self) -> bool:
-        return not (self._to_client or self._from_upstream or self._turns or self._turn is not None or self._probes)
+        if self._turn is not None or self._reading is not None:
+            return False
+        return not (self._to_client or self._from_upstream or self._turns or self._probes)
 
     def _has_proved(self, topic: str) -> bool:
         """Whether this client may write the topic, as Kafka has said on this connection, not too long ago."""

@@ -19,13 +19,13 @@ from typing import Final, Protocol
 from fencepost_policies.append import INVALID_PARTITIONS, INVALID_RECORD, Append, Check, Refusal, header_unreadable
 from fencepost_policies.partition_count import CountFacts, check_partition_count
 from fencepost_policies.values import value
-from fencepost_proxy.errors import ClientProtocolError, Error, LimitError, ProtocolError
+from fencepost_proxy.errors import ClientProtocolError, Error
+from fencepost_proxy.session.reading import Readings
 from fencepost_proxy.session.turn import Bid, make_ticket
 from fencepost_proxy.topics.door import Door
 from fencepost_proxy.topics.virtual_configs import UNGUARDED, TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames, MalformedBatch, parse_batch_header
-from fencepost_proxy.wire.keys import record_keys
 from fencepost_proxy.wire.primitives import MALFORMED, join_tags, split_tags
 from fencepost_proxy.wire.produce import PartitionData, ProduceRequest, TopicData
 
@@ -33,8 +33,6 @@ from fencepost_proxy.wire.produce import PartitionData, ProduceRequest, TopicDat
 #: has it as a field of its own; a tag that Kafka has not assigned passes through codecs that do not know it.
 PARTITION_COUNT_TAG: Final = 253
 _INT32 = Struct(">i")
-#: In place of the header names that do not matter here; no name in UTF-8 has these bytes.
-_NO_NAMES: Final = (b"\xff0", b"\xff1")
 
 
 class Surroundings(Protocol):
@@ -111,6 +109,7 @@ class CountedTurn:
     topics: tuple[_Topic, ...]
     unanswered: int = 0
     in_doubt: bool = False
+    readings: Readings | None = None
     _inside: list[Door] = field(default_factory=list)
 
     # ---- in
@@ -118,6 +117,8 @@ class CountedTurn:
     def go_in(self, around: Surroundings, now: float) -> Waits | Admitted:
         """Nothing has happened where it waits."""
         late = now >= self.deadline
+        if self.readings is None:
+            self.readings = Readings(around.header_names, around.decompressed_bytes_max)
         closed = [topic for topic in self.topics if not self._is_admitted(around, topic)]
         if closed and not late:
             return Waits(())
@@ -207,40 +208,36 @@ class CountedTurn:
                     return None
                 verdicts.append(None)
                 continue
-            keys = None
-            if settles and not said and data.records is not None:
-                keys = record_keys(data.records, decompressed_bytes_max=around.decompressed_bytes_max)
-            facts = CountFacts(policy.count_check, count, policy.partitioner, keys, served)
-            try:
-                verdicts.append(check_partition_count(append, declared, facts))
-            except LimitError as error:
-                verdicts.append(_unreadable(name, data, "TOO_LARGE", f"{error}", Error.MESSAGE_TOO_LARGE))
-            except ProtocolError as malformed:
-                verdicts.append(_unreadable(name, data, "MALFORMED", f"{malformed}"))
+            if settles and not said and policy.count_check is Check.ON:
+                assert self.readings is not None
+                assert data.records is not None
+                verdicts.append(self.readings.placed(append, data.records, policy, count))
+                continue
+            facts = CountFacts(policy.count_check, count, policy.partitioner, None, served)
+            verdicts.append(check_partition_count(append, declared, facts))
         return verdicts
 
     def _read(self, around: Surroundings, topic: _Topic, data: PartitionData, now: float) -> Append | Refusal:
         name = topic.data.name
         if isinstance(topic.declared, str):
             return _unreadable(name, data, "PARTITION_COUNT_UNREADABLE", topic.declared)
-        guarded = (around.policy(name) or UNGUARDED).guarded
-        names = around.header_names
-        if not guarded:
-            names = HeaderNames(_NO_NAMES[0], names.partition_count, _NO_NAMES[1])
+        policy = around.policy(name) or UNGUARDED
         bid = Bid(
             self.connection,
             UNGUARDED,
-            names,
+            around.header_names,
             around.decompressed_bytes_max,
             around.shared_producer_id,
             now,
             self.deadline,
         )
-        ticket = make_ticket(bid, TopicPartition(name, data.partition), data)
+        where = TopicPartition(name, data.partition)
+        assert self.readings is not None
+        ticket = make_ticket(bid, where, data, self.readings.of(where, data.records, policy))
         if isinstance(ticket, Refusal):
             return ticket
         append = ticket.append
-        if not guarded and append.unreadable is not None and append.unreadable.header == "baseOffset":
+        if not policy.guarded and append.unreadable is not None and append.unreadable.header == "baseOffset":
             return append  # Kafka says what it thinks of it
         return header_unreadable(append) or append
 
@@ -265,7 +262,13 @@ class CountedTurn:
 
 
 def counted_turn(
-    request: ProduceRequest, policy: Callable[[str], TopicPolicy | None], connection: int, now: float, deadline: float
+    request: ProduceRequest,
+    policy: Callable[[str], TopicPolicy | None],
+    connection: int,
+    now: float,
+    deadline: float,
+    *,
+    readings: Readings | None = None,
 ) -> tuple[ProduceRequest, CountedTurn | None]:
     """The request as it is to go upstream, and what of it concerns counted topics.
 
@@ -288,7 +291,7 @@ def counted_turn(
         without = replace(topic, tags=tags) if tags != topic.tags else topic
         stripped.append(without)
         counted.append(_Topic(without, declared))
-    turn = CountedTurn(connection, request.client_id, now, deadline, tuple(counted))
+    turn = CountedTurn(connection, request.client_id, now, deadline, tuple(counted), readings=readings)
     return replace(request, topics=tuple(stripped)), turn
 
 
@@ -342,9 +345,9 @@ def _refuse_all(refused: dict[TopicPartition, Refusal], topic: _Topic, refusal: 
         refused[TopicPartition(topic.data.name, data.partition)] = refusal
 
 
-def _unreadable(topic: str, data: PartitionData, word: str, reason: str, error_code: int = INVALID_RECORD) -> Refusal:
+def _unreadable(topic: str, data: PartitionData, word: str, reason: str) -> Refusal:
     message = f"{word} topic={topic} partition={data.partition}: {reason}"
-    return Refusal(error_code, word.lower(), message)
+    return Refusal(INVALID_RECORD, word.lower(), message)
 
 
 def partition_counts(topics: Iterable[object]) -> Iterator[tuple[str, int]]:

@@ -35,7 +35,9 @@ class AtDoors(AtTransactions):
         if turn.counted is None:
             deadline = now + min(around.gate_wait_max_seconds, max(turn.request.timeout_ms, 0) / 3000)
             policy = self._policy_for(turn)
-            turn.request, turn.counted = counted_turn(turn.request, policy, self.connection, now, deadline)
+            turn.request, turn.counted = counted_turn(
+                turn.request, policy, self.connection, now, deadline, readings=turn.readings
+            )
             if turn.counted is None:
                 return False
         came = turn.counted.go_in(around, now)

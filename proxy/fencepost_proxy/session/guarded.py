@@ -13,11 +13,11 @@ whether this client may write (`_prove_write`). Where clients log in it is asked
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
-from fencepost_policies.append import Refusal
+from fencepost_policies.append import Check, Refusal
 from fencepost_proxy.errors import ClientProtocolError, Error, UpstreamProtocolError
 from fencepost_proxy.partitions.events import Answered, Lost, Offered, Sent, Ticket, Withdrawn
 from fencepost_proxy.partitions.gate_state import sent_behind
@@ -26,8 +26,9 @@ from fencepost_proxy.session.counted import producer_of
 from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.doors import AtDoors
 from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED, downgraded, levelled_turn
-from fencepost_proxy.session.messages import Count, ToGate, TopicStale
+from fencepost_proxy.session.messages import Count, ReadBatches, ToGate, TopicStale
 from fencepost_proxy.session.proofs import PROVES_NOTHING
+from fencepost_proxy.session.reading import Readings
 from fencepost_proxy.session.slots import Answer, Failed, Slot
 from fencepost_proxy.session.turn import NOTHING_DENIED, Bid, Turn, make_ticket, refused
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -85,8 +86,15 @@ class GuardedProduce(AtDoors):
 
     # ---- a request, and what it wants of which gate
 
-    def _produce(self, frame: memoryview, now: float, denied: Mapping[str, int] = NOTHING_DENIED) -> None:
-        """`denied` – topics that its client may not write, and Kafka's words, where it was asked first."""
+    def _produce(
+        self,
+        frame: memoryview,
+        now: float,
+        denied: Mapping[str, int] = NOTHING_DENIED,
+        readings: Readings | None = None,
+    ) -> None:
+        """`denied` – topics that its client may not write, and Kafka's words, where it was asked first. `readings` –
+        of its batches, where that took long."""
         around = self._around
         request = parse_produce_request(frame)
         self.client_id = request.client_id
@@ -115,6 +123,11 @@ class GuardedProduce(AtDoors):
                     request, unproved, answer_by, lambda told: self._produce(frame, self._now, {**denied, **told})
                 )
                 return
+        if readings is None and around.fresh(now):
+            readings = self._wanted_readings(request, denied, now)
+            if not readings.here():
+                self._read_elsewhere(readings, lambda: self._produce(frame, self._now, denied, readings))
+                return
         slot = Slot(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
         starts_at = self._received_bytes - self._client.unread_bytes - len(frame)
         turn = Turn(
@@ -124,6 +137,7 @@ class GuardedProduce(AtDoors):
             received_at=now,
             offered_at=now,
             denied=denied,
+            readings=readings,
         )
         if self._failed_chains:
             # Whatever is read from here on was sent knowing of those.
@@ -146,6 +160,36 @@ class GuardedProduce(AtDoors):
         if not turn.at_door:
             self._chains_fail_at_door(slot, turn)
             self._to_gates(turn, now)
+
+    def _wanted_readings(self, request: ProduceRequest, denied: Mapping[str, int], now: float) -> Readings:
+        """What has to be known of its batches, before anything is decided about them."""
+        around = self._around
+        readings = Readings(around.header_names, around.decompressed_bytes_max, around.read_here_bytes_max)
+        request, _ = levelled_turn(request, around.policy, now)  # which may take producer ids off
+        for topic in request.topics:
+            policy = around.policy(topic.name)
+            if policy is None or topic.name in denied or topic.name == around.state_topic:
+                continue
+            if policy.guarded or policy.count_check is not Check.OFF:
+                placed = policy.partitioner is not None and around.settles(topic.name, now)
+                count = around.partition_count(topic.name, now) if placed else None
+                for data in topic.partitions:
+                    readings.want(TopicPartition(topic.name, data.partition), data.records, policy, count)
+        return readings
+
+    def _read_elsewhere(self, readings: Readings, done: Callable[[], None]) -> None:
+        """Nothing behind its request is read meanwhile."""
+        token = self._next_token = self._next_token + 1
+        self._held = True
+        self._reading = token, done
+        self._commands.append(ReadBatches(token, readings.elsewhere))
+
+    def _batches_read(self, token: int) -> None:
+        if self._reading is None or self._reading[0] != token:
+            return
+        (_, done), self._reading, self._held = self._reading, None, False
+        if not (self.client_gone or self.upstream_gone or self._closing):
+            done()
 
     def _look_at_door(self, now: float) -> None:
         """A door was opened, metadata has answered, or time has passed: may what waits there go in?"""
@@ -400,7 +444,8 @@ class GuardedProduce(AtDoors):
         key = TopicPartition(topic.name, data.partition)
         if key in turn.tickets or key in turn.results:
             raise ClientProtocolError(f"a Produce request names {key} twice")
-        ticket = make_ticket(bid, key, data)
+        assert turn.readings is not None
+        ticket = make_ticket(bid, key, data, turn.readings.of(key, data.records, bid.policy))
         if isinstance(ticket, Refusal):
             self._refuse(turn, key, ticket)
             turn.misread.append((key, producer_of(data)))

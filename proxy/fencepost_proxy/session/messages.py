@@ -6,6 +6,7 @@ often. Whoever cannot write them at once makes a copy.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from uuid import UUID
 
 from fencepost_policies.values import value
@@ -119,6 +120,13 @@ class PoisonNoted:
 
 
 @value
+class BatchesRead:
+    """To a `ReadBatches`: it has been carried out."""
+
+    token: int
+
+
+@value
 class TopicNews:
     """A door was opened, or metadata has told a count: look again whether what waits there may go in."""
 
@@ -153,6 +161,7 @@ Event = (
     | Replied
     | Judged
     | PoisonNoted
+    | BatchesRead
     | TopicNews
     | Leave
     | Tick
@@ -287,6 +296,17 @@ class LiftPoison:
 
 
 @value
+class ReadBatches:
+    """Call `read` where it delays nothing else. Answer with `BatchesRead(token)`, whatever comes of it.
+
+    Not worth while any more once the connection is gone.
+    """
+
+    token: int
+    read: Callable[[], None]
+
+
+@value
 class Handed:
     """What there is to a session in which nothing is under way: enough for another process to go on with it.
 
@@ -368,6 +388,7 @@ Command = (
     | JudgeCommit
     | NotePoison
     | LiftPoison
+    | ReadBatches
     | LoginFailed
     | HandOver
     | TopicStale

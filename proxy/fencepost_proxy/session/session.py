@@ -27,6 +27,7 @@ from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.logins import LOGIN_BYTES_MAX
 from fencepost_proxy.session.messages import (
+    BatchesRead,
     ClientBytes,
     ClientLost,
     ClientPassed,
@@ -142,6 +143,8 @@ class Session(ShortWay):
                     self._judged(token, verdict)
                 case PoisonNoted(token, stored):
                     self._poison_noted(token, stored=stored)
+                case BatchesRead(token):
+                    self._batches_read(token)
                 case ClientLost():
                     self._client_lost(now)
                 case UpstreamLost(reason):

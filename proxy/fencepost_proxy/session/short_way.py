@@ -18,15 +18,18 @@ from uuid import UUID
 
 from fencepost_policies.append import Refusal
 from fencepost_policies.values import value
+from fencepost_proxy.errors import LimitError
 from fencepost_proxy.session.connection import REQUEST_BYTES_MIN, REQUEST_PREFIX, RESPONSE_BYTES_MIN
 from fencepost_proxy.session.cutter import LENGTH_BYTES
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.guarded import PRODUCE_BY_ID, GuardedProduce, due_by
+from fencepost_proxy.session.reading import HERE_STEPS_MAX, read_batch
 from fencepost_proxy.session.slots import Answer, Single, Slot
 from fencepost_proxy.session.surroundings import Surroundings
 from fencepost_proxy.session.turn import Turn, make_ticket, sent_batch
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import PRODUCE
+from fencepost_proxy.wire.batch import Effort
 from fencepost_proxy.wire.produce import (
     FLEXIBLE,
     PartitionData,
@@ -239,8 +242,20 @@ class ShortWay(GuardedProduce):
             return None
         wait_seconds = min(around.gate_wait_max_seconds, max(known.timeout_ms, 0) / 3000)
         bid = self._bid(policy, None, now, now + wait_seconds)
-        ticket = make_ticket(bid, key, PartitionData(partition, frame[start:end], b""))
-        if isinstance(ticket, Refusal):
+        records = frame[start:end]
+        try:
+            scan = read_batch(
+                key,
+                records,
+                around.header_names,
+                carrier_base=policy.carrier_base,
+                bytes_max=around.decompressed_bytes_max,
+                effort=Effort(around.read_here_bytes_max, HERE_STEPS_MAX),
+            )
+        except LimitError:
+            scan = None
+        ticket = scan and make_ticket(bid, key, PartitionData(partition, records, b""), scan)
+        if ticket is None or isinstance(ticket, Refusal):
             around.release(len(frame))
             return None
         ticket.leader_epoch = around.leader_epoch(key)

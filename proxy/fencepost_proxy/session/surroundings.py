@@ -54,6 +54,8 @@ class Surroundings(counted.Surroundings, Protocol):
     gate_wait_max_seconds: float
     request_timeout_seconds: float
     decompressed_bytes_max: int
+    #: Of a request's batches, once unpacked; see `Readings`.
+    read_here_bytes_max: int
     header_names: HeaderNames
     refuse_whole_requests: bool
     #: Whether Kafka knows each client by a login of its own; else each is to it who the proxy is, and may what it may.

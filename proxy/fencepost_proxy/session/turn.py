@@ -12,22 +12,20 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from fencepost_policies.append import Append, Refusal
+from fencepost_policies.append import Refusal
 from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM, Level, check_idempotence
 from fencepost_policies.values import value
-from fencepost_proxy.errors import Error, LimitError, ProtocolError
+from fencepost_proxy.errors import Error
 from fencepost_proxy.partitions.events import Ticket
+from fencepost_proxy.session.reading import Readings, append_of, read_batch
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import (
     HEADER_BYTES,
     BatchScan,
     HeaderNames,
-    require_single_batch,
-    scan_batch,
     stamp_batch,
     stamped_header,
-    verify_crc,
     zero_base_offset,
 )
 from fencepost_proxy.wire.produce import (
@@ -62,6 +60,7 @@ class Turn:
     – where its logs start was one; `said` – topics of which Kafka has answered whether its client may write.
     `denied` – topics that its client may not write, and Kafka's words; it has been asked before anything else was done.
     `notes` – of failed appends of a transaction that are not stored yet; None: it has not been asked whether there are.
+    `readings` – what its batches say.
     """
 
     request: ProduceRequest
@@ -87,6 +86,7 @@ class Turn:
     said: frozenset[str] = frozenset()
     denied: Mapping[str, int] = field(default_factory=lambda: NOTHING_DENIED)
     notes: int | None = None
+    readings: Readings | None = None
 
     @property
     def complete(self) -> bool:
@@ -234,26 +234,17 @@ class Bid:
     transactional_id: str | None = None
 
 
-def make_ticket(bid: Bid, partition: TopicPartition, data: PartitionData) -> Ticket | Refusal:
-    """Reads a batch as far as the gate has to know it. A batch that cannot be read is refused, not the connection."""
-    where = f"topic={partition.topic} partition={partition.partition}"
-    if data.records is None:
-        return Refusal(Error.INVALID_RECORD, "no_records", f"NO_RECORDS {where}: no record batch for this partition")
-    try:
-        header = require_single_batch(data.records)
-        if not verify_crc(data.records):
-            return Refusal(Error.CORRUPT_MESSAGE, "corrupt", f"CORRUPT {where}: the batch does not match its CRC")
-        scan = scan_batch(
-            data.records,
-            bid.names,
-            carrier_base=bid.policy.carrier_base,
-            decompressed_bytes_max=bid.decompressed_bytes_max,
-            header=header,
-        )
-    except LimitError as limit:
-        return Refusal(Error.MESSAGE_TOO_LARGE, "too_large", f"TOO_LARGE {where}: {limit}")
-    except ProtocolError as error:
-        return Refusal(Error.INVALID_RECORD, "malformed", f"MALFORMED {where}: {error}")
+def make_ticket(
+    bid: Bid, partition: TopicPartition, data: PartitionData, scan: BatchScan | Refusal | None = None
+) -> Ticket | Refusal:
+    """What the gate has to know of a batch. `scan` – what it says, where it was read already."""
+    scan = scan or read_batch(
+        partition, data.records, bid.names, carrier_base=bid.policy.carrier_base, bytes_max=bid.decompressed_bytes_max
+    )
+    if isinstance(scan, Refusal):
+        return scan
+    assert data.records is not None
+    where, header = f"topic={partition.topic} partition={partition.partition}", scan.header
     if header.is_control:
         return Refusal(Error.INVALID_RECORD, "control_batch", f"CONTROL_BATCH {where}: only brokers write these")
     if header.producer_id >= MADE_UP_IDS_FROM:
@@ -266,7 +257,7 @@ def make_ticket(bid: Bid, partition: TopicPartition, data: PartitionData) -> Tic
     return Ticket(
         connection=bid.connection,
         partition=partition,
-        append=_append(partition, scan),
+        append=append_of(partition, scan),
         records=data.records,
         digest=scan.digest,
         check=bid.policy.check,
@@ -277,25 +268,6 @@ def make_ticket(bid: Bid, partition: TopicPartition, data: PartitionData) -> Tic
         alone=bid.alone,
         taken_over=bid.taken_over,
         transactional_id=bid.transactional_id,
-    )
-
-
-def _append(partition: TopicPartition, scan: BatchScan) -> Append:
-    header = scan.header
-    return Append(
-        topic=partition.topic,
-        partition=partition.partition,
-        record_count=header.record_count,
-        expected_base_offset=scan.expected_base_offset,
-        contradiction=scan.contradiction,
-        unreadable=scan.unreadable,
-        partition_count=scan.partition_count,
-        write_id=scan.write_id,
-        producer_id=header.producer_id,
-        producer_epoch=header.producer_epoch,
-        base_sequence=header.base_sequence,
-        transactional=header.is_transactional,
-        max_timestamp_ms=scan.max_timestamp_ms,
     )
 
 

@@ -47,6 +47,7 @@ __all__ = [
     "RECORDS_MAX",
     "BatchHeader",
     "BatchScan",
+    "Effort",
     "HeaderNames",
     "MalformedBatch",
     "digest_batch",
@@ -85,6 +86,10 @@ _PRODUCER_AT = 43
 _UINT32 = Struct(">I")
 _UINT16 = Struct(">H")
 _PRODUCER = Struct(">qhi")
+
+#: Above, records are searched where they are unpacked; a copy of more takes long, and a walk needs one.
+_COPIED_BYTES_MAX = 32 << 20
+_SMALL_BYTES = 1 << 20
 
 _INT32_MAX = 0x7FFFFFFF
 _INT64_MAX = 0x7FFFFFFFFFFFFFFF
@@ -187,6 +192,34 @@ class HeaderNames:
     partition_count: bytes = b"partition-count"
     write_id: bytes = b"write-id"
 
+    @property
+    def all(self) -> tuple[bytes, bytes, bytes]:
+        return self.expected_offset, self.partition_count, self.write_id
+
+
+class Effort:
+    """What reading may still take: bytes once unpacked, and steps. A step is a record walked over, or a header of one;
+    so as not to be for nothing, a batch is some."""
+
+    __slots__ = ("bytes_left", "steps_left")
+
+    def __init__(self, bytes_left: int, steps_left: int) -> None:
+        self.bytes_left = bytes_left
+        self.steps_left = steps_left
+
+    def take(self, byte_count: int, steps: int) -> None:
+        """Raises LimitError where there is not so much left."""
+        if byte_count > self.bytes_left or steps > self.steps_left:
+            raise LimitError(
+                f"record batches of a request take more than is left to read them: {self.bytes_left} bytes once "
+                f"decompressed, {self.steps_left} records and record headers; send smaller batches"
+            )
+        self.bytes_left -= byte_count
+        self.steps_left -= steps
+
+
+_BATCH_STEPS = 10
+
 
 class BatchScan(NamedTuple):
     """What one batch says, and over which records.
@@ -217,7 +250,7 @@ def scan_batch(
     carrier_base: bool,
     decompressed_bytes_max: int,
     header: BatchHeader | None = None,
-    steps_max: int = RECORDS_MAX,
+    effort: Effort | None = None,
 ) -> BatchScan:
     """Reads one complete batch of a Produce request.
 
@@ -228,20 +261,33 @@ def scan_batch(
 
     Raises MalformedBatch where the batch is not what `require_single_batch` wants, or a record that is looked at is
     malformed; LimitError where it unpacks to more than `decompressed_bytes_max` bytes, has more than `RECORDS_MAX`
-    records, or takes more than `steps_max` steps: a step is a record walked over, or a record header. The CRC is not
-    checked. `header` is what `require_single_batch` said, if it was asked already.
+    records, or takes more than is left of `effort`, from which is taken what it has used. The CRC is not checked.
+    `header` is what `require_single_batch` said, if it was asked already.
     """
     if header is None:
         header = require_single_batch(records)
     if header.record_count > RECORDS_MAX:
         raise _too_many(f"{header.record_count} records", RECORDS_MAX)
-    payload = _payload(records, header, decompressed_bytes_max)
+    effort = effort or Effort(max(decompressed_bytes_max, len(records)), 2 * RECORDS_MAX)
+    unpacked = decompress(
+        header.compression, records[HEADER_BYTES:], bytes_max=min(decompressed_bytes_max, effort.bytes_left)
+    )
+    effort.take(len(unpacked), _BATCH_STEPS)
+    says_something = len(unpacked) <= _SMALL_BYTES or any(find(unpacked, name) >= 0 for name in names.all)
+    if says_something and len(unpacked) > _COPIED_BYTES_MAX:
+        raise LimitError(
+            f"a record batch with headers for the proxy has {len(unpacked)} bytes once decompressed, and the limit is "
+            f"{_COPIED_BYTES_MAX}; send smaller batches"
+        )
+    payload = bytes(unpacked) if says_something else unpacked
     try:
         end, first, _ = _record_start(payload, 0)
         if end > len(payload):
             raise Malformed("the first claims more bytes than its batch has")
         newest = _newest_delta(payload, header, first)
-        said = _read_headers(payload, header.record_count, names, steps_max)
+        said = _Said(names, effort)
+        if isinstance(payload, bytes):
+            _read_headers(payload, header.record_count, said)
         digest = _digest(payload, header, first)
     except MALFORMED as error:
         raise MalformedBatch(f"a record of a batch is malformed: {reason_of(error)}") from error
@@ -268,8 +314,7 @@ def _too_many(what: str, limit: int) -> LimitError:
 
 
 def _payload(records: memoryview, header: BatchHeader, bytes_max: int) -> bytes:
-    """The records section, unpacked. As bytes, since searching and indexing those is what Python does fastest: the
-    copy costs a fiftieth of the search."""
+    """The records section, unpacked. As bytes, since indexing those is what Python does fastest."""
     return bytes(decompress(header.compression, records[HEADER_BYTES:], bytes_max=bytes_max))
 
 
@@ -281,7 +326,7 @@ def _timestamp(header: BatchHeader, delta: int) -> int:
     return timestamp
 
 
-def _record_start(data: bytes, at: int) -> tuple[int, int, int]:
+def _record_start(data: bytes | memoryview, at: int) -> tuple[int, int, int]:
     """Where the record at `at` ends, its timestamp delta, and where its offset delta is."""
     length, at = read_varint(data, at)
     if length < 0:
@@ -305,7 +350,7 @@ _TIMESTAMP_SLACK_MS = 1000
 _TIMED_RECORDS_MAX = 1000
 
 
-def _newest_delta(payload: bytes, header: BatchHeader, first: int) -> int:
+def _newest_delta(payload: bytes | memoryview, header: BatchHeader, first: int) -> int:
     """The highest timestamp delta of the records looked at: the first, or more where that says too little."""
     first_ms = header.base_timestamp_ms + first
     if header.record_count == 1 or 0 <= first_ms <= header.max_timestamp_ms <= first_ms + _TIMESTAMP_SLACK_MS:
@@ -323,13 +368,11 @@ def _newest_delta(payload: bytes, header: BatchHeader, first: int) -> int:
 _WALKED_RECORDS_MAX = 2
 
 
-def _read_headers(payload: bytes, count: int, names: HeaderNames, steps_max: int) -> _Said:
-    said = _Said(names, steps_max)
+def _read_headers(payload: bytes, count: int, said: _Said) -> None:
     if count <= _WALKED_RECORDS_MAX:
         _walk_headers(payload, count, said)
     else:
         _search_headers(payload, count, said)
-    return said
 
 
 def _walk_headers(payload: bytes, count: int, said: _Said) -> None:
@@ -356,7 +399,7 @@ def _search_headers(payload: bytes, count: int, said: _Said) -> None:
     record adds nothing, be it a header or not. That spares most of the work where each record has its own expectation.
     """
     total = len(payload)
-    walked_max = min(count, said.steps_left)
+    walked_max = min(count, said.effort.steps_left)
     startswith = payload.startswith
     offset_name, count_name, id_name = said.needles
     offset_at, count_at, id_at = (_find(payload, name, 0) for name in said.needles)
@@ -367,7 +410,7 @@ def _search_headers(payload: bytes, count: int, said: _Said) -> None:
         others_at = count_at if count_at < id_at else id_at
         hit = offset_at if offset_at < others_at else others_at
         if hit == total:
-            return
+            break
         while index < walked_max:
             length = payload[at]
             if length < 0x80:
@@ -427,6 +470,7 @@ def _search_headers(payload: bytes, count: int, said: _Said) -> None:
                 digits_end = _NO_BASE
         at = end
         index += 1
+    said.effort.take(0, index)
 
 
 def _is_in_place(payload: bytes, at: int, length: int, index: int) -> bool:
@@ -470,19 +514,19 @@ class _Said:
     __slots__ = (
         "agreeing_count",
         "contradiction",
+        "effort",
         "expected_base_offset",
         "names",
         "needles",
         "partition_count",
-        "steps_left",
         "unreadable",
         "write_id",
     )
 
-    def __init__(self, names: HeaderNames, steps_max: int) -> None:
+    def __init__(self, names: HeaderNames, effort: Effort) -> None:
         self.names = names
-        self.steps_left = steps_max
-        self.needles = (names.expected_offset, names.partition_count, names.write_id)
+        self.effort = effort
+        self.needles = names.all
         self.expected_base_offset: int | None = None
         self.contradiction: Contradiction | None = None
         self.unreadable: Unreadable | None = None
@@ -516,9 +560,9 @@ class _Said:
         header_count, at = read_varint(data, at)
         if header_count < 0 or header_count * 2 > end - at:
             raise Malformed(f"it claims {header_count} headers")
-        self.steps_left -= header_count
-        if self.steps_left < 0:
+        if header_count > self.effort.steps_left:
             raise _too_many("more record headers than are read", RECORDS_MAX)
+        self.effort.steps_left -= header_count
         needles = self.needles
         seen: tuple[bytes, ...] = ()
         for _ in range(header_count):
@@ -629,7 +673,7 @@ _RECORD = Struct(">QIc")  # of one record: timestamp, length of the rest, attrib
 _UINT64_MAX = 0xFFFFFFFFFFFFFFFF
 
 
-def _digest(payload: bytes, header: BatchHeader, first: int) -> bytes:
+def _digest(payload: bytes | memoryview, header: BatchHeader, first: int) -> bytes:
     """`first` is the timestamp delta of the first record."""
     start = _DIGEST.pack((header.base_timestamp_ms + first) & _UINT64_MAX, header.record_count)
     return start + xxh3_128_digest(payload, _SEED)

@@ -6,6 +6,7 @@ unpacks to gigabytes costs at most `bytes_max` bytes and the time to fill them.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from struct import Struct
 from typing import Any
@@ -24,6 +25,7 @@ CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 
 _FIRST_TRY_BYTES_MIN = 64 * 1024
 _GROWTH = 8
+_MAPPED_BYTES_MIN = 1024 * 1024
 
 #: Java's snappy stream (xerial): this magic, two 32-bit versions, then blocks with 32-bit lengths in front.
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
@@ -61,11 +63,17 @@ def _too_large(name: str, data: memoryview, bytes_max: int) -> LimitError:
     )
 
 
+def _buffer(byte_count: int) -> memoryview:
+    """So many bytes to decompress into. A large bytearray would be filled with zeros first, for which Python holds all
+    threads up; mapped memory is not touched before it is written to."""
+    return memoryview(mmap.mmap(-1, byte_count) if byte_count > _MAPPED_BYTES_MIN else bytearray(byte_count))
+
+
 def _stream(into: Callable[[Any, Any], int], name: str, data: memoryview, bytes_max: int) -> memoryview:
     """Tries a buffer that fits what compresses as records do, and larger ones where it does not."""
     capacity = min(bytes_max, max(_FIRST_TRY_BYTES_MIN, _GROWTH * len(data)))
     while True:
-        out = bytearray(capacity)
+        out = _buffer(capacity)
         try:
             written = into(data, out)
         except cramjam.DecompressionError as error:
@@ -76,7 +84,7 @@ def _stream(into: Callable[[Any, Any], int], name: str, data: memoryview, bytes_
                 raise _too_large(name, data, bytes_max) from error
             capacity = min(bytes_max, capacity * _GROWTH)
             continue
-        return memoryview(out)[:written]
+        return out[:written]
 
 
 def _snappy(data: memoryview, bytes_max: int) -> memoryview:
@@ -90,7 +98,7 @@ def _snappy(data: memoryview, bytes_max: int) -> memoryview:
         total = sum(sizes)
         if total > bytes_max:
             raise _too_large("snappy", data, bytes_max)
-        out = memoryview(bytearray(total))
+        out = _buffer(total)
         at = 0
         for block, size in zip(blocks, sizes, strict=True):
             cramjam.snappy.decompress_raw_into(block, out[at : at + size])

@@ -1,0 +1,219 @@
+"""What the batches of one Produce request say: each is read once, before the request comes to a door or a gate.
+
+How long that takes is the client's to say: a few kilobytes may unpack to 100 MiB, or to a million records. So little is
+read at once (`Readings.here`). The rest is read outside the event loop, by `Readings.elsewhere` in a thread
+(`messages.ReadBatches`): decompression, CRC and search let other threads run meanwhile, and what walks over records is
+interrupted by the interpreter. Nothing else of the connection happens until then. What takes too long even there is
+refused (MESSAGE_TOO_LARGE).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from fencepost_policies.append import Append, Refusal
+from fencepost_policies.partition_count import CountFacts, check_partition_count
+from fencepost_policies.partitioners import Partitioner
+from fencepost_policies.values import value
+from fencepost_proxy.errors import Error, LimitError, ProtocolError
+from fencepost_proxy.topics.virtual_configs import TopicPolicy
+from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.wire.batch import (
+    RECORDS_MAX,
+    BatchScan,
+    Effort,
+    HeaderNames,
+    MalformedBatch,
+    require_single_batch,
+    scan_batch,
+    verify_crc,
+)
+from fencepost_proxy.wire.keys import record_keys
+
+_T = TypeVar("_T")
+
+#: What is read at once, all batches of a request together: some milliseconds. `ReadBatches` is for more.
+HERE_BYTES_MAX = 1_310_720
+HERE_STEPS_MAX = 5_000
+#: What is read of one request at all, in the largest batches that are taken.
+_LARGEST_MAX = 4
+_KEYS_BYTES_MAX = 32 << 20
+#: Placing a key takes as long as reading so many times its bytes.
+_KEY_EFFORT = 32
+#: In place of the header names that do not matter; no name in UTF-8 has these bytes.
+_NO_NAMES = (b"\xff0", b"\xff1")
+
+
+@value
+class _Wanted:
+    where: TopicPartition
+    records: memoryview | None
+    policy: TopicPolicy
+    count: int | None
+
+
+class Readings:
+    """`names`, `bytes_max` – as for `scan_batch`. `here_bytes_max` – what may be read at once."""
+
+    def __init__(self, names: HeaderNames, bytes_max: int, here_bytes_max: int = HERE_BYTES_MAX) -> None:
+        self._names = names
+        self._bytes_max = bytes_max
+        self._here_bytes_max = here_bytes_max
+        self._wanted: list[_Wanted] = []
+        self._found: dict[tuple[TopicPartition, bool, bool], BatchScan | Refusal] = {}
+        self._placed: dict[tuple[TopicPartition, Partitioner, int], Refusal | None] = {}
+
+    def want(self, where: TopicPartition, records: memoryview | None, policy: TopicPolicy, count: int | None) -> None:
+        """`count` – of the topic's partitions, where its keys are to be placed over them; else None."""
+        self._wanted.append(_Wanted(where, records, policy, count))
+
+    def here(self) -> bool:
+        """Reads all that is wanted; False: that takes too long, `elsewhere` is to do it."""
+        effort = Effort(self._here_bytes_max, HERE_STEPS_MAX)
+        try:
+            for each in self._wanted:
+                self._read(each, effort)
+        except LimitError:
+            return False
+        return True
+
+    def elsewhere(self) -> None:
+        """In another thread. Nobody else looks at these readings meanwhile."""
+        effort = Effort(_LARGEST_MAX * self._bytes_max, _LARGEST_MAX * RECORDS_MAX)
+        for each in self._wanted:
+            try:
+                self._read(each, effort)
+            except LimitError as limit:
+                refusal = _too_large(each.where, limit)
+                self._found.setdefault(_key(each.where, each.policy), refusal)
+                if each.count is not None and each.policy.partitioner is not None:
+                    self._placed.setdefault((each.where, each.policy.partitioner, each.count), refusal)
+
+    def of(self, where: TopicPartition, records: memoryview | None, policy: TopicPolicy) -> BatchScan | Refusal:
+        """What the batch says, under this policy."""
+        return self._now(lambda effort: self._scan(where, records, policy, effort), where)
+
+    def placed(self, append: Append, records: memoryview, policy: TopicPolicy, count: int) -> Refusal | None:
+        """Where its keys do not all belong to its partition, of so many."""
+        where = TopicPartition(append.topic, append.partition)
+        return self._now(lambda effort: self._place(append, records, policy, count, effort), where)
+
+    def _now(self, read: Callable[[Effort], _T], where: TopicPartition) -> _T | Refusal:
+        """It was read already; unless what its topic demands has changed since."""
+        try:
+            return read(Effort(self._here_bytes_max, HERE_STEPS_MAX))
+        except LimitError:
+            message = f"TRY_AGAIN topic={where.topic} partition={where.partition}: its topic has changed meanwhile"
+            return Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message)
+
+    def _read(self, wanted: _Wanted, effort: Effort) -> None:
+        found = self._scan(wanted.where, wanted.records, wanted.policy, effort)
+        if isinstance(found, BatchScan) and wanted.count is not None and wanted.records is not None:
+            self._place(append_of(wanted.where, found), wanted.records, wanted.policy, wanted.count, effort)
+
+    def _scan(
+        self, where: TopicPartition, records: memoryview | None, policy: TopicPolicy, effort: Effort
+    ) -> BatchScan | Refusal:
+        key = _key(where, policy)
+        found = self._found.get(key)
+        if found is None:
+            names = self._names
+            if not policy.guarded:
+                names = HeaderNames(_NO_NAMES[0], names.partition_count, _NO_NAMES[1])
+            found = self._found[key] = read_batch(
+                where, records, names, carrier_base=policy.carrier_base, bytes_max=self._bytes_max, effort=effort
+            )
+        return found
+
+    def _place(
+        self,
+        append: Append,
+        records: memoryview,
+        policy: TopicPolicy,
+        count: int,
+        effort: Effort,
+    ) -> Refusal | None:
+        where, partitioner = TopicPartition(append.topic, append.partition), policy.partitioner
+        assert partitioner is not None
+        key = (where, partitioner, count)
+        if key in self._placed:
+            return self._placed[key]
+
+        def keys() -> Iterator[bytes | None]:
+            for each in record_keys(records, decompressed_bytes_max=limit):
+                effort.take(_KEY_EFFORT * len(each or b""), 1)
+                yield each
+
+        limit = min(self._bytes_max, effort.bytes_left, _KEYS_BYTES_MAX)
+        try:
+            effort.take(len(records), 0)
+            refusal = check_partition_count(append, None, CountFacts(policy.count_check, count, partitioner, keys()))
+        except MalformedBatch as error:
+            refusal = _malformed(where, error)
+        self._placed[key] = refusal
+        return refusal
+
+
+def _key(where: TopicPartition, policy: TopicPolicy) -> tuple[TopicPartition, bool, bool]:
+    return where, policy.guarded, policy.carrier_base
+
+
+def read_batch(
+    where: TopicPartition,
+    records: memoryview | None,
+    names: HeaderNames,
+    *,
+    carrier_base: bool,
+    bytes_max: int,
+    effort: Effort | None = None,
+) -> BatchScan | Refusal:
+    """A batch that cannot be read is refused, not the connection. Raises LimitError where `effort` does not suffice."""
+    if records is None:
+        message = f"NO_RECORDS topic={where.topic} partition={where.partition}: no record batch for this partition"
+        return Refusal(Error.INVALID_RECORD, "no_records", message)
+    try:
+        header = require_single_batch(records)
+        if effort is not None and len(records) > effort.bytes_left:
+            raise LimitError("its CRC takes too long")
+        if not verify_crc(records):
+            message = f"CORRUPT topic={where.topic} partition={where.partition}: the batch does not match its CRC"
+            return Refusal(Error.CORRUPT_MESSAGE, "corrupt", message)
+        return scan_batch(
+            records, names, carrier_base=carrier_base, decompressed_bytes_max=bytes_max, header=header, effort=effort
+        )
+    except LimitError as limit:
+        if effort is not None:
+            raise
+        return _too_large(where, limit)
+    except ProtocolError as error:
+        return _malformed(where, error)
+
+
+def _too_large(where: TopicPartition, limit: LimitError) -> Refusal:
+    message = f"TOO_LARGE topic={where.topic} partition={where.partition}: {limit}"
+    return Refusal(Error.MESSAGE_TOO_LARGE, "too_large", message)
+
+
+def _malformed(where: TopicPartition, error: ProtocolError) -> Refusal:
+    message = f"MALFORMED topic={where.topic} partition={where.partition}: {error}"
+    return Refusal(Error.INVALID_RECORD, "malformed", message)
+
+
+def append_of(partition: TopicPartition, scan: BatchScan) -> Append:
+    header = scan.header
+    return Append(
+        topic=partition.topic,
+        partition=partition.partition,
+        record_count=header.record_count,
+        expected_base_offset=scan.expected_base_offset,
+        contradiction=scan.contradiction,
+        unreadable=scan.unreadable,
+        partition_count=scan.partition_count,
+        write_id=scan.write_id,
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=header.base_sequence,
+        transactional=header.is_transactional,
+        max_timestamp_ms=scan.max_timestamp_ms,
+    )
