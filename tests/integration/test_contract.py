@@ -1134,3 +1134,28 @@ def test_the_state_topic_takes_nothing_beside_other_topics_nor_silently(
         assert answers[STATE_TOPIC, 0].error_code == TOPIC_AUTHORIZATION_FAILED
         assert answers[plain, 0].error_code == OK
     assert FORGED not in log.values(STATE_TOPIC)  # its end moves meanwhile: proxies say that they are there
+
+
+# --- what expects nothing, and has no producer id ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gap", ["corrupt", "too large", "malformed"])
+def test_unconditional_batches_are_answered_as_by_kafka(
+    gap: str, kafka: KafkaCluster, client: Connection, log: Log, new_topic: NewTopic
+) -> None:
+    """30 batches, sent ahead of their answers; every tenth is one that Kafka refuses."""
+    checked, direct = new_topic("checked", max_message_bytes="2000"), new_topic("plain", max_message_bytes="2000")
+    good = batch(b"good")
+    malformed = bytearray(good[:-1] + b"\x09")  # a header count, and no headers
+    sign(malformed)
+    bad = {"corrupt": good[:-1] + b"!", "too large": batch(b"x" * 3000), "malformed": bytes(malformed)}[gap]
+    answers = []
+    with Connection(kafka.bootstrap) as at_kafka:
+        for connection, topic in ((client, checked), (at_kafka, direct)):
+            batches = [bad if number % 10 == 3 else good for number in range(30)]
+            connection.socket.sendall(b"".join(connection.frame(_request(topic, each), 9)[1] for each in batches))
+            told = [connection.receive_produce()[1][topic, 0] for _ in batches]
+            answers.append([(each.error_code, each.base_offset) for each in told])
+    assert [code != OK for code, _ in answers[0]] == [number % 10 == 3 for number in range(30)]
+    assert answers[0] == answers[1]
+    assert log.end(checked) == 27

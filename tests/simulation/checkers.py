@@ -40,6 +40,7 @@ def check(world: World) -> list[str]:
     for attempt in world.history.tries:
         found += _check_try(world, attempt)
     found += _check_chains(world, landings)
+    found += _check_independent(world)
     found += _check_transactions(world)
     if world.scenario.airtight or world.scenario.unviolated:
         found += [f"a violation is reported where there can be none: {v}" for v in world.history.violations]
@@ -335,6 +336,23 @@ def _check_chains(world: World, landings: dict[bytes, list[Landing]]) -> list[st
                         f"{attempt.result.error_code if attempt.result else None} {attempt.message}"
                     )
     return found
+
+
+def _check_independent(world: World) -> list[str]:
+    """Kafka answers batches without a producer id one by one. So does a proxy where nothing is expected: such a batch
+    may only fall with one that expected something, and that was sent before it on its connection."""
+    expecting = {
+        (attempt.connection, attempt.write.partition): attempt.starts_at
+        for attempt in reversed(world.history.tries)
+        if attempt.write.expected is not None
+    }
+    return [
+        f"FELL WITH ANOTHER: {attempt.write} was told {attempt.message}"
+        for attempt in world.history.tries
+        if attempt.write.kind == "plain"
+        and attempt.message.startswith("SENT_BEHIND")
+        and attempt.starts_at <= expecting.get((attempt.connection, attempt.write.partition), float("inf"))
+    ]
 
 
 def _lies_before(one: Write, other: Write, landings: dict[bytes, list[Landing]]) -> bool:

@@ -932,6 +932,11 @@ def takeover_not_detected(patch: Patch) -> None:
 # -------------------------------------------------------------------------------------------- acks=0, other messages
 
 
+@mutant("batches without a producer id are one chain", "Kafka answers such batches one by one", "switches", "bulky")
+def no_independent_batches(patch: Patch) -> None:
+    patch.set(g.Ticket, "pipeline", property(lambda self: self.append.producer_id))
+
+
 @mutant("acks=0 is answered", "acks=0 has no answer", "silent")
 def acks_0_answered(patch: Patch) -> None:
     patch.set(Turn, "silent", property(lambda self: False))

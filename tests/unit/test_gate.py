@@ -2360,7 +2360,7 @@ def test_a_conditional_batch_is_not_told_what_kafka_says_of_anothers_sequence() 
 
 def test_what_is_in_doubt_behind_a_failed_batch_does_not_go_again() -> None:
     talk = warm(10, Check.ON)
-    first, second = talk.offer(batch(b"a")), talk.offer(batch(b"b"))
+    first, second = talk.offer(batch(b"a")), talk.offer(expecting(11, b"b"))
     talk.granted(first)
     talk.granted(second)
     talk.tell(g.Lost(second))
@@ -2369,6 +2369,21 @@ def test_what_is_in_doubt_behind_a_failed_batch_does_not_go_again() -> None:
     assert talk.next(g.Look) == g.Look(second, 11)
     talk.tell(g.Looked(second, in_log(batch(b"theirs"), 11)))
     assert talk.answered(second).error_code == TOO_LARGE
+
+
+def test_an_unconditional_batch_does_not_fall_with_another() -> None:
+    """Neither has a producer id: Kafka would answer each for itself."""
+    talk = warm(10, Check.ON)
+    first, second = talk.offer(batch(b"a")), talk.offer(batch(b"b"))
+    for ticket in (first, second):
+        talk.granted(ticket)
+    talk.kafka(first, TOO_LARGE)
+    assert talk.answered(first).error_code == TOO_LARGE
+    talk.kafka(second, OUT_OF_ORDER)  # its stamp was that of a successor
+    talk.tail(10, next_sequence=10)
+    assert talk.granted(second).base_sequence == 10
+    talk.kafka(second, base_offset=10)
+    talk.accepted(second, 10)
 
 
 def test_a_batch_that_holds_a_grant_falls_with_its_chain() -> None:
@@ -2388,7 +2403,7 @@ def test_a_batch_that_holds_a_grant_falls_with_its_chain() -> None:
 
 def test_what_was_sent_behind_a_batch_that_cannot_be_sent_once_more_falls_with_it() -> None:
     talk = warm(10, Check.ON)
-    first, second = talk.offer(batch(b"a")), talk.offer(batch(b"b"))
+    first, second = talk.offer(batch(b"a")), talk.offer(expecting(11, b"b"))
     for ticket in (first, second):
         talk.granted(ticket)
     for ticket in (first, second):

@@ -72,6 +72,8 @@ class Stamp:
 
 #: Makes a batch one without a producer, as if its client were not idempotent.
 NO_PRODUCER = Stamp(-1, -1, -1)
+#: In the place of a producer id. Kafka answers such batches one by one, so the failure of one is not another's.
+INDEPENDENT = -2
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +135,19 @@ class Ticket:
     @property
     def producer(self) -> tuple[int, int]:
         return self.append.producer_id, self.append.producer_epoch
+
+    @property
+    def pipeline(self) -> int:
+        """The producer id; INDEPENDENT for a batch that has none and expects nothing."""
+        append = self.append
+        return append.producer_id if append.producer_id >= 0 or append.expected_base_offset is not None else INDEPENDENT
+
+    @property
+    def follows(self) -> tuple[int, ...]:
+        """The pipelines of its connection whose failure fails this append too, if it was sent before that was known."""
+        if self.append.producer_id >= 0:
+            return (self.append.producer_id,)
+        return (-1,) if self.pipeline == INDEPENDENT else (-1, INDEPENDENT)
 
 
 @value

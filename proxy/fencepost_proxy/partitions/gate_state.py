@@ -332,6 +332,7 @@ class GateState:
 
     def _sent_behind(self, ticket: Ticket) -> Iterator[Ticket]:
         """The rest of a chain: from the same producer on the same connection, before it could know of a failure.
+        Batches without a producer id are no chain where neither of the two expects anything.
 
         A -> Kafka, B -> Kafka (next sequence), A is refused, B meets the gap (45). B must not be tried again by itself:
         it would land behind a hole.
@@ -342,7 +343,7 @@ class GateState:
                 (not other.sent_as or other.sent_as > ticket.sent_as)
                 and other is not ticket
                 and other.connection == ticket.connection
-                and other.append.producer_id == ticket.append.producer_id
+                and ticket.pipeline in other.follows
             ):
                 yield other
 
@@ -365,7 +366,10 @@ def sent_behind(ticket: Ticket, failed: PartitionResult) -> PartitionResult:
     if ticket.append.expected_base_offset is not None and code in ABOUT_THE_STAMP:
         code = Error.POLICY_VIOLATION
     return replace(
-        failed, error_code=code, error_message=said if said.startswith(_SENT_BEHIND) else f"{_SENT_BEHIND} {said}"
+        failed,
+        error_code=code,
+        record_errors=(),  # those are records of the failed batch
+        error_message=said if said.startswith(_SENT_BEHIND) else f"{_SENT_BEHIND} {said}",
     )
 
 

@@ -20,6 +20,7 @@ from fencepost_policies.append import INVALID_PARTITIONS, INVALID_RECORD, Append
 from fencepost_policies.partition_count import CountFacts, check_partition_count
 from fencepost_policies.values import value
 from fencepost_proxy.errors import ClientProtocolError, Error
+from fencepost_proxy.partitions.events import INDEPENDENT
 from fencepost_proxy.session.reading import Readings
 from fencepost_proxy.session.turn import Bid, make_ticket
 from fencepost_proxy.topics.door import Door
@@ -332,12 +333,13 @@ def _transactional_producers(topic: TopicData) -> frozenset[tuple[int, int]]:
     return frozenset(producers)
 
 
-def producer_of(data: PartitionData) -> int:
-    """The id of a batch's producer, -1 where there is none or it cannot be read."""
+def pipeline_of(data: PartitionData) -> int:
+    """As `Ticket.pipeline`, of a batch whose records were not read. INDEPENDENT where it names no producer."""
     try:
-        return parse_batch_header(data.records or memoryview(b"")).producer_id
+        producer_id = parse_batch_header(data.records or memoryview(b"")).producer_id
     except MalformedBatch:
-        return -1
+        producer_id = -1
+    return producer_id if producer_id >= 0 else INDEPENDENT
 
 
 def _refuse_all(refused: dict[TopicPartition, Refusal], topic: _Topic, refusal: Refusal) -> None:

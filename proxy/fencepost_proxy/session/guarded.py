@@ -22,7 +22,7 @@ from fencepost_proxy.errors import ClientProtocolError, Error, UpstreamProtocolE
 from fencepost_proxy.partitions.events import Answered, Lost, Offered, Sent, Ticket, Withdrawn
 from fencepost_proxy.partitions.gate_state import sent_behind
 from fencepost_proxy.session.connection import INT32
-from fencepost_proxy.session.counted import producer_of
+from fencepost_proxy.session.counted import pipeline_of
 from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.doors import AtDoors
 from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED, downgraded, levelled_turn
@@ -223,7 +223,7 @@ class GuardedProduce(AtDoors):
             for data in topic.partitions if policy is not None and policy.guarded else ():
                 key = TopicPartition(topic.name, data.partition)
                 if key in turn.miscounted or topic.name in turn.denied:
-                    chain = (key, producer_of(data))
+                    chain = (key, pipeline_of(data))
                     self._failed_chains[chain] = Failed(turn.results[key])
                     slot.chains.append(chain)
 
@@ -278,7 +278,7 @@ class GuardedProduce(AtDoors):
                     partition=data.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
                 )
                 key = TopicPartition(topic.name, data.partition)
-                chain = (key, producer_of(data))
+                chain = (key, pipeline_of(data))
                 turn.results[key] = result
                 self._failed_chains[chain] = Failed(result)
                 slot.chains.append(chain)
@@ -448,7 +448,7 @@ class GuardedProduce(AtDoors):
         ticket = make_ticket(bid, key, data, turn.readings.of(key, data.records, bid.policy))
         if isinstance(ticket, Refusal):
             self._refuse(turn, key, ticket)
-            turn.misread.append((key, producer_of(data)))
+            turn.misread.append((key, pipeline_of(data)))
             return
         ticket.leader_epoch = self._around.leader_epoch(key)
         transactional_id = bid.transactional_id
@@ -462,16 +462,19 @@ class GuardedProduce(AtDoors):
         if turn.silent and ticket.append.expected_base_offset is not None:
             raise ClientProtocolError(f"an expectation for {key} with acks=0, which nobody could answer")
         if not self._falls_with_its_chain(turn, ticket):
-            self._failed_chains.pop((key, ticket.append.producer_id), None)
+            self._failed_chains.pop((key, ticket.pipeline), None)
             turn.tickets[key] = ticket
 
     def _falls_with_its_chain(self, turn: Turn, ticket: Ticket) -> bool:
-        failed = self._failed_chains.get((ticket.partition, ticket.append.producer_id))
-        if failed is None or turn.starts_at >= failed.behind_bytes:
-            return False
-        told = sent_behind(ticket, failed.result)
-        self._refuse(turn, ticket.partition, Refusal(told.error_code, "behind_refused", told.error_message or ""))
-        return True
+        for pipeline in ticket.follows if self._failed_chains else ():
+            failed = self._failed_chains.get((ticket.partition, pipeline))
+            if failed is not None and turn.starts_at < failed.behind_bytes:
+                told = sent_behind(ticket, failed.result)
+                self._refuse(
+                    turn, ticket.partition, Refusal(told.error_code, "behind_refused", told.error_message or "")
+                )
+                return True
+        return False
 
     def _refuse(self, turn: Turn, key: TopicPartition, refusal: Refusal) -> None:
         turn.results[key] = refused(key, refusal)
@@ -548,7 +551,7 @@ class GuardedProduce(AtDoors):
 
     def _chain_failed(self, slot: Slot, ticket: Ticket, result: PartitionResult) -> None:
         if result.error_code and not slot.done:
-            chain = (ticket.partition, ticket.append.producer_id)
+            chain = (ticket.partition, ticket.pipeline)
             self._failed_chains[chain] = Failed(result)
             slot.chains.append(chain)
 
