@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -388,20 +389,20 @@ def test_topics_on_which_admins_have_set_a_check(secured: Secured, tmp_path: Pat
         allow(secured.kafka, ALICE, TOPIC, listed, WRITE)
         config = by(ALICE, secured, tmp_path, GUARDED)
 
-        # Then: of the first it is told what is missing there, and who guards it; of the others nothing is wanted.
+        # Then: rights are missing on the first and on the new topic of a known name, which keeps its checks.
         checked = until_failed(config, tmp_path, {"topics set by admins"})
-        assert checked.of("failed")["topics set by admins"] == f"the proxy may not READ and WRITE: {there}"
-        assert f"--operation Read --operation Write --topic {there}" in checked.todo("topics set by admins")
+        assert checked.of("failed")["topics set by admins"] == f"the proxy may not READ and WRITE: {again}, {there}"
+        asked_for = f"--operation Read --operation Write --topic {again} --topic {there}"
+        assert asked_for in checked.todo("topics set by admins")
         said = str(checked.findings)
         assert f"not checked, though the file would: {listed}" in said
         assert f"has min.insync.replicas=1: {there}" not in said  # its configs may not be read
-        assert again not in said
 
         # When: it may read them.
-        for operation in (READ, WRITE, DESCRIBE_CONFIGS):
-            allow(secured.kafka, ALICE, TOPIC, there, operation)
+        for topic, operation in product((there, again), (READ, WRITE, DESCRIBE_CONFIGS)):
+            allow(secured.kafka, ALICE, TOPIC, topic, operation)
         checked = until_failed(config, tmp_path, set())
         said = [each["said"] for each in checked.findings if each["what"] == "topics set by admins"]
-        assert f"all that it needs on 1 topic(s): {there}" in said
-        assert f"has min.insync.replicas=1: {there}" in said
+        assert f"all that it needs on 2 topic(s): {again}, {there}" in said
+        assert f"has min.insync.replicas=1: {again}, {there}" in said
         assert "set it to 2" in checked.todo("topics set by admins")

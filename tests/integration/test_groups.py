@@ -357,7 +357,9 @@ def impatient(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProce
 def watched(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
     """Has a status page, whose URL is its `status`."""
     port = free_port()
-    with ProxyProcess(groups_kafka.bootstrap, tmp_path, config=f'status = "127.0.0.1:{port}"\n') as proxy:
+    (tmp_path / "token").write_text("let-them-go\n")
+    config = f'status = "127.0.0.1:{port}"\nstatus_token_file = "{tmp_path}/token"\n'
+    with ProxyProcess(groups_kafka.bootstrap, tmp_path, config=config) as proxy:
         proxy.status = f"http://127.0.0.1:{port}"  # type: ignore[attr-defined]
         yield proxy
 
@@ -392,7 +394,11 @@ def test_a_group_that_began_at_the_end_and_commits_nothing_need_not_wait(
 
 
 def test_an_operator_sees_who_waits_and_lets_them_go(
-    groups_kafka: KafkaCluster, topic: GrownTopic, watched: ProxyProcess, capsys: pytest.CaptureFixture[str]
+    groups_kafka: KafkaCluster,
+    topic: GrownTopic,
+    watched: ProxyProcess,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     group = f"operator/{topic.name}"
     url = watched.status  # type: ignore[attr-defined]
@@ -424,7 +430,10 @@ def test_an_operator_sees_who_waits_and_lets_them_go(
         assert _committed(groups_kafka.bootstrap, group, named) == {2: -1}
         assert _committed(watched.bootstrap, group, named) == {2: 0}  # as a member is told: it may be one
 
-        assert main(["expansions", "open", topic.name, group, "--status", address]) == 0
+        release = ["expansions", "open", topic.name, group, "--status", address]
+        assert main(release) == 2
+        assert "Authorization: Bearer TOKEN" in capsys.readouterr().err
+        assert main([*release, "--token-file", f"{tmp_path}/token"]) == 0
         assert "gets the new partitions" in capsys.readouterr().out
 
         _gets_the_new_partition(member, 5, watched)

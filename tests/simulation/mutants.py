@@ -26,6 +26,7 @@ from fencepost_proxy.partitions import publishing as publishing_module
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.partitions.memory import Memory
 from fencepost_proxy.session import guarded as guarded_module
+from fencepost_proxy.session import reading as reading_module
 from fencepost_proxy.session import short_way as short_way_module
 from fencepost_proxy.session import turn as turn_module
 from fencepost_proxy.session.messages import ToGate
@@ -711,15 +712,15 @@ def acks_as_asked(patch: Patch) -> None:
 
 @mutant("damaged batches are stamped", "stamping would make a wrong CRC right", "liars", "liars-true")
 def crc_not_checked(patch: Patch) -> None:
-    patch.set(turn_module, "verify_crc", lambda records: True)
+    patch.set(reading_module, "verify_crc", lambda records: True)
 
 
 @mutant("clients may use the shared producer id", "refuse client batches under it: rule 9", "liars", "liars-true")
 def shared_id_let_through(patch: Patch) -> None:
     orig = turn_module.make_ticket
 
-    def make(bid: Any, partition: Any, data: Any) -> Any:
-        return orig(replace(bid, shared_producer_id=-1), partition, data)
+    def make(bid: Any, *rest: Any) -> Any:
+        return orig(replace(bid, shared_producer_id=-1), *rest)
 
     for module in (guarded_module, short_way_module):
         patch.set(module, "make_ticket", make)
@@ -727,8 +728,8 @@ def shared_id_let_through(patch: Patch) -> None:
 
 @mutant("contradictions pass", "an expectation that contradicts its place is a mismatch", "liars", "liars-true")
 def contradiction_passes(patch: Patch) -> None:
-    orig = turn_module._append
-    patch.set(turn_module, "_append", lambda partition, scan: replace(orig(partition, scan), contradiction=None))
+    orig = turn_module.append_of
+    patch.set(turn_module, "append_of", lambda partition, scan: replace(orig(partition, scan), contradiction=None))
 
 
 # ----------------------------------------------------------------------------------------------- order and bounds

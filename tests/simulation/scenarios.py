@@ -609,6 +609,15 @@ SCENARIOS = {
             faults=("pause", "snip", "cut"),
             memory_bytes=6000,
         ),
+        # A request of several batches, or a large one, is read by a thread: its connection waits, others overtake it.
+        Scenario(
+            "read-elsewhere",
+            clients=("honest", "several", "chain", "bulky", "liar"),
+            partitions=2,
+            faults=("cut", "kill", "pause", "snip", "crash"),
+            proxies=2,
+            read_here_bytes=110,
+        ),
         Scenario(
             "queues",
             check=Check.ON,

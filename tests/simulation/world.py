@@ -115,6 +115,7 @@ class Scenario:
     others: tuple[tuple[str, Check], ...] = ()
     managed: bool = False
     memory_bytes: int = 1 << 24
+    read_here_bytes: int = 1 << 20
     takeover_seconds: float = 1.0
     doors: int = 0
 
@@ -189,8 +190,6 @@ class Proxy(Counting):
     gate_wait_max_seconds = 1.0
     request_timeout_seconds = 3.0
     decompressed_bytes_max = 1 << 20
-    #: So little that one batch in some takes longer: it is read elsewhere.
-    read_here_bytes_max = 110
     state_topic = "__state"
     passes = passes_but_for(frozenset({END_TXN}))
     state_topic_marks = (b"__state",)
@@ -218,6 +217,7 @@ class Proxy(Counting):
         self.alive = True
         self.incarnation += 1
         self.free_bytes = self.world.scenario.memory_bytes
+        self.read_here_bytes_max = self.world.scenario.read_here_bytes
         self.switch = WatchedSwitch(
             self,
             ModelExchanges(self),  # type: ignore[arg-type]
