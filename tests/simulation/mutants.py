@@ -183,7 +183,7 @@ def end_moves_by_one(patch: Patch) -> None:
 # --------------------------------------------------------------------------------------------------- warm and cold
 
 
-@mutant("once warm, always warm", "warm for half of producer.id.expiration.ms", "idle-chains")
+@mutant("once warm, always warm", "warm for a quarter of producer.id.expiration.ms", "idle-chains")
 def warm_for_ever(patch: Patch) -> None:
     patch.set(Gate, "_warm", lambda self, ticket, now: self.phase is gate_module.Phase.OPEN and self._warm_until > 0)
 

@@ -871,10 +871,11 @@ def test_old_or_missing_timestamps_are_refused_where_stamps_are_due(timestamp_ms
 def test_the_limit_for_timestamps_moves_with_the_clock() -> None:
     talk = warm(10)
     stamp_ms = now_ms()
-    talk.now += 11 * 3600
-    talk.append(10, b"fresh enough: half a day is the limit")
+    for at in (10, 11):
+        talk.now += 5.5 * 3600
+        talk.append(at, b"fresh enough: half a day is the limit")
     talk.now += 2 * 3600
-    ticket = talk.offer(expecting(11, b"a", timestamp_ms=stamp_ms))
+    ticket = talk.offer(expecting(12, b"a", timestamp_ms=stamp_ms))
     assert talk.answered(ticket).error_code == OLD_TIMESTAMP
 
 
@@ -1076,6 +1077,22 @@ def test_an_append_that_landed_elsewhere_is_reported_and_never_a_success() -> No
     talk.next(g.ReadTail)
 
 
+@pytest.mark.parametrize("sequence", [10, 9])
+def test_violation_behind_an_equal_sequence_names_the_expiration(sequence: int) -> None:
+    """Kafka would have compared the two. One sequence earlier: an append of the proxy lies one too far."""
+    talk = warm(10)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.kafka(ticket, base_offset=11)
+    talk.next(g.Look)
+    forgotten = sequence == 10
+    talk.tell(g.Looked(ticket, in_log(batch(b"another proxy's"), 10, g.Stamp(SHARED, 0, sequence))))
+    assert talk.next(g.Violation) == g.Violation(TP, 10, 11, producer_id=SHARED, forgotten=forgotten)
+    message = talk.answered(ticket).error_message or ""
+    assert ("producer.id.expiration.ms" in message) is forgotten
+    assert ("around the proxy" in message) is not forgotten
+
+
 def test_a_violation_is_told_in_time_even_if_its_author_cannot_be_found() -> None:
     talk = warm(10, Check.ON)
     ticket = talk.offer(expecting(10, b"a"))
@@ -1177,8 +1194,22 @@ def test_a_cold_grant_does_not_keep() -> None:
 
 def test_warmth_ends_before_kafka_can_forget() -> None:
     talk = warm(10)
-    talk.now += 86_400 / 2 + 1
+    talk.now += 86_400 / 4 + 1
     talk.offer(expecting(10, b"a"))
+    talk.next(g.ReadTail)
+
+
+def test_fence_is_unconfirmed_once_the_expiration_was_read_long_ago() -> None:
+    talk = Talk()
+    first = talk.offer(expecting(9, b"a"))
+    talk.tail(9, expiration_known_until=talk.now + 60)
+    talk.granted(first)
+    talk.kafka(first, base_offset=9)
+    talk.accepted(first, 9)
+    talk.now += 59
+    talk.append(10, b"an acknowledgement does not make that read a later one")
+    talk.now += 2
+    talk.offer(expecting(11, b"c"))
     talk.next(g.ReadTail)
 
 
@@ -1201,8 +1232,8 @@ def test_under_another_leader_it_is_cold() -> None:
 def test_a_new_append_makes_it_warm_again() -> None:
     talk = warm(10)
     started_ms = now_ms()
-    for hours in (11, 22, 33):
-        talk.now += 11 * 3600
+    for hours in (5, 10, 15):
+        talk.now += 5 * 3600
         talk.append(talk.gate.log_end_offset or 0, b"a", timestamp_ms=started_ms + hours * 3_600_000)
 
 

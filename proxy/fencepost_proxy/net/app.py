@@ -58,6 +58,7 @@ from fencepost_proxy.net.watching import TransactionWatch
 from fencepost_proxy.partitions.events import GateLimits, Ticket, Violation
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.partitions.gate_state import Phase
+from fencepost_proxy.partitions.settling import FORGOTTEN
 from fencepost_proxy.session import messages as sessions
 from fencepost_proxy.session.doors import READ_SECONDS
 from fencepost_proxy.session.exchange import Exchanges
@@ -324,8 +325,7 @@ class Proxy:
         assert self._state is not None
         assert self._reads is not None
         assert self._expansions is not None
-        facts = await self._until_kafka_can(self._control.broker_facts, "the brokers' settings cannot be read")
-        self._reads.producer_id_expiration_ms = facts.producer_id_expiration_ms
+        await self._until_kafka_can(self._read_broker_settings, "the brokers' settings cannot be read")
         self._brokers_changed(self._control.brokers)
         await self._look_after_topics()
         self._commits.refresh()
@@ -336,6 +336,7 @@ class Proxy:
         for node_id in list(self._listening):
             self._accept_on(node_id)
         self._spawn(self._housekeeping(), "housekeeping")
+        self._spawn(self._watch_broker_settings(), "broker settings")
         self._spawn(self._groups.run(), "groups")
         self._spawn(self._commits.run(), "old transactions")
         self._watch_transactions()
@@ -1155,7 +1156,8 @@ class Proxy:
         if producer_id is None:
             producer_id = await self._reads.producer_at(violation.partition, violation.offset)
         _log.error(
-            "OFFSET_VIOLATION: somebody writes around the proxy",
+            "OFFSET_VIOLATION",
+            reason=FORGOTTEN if violation.forgotten else "somebody writes around the proxy",
             partition=violation.partition,
             offset=violation.offset,
             producer_id="unknown" if producer_id is None else producer_id,
@@ -1317,6 +1319,31 @@ class Proxy:
                 looked_at = time.monotonic()
                 await self._look_after_topics()
 
+    async def _watch_broker_settings(self) -> None:
+        """What Kafka's comparing relies on can be changed while the brokers run."""
+        while True:
+            await asyncio.sleep(FACTS_SECONDS)
+            try:
+                await self._read_broker_settings()
+            except UpstreamUnavailable as error:
+                _limited_log.warning("broker settings", "the brokers' settings could not be read again", reason=error)
+
+    async def _read_broker_settings(self) -> None:
+        assert self._state is not None
+        assert self._reads is not None
+        expiration, requested_at = self._reads.expiration, time.monotonic()
+        before = expiration.milliseconds
+        facts = await self._control.broker_facts(timeout_seconds=FACTS_SECONDS)
+        lowered = expiration.observe(facts, requested_at)
+        if self._accepting and expiration.milliseconds != before:
+            _log.warning("producer.id.expiration.ms has changed", was=before, milliseconds=expiration.milliseconds)
+        if lowered:
+            now = time.monotonic()
+            for topic in {partition.topic for partition in self.switch.gates}:
+                self._perform(self.switch.forget_topic(topic, now, same_log=True), now)
+        if self._accepting:
+            await self._state.read_settings_again()
+
     def _counted_topics(self) -> list[str]:
         """Those that are known: switched on by an admin, appended to here, or counted at some time."""
         if self._state is None:
@@ -1416,7 +1443,11 @@ class Proxy:
                     self._topic_replaced(topic)
             self._look_for_replaced()
             there = sorted(topic for topic in gated if self.topic_id(topic) is not None)
+            known = {topic for topic in there if self._reads.known_facts(topic) is not None}
             for topic in await self._reads.changed_facts(there):
+                if topic in known:
+                    _log.info("Kafka's configs of a checked topic have changed", topic=topic)
+                    self._warned.discard(topic)
                 now = time.monotonic()
                 self._perform(self.switch.forget_topic(topic, now, same_log=True), now)
         except UpstreamUnavailable as error:

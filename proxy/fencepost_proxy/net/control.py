@@ -250,10 +250,13 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class BrokerFacts:
-    """Settings of the brokers: where they differ, those of the broker that forgets first (or checks last)."""
+    """Settings of the brokers: where they differ, those of the broker that forgets first.
+
+    `complete` – every broker answered.
+    """
 
     producer_id_expiration_ms: int = 86_400_000
-    producer_id_expiration_check_ms: int = 600_000
+    complete: bool = True
 
 
 class _Lane(Enum):
@@ -1097,10 +1100,7 @@ class ControlClient:
         default = BrokerFacts()
         return BrokerFacts(
             min(int(each.get("producer.id.expiration.ms", default.producer_id_expiration_ms)) for each in found),
-            max(
-                int(each.get("producer.id.expiration.check.interval.ms", default.producer_id_expiration_check_ms))
-                for each in found
-            ),
+            complete=failure is None,
         )
 
     @staticmethod
@@ -1246,7 +1246,7 @@ _TOPIC_CONFIGS: Final = (
     "message.timestamp.before.max.ms",
     "message.timestamp.after.max.ms",
 )
-_BROKER_CONFIGS: Final = ("producer.id.expiration.ms", "producer.id.expiration.check.interval.ms")
+_BROKER_CONFIGS: Final = ("producer.id.expiration.ms",)
 
 
 def _check(error_code: int, api: str, message: str | None = None) -> None:

@@ -119,8 +119,9 @@ def _of_violations(snapshot: StatusSnapshot, now: float) -> Iterator[Problem]:
     recent = last is not None and now - last.at_ms / 1000 < _VIOLATION_SECONDS
     yield Problem(
         recent,
-        f"Somebody writes to guarded topics around the proxy; times seen: {snapshot.violations:,}{where}",
-        "The log names the producer id (OFFSET_VIOLATION). Let no writer reach Kafka but through the proxy.",
+        f"Appends to checked partitions that Kafka did not compare; times seen: {snapshot.violations:,}{where}",
+        "The log names the cause and the producer id (OFFSET_VIOLATION). Let no writer reach Kafka but through the "
+        "proxy, and do not lower producer.id.expiration.ms below two minutes.",
     )
 
 

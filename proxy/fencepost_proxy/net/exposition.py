@@ -309,7 +309,7 @@ TABLE: Final[tuple[Section, ...]] = (
             Shown(
                 "fencepost_offset_violations_total",
                 _COUNTER,
-                "Conditional batches that landed elsewhere than expected: somebody writes around the proxy.",
+                "Conditional batches appended elsewhere: a writer bypasses the proxy, or Kafka did not compare.",
                 lambda s: s.metrics.violations.value,
             ),
             Shown(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from uuid import uuid4
 
 from fencepost_proxy import logs
 from fencepost_proxy.errors import FencepostError
-from fencepost_proxy.net.control import ControlClient, Found, NotYet, TopicFacts, UpstreamUnavailable
+from fencepost_proxy.net.control import BrokerFacts, ControlClient, Found, NotYet, TopicFacts, UpstreamUnavailable
 from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.partitions import events as gates
 from fencepost_proxy.partitions.landed import read_landed
@@ -24,6 +25,9 @@ _limited_log = logs.RateLimitedLog(_log)
 
 #: A topic's Kafka configs are read again after that.
 FACTS_SECONDS = 10.0
+#: No fence is relied on that was confirmed by a `producer.id.expiration.ms` read longer ago. Several times
+#: `FACTS_SECONDS`, and long before the shortest value that makes sense.
+KNOWN_SECONDS = 60.0
 _READ_SECONDS = 5.0
 #: More, or what has to be unpacked, is compared outside the event loop.
 _COMPARED_HERE_BYTES = 8 * 1024
@@ -34,6 +38,35 @@ _RESEND_TIMEOUT_MS = 5_000
 _PRODUCER_EPOCH_MAX = 32_767
 #: What the states of a transaction begin with whose markers are being written (PrepareCommit, PrepareAbort).
 _ENDING = "Prepare"
+
+
+class ProducerExpiration:
+    """`producer.id.expiration.ms`, as reads of all brokers show it. Times are monotonic seconds.
+
+    A lower value counts at once, a higher one once every read of `KNOWN_SECONDS` has shown it. `known_until` – from
+    then on no fence is relied on, unless all brokers have answered a later read.
+    """
+
+    def __init__(self) -> None:
+        self.milliseconds = BrokerFacts().producer_id_expiration_ms
+        self.known_until = float("-inf")
+        self._raised: tuple[float, int] | None = (float("-inf"), sys.maxsize)  # the first read counts at once
+
+    def observe(self, facts: BrokerFacts, requested_at: float) -> bool:
+        """Whether the value that counts is now a lower one."""
+        before, read = self.milliseconds, facts.producer_id_expiration_ms
+        if facts.complete:
+            self.known_until = requested_at + KNOWN_SECONDS
+        if read <= before:
+            self.milliseconds, self._raised = read, None
+        elif not facts.complete:
+            self._raised = None
+        else:
+            since, lowest = self._raised or (requested_at, read)
+            self._raised = since, min(lowest, read)
+            if requested_at - since >= KNOWN_SECONDS:
+                self.milliseconds, self._raised = self._raised[1], None
+        return self.milliseconds < before
 
 
 class GateReads:
@@ -54,7 +87,7 @@ class GateReads:
         self._state = state
         self._frame_bytes_max = frame_bytes_max
         self._facts: dict[str, tuple[float, TopicFacts]] = {}
-        self.producer_id_expiration_ms = 86_400_000
+        self.expiration = ProducerExpiration()
 
     async def carry_out(self, wanted: ForControl) -> gates.Event:
         """Never raises: what cannot be read is an event too, since a gate that hears nothing waits for ever."""
@@ -149,7 +182,8 @@ class GateReads:
                     for each, state in reading.open_transactions.items()
                 },
                 log_append_time=facts.log_append_time,
-                expiration_seconds=self.producer_id_expiration_ms / 1000,
+                expiration_seconds=self.expiration.milliseconds / 1000,
+                expiration_known_until=self.expiration.known_until,
                 wall_minus_monotonic_seconds=time.time() - time.monotonic(),
                 ended_transactions=ended,
                 ending_transactions=ending,

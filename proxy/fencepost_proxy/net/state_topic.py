@@ -34,7 +34,7 @@ from fencepost_proxy.net.broker import (
     deadline_in,
     remaining,
 )
-from fencepost_proxy.net.control import ControlClient, Leader, TopicInfo, fetch_call, fetched_partition
+from fencepost_proxy.net.control import ControlClient, Leader, TopicFacts, TopicInfo, fetch_call, fetched_partition
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.state import (
     TAG_AGE_MAX,
@@ -95,6 +95,15 @@ def created_with(brokers: int) -> tuple[int, Mapping[str, str]]:
     """Of a state topic that is not there yet: its replicas, and its configs."""
     replicas = min(_REPLICAS_MAX, brokers)
     return replicas, {**TOPIC_CONFIGS, "min.insync.replicas": str(min(_IN_SYNC_REPLICAS_MAX, replicas))}
+
+
+def _wrong_cleanup_policy(topic: str, facts: TopicFacts) -> str | None:
+    if facts.assumed or facts.cleanup_policy == {"compact"}:
+        return None
+    return (
+        f"{topic} has cleanup.policy={','.join(sorted(facts.cleanup_policy))}: Kafka would delete what "
+        "must be kept for ever. Set it to compact, before the first record is gone"
+    )
 
 
 class _End(NamedTuple):
@@ -519,11 +528,8 @@ class StateTopic:
                 "one. Delete it if nothing else uses it"
             )
         facts = await self._control.topic_facts(info.name)
-        if not facts.assumed and facts.cleanup_policy != {"compact"}:
-            raise StateError(
-                f"{info.name} has cleanup.policy={','.join(sorted(facts.cleanup_policy))}: Kafka would delete what "
-                "must be kept for ever. Set it to compact, before the first record is gone"
-            )
+        if wrong := _wrong_cleanup_policy(info.name, facts):
+            raise StateError(wrong)
         self._in_sync = _IN_SYNC_REPLICAS_MAX if facts.assumed else facts.min_insync_replicas
         if info.replication_factor > 1 and self._in_sync == 1:
             _log.warning(
@@ -539,6 +545,25 @@ class StateTopic:
                 replicas=info.replication_factor,
                 brokers=len(self._control.brokers),
             )
+
+    async def read_settings_again(self) -> None:
+        """Raises UpstreamUnavailable. A raised min.insync.replicas counts after a restart: fewer replicas may know what
+        was stored before."""
+        facts = await self._control.topic_facts(self._tp.topic)
+        if facts.assumed:
+            return
+        if wrong := _wrong_cleanup_policy(self._tp.topic, facts):
+            _limited_log.error("cleanup.policy", "the state topic's cleanup.policy was changed", reason=wrong)
+        if facts.min_insync_replicas < self._in_sync:
+            _limited_log.warning(
+                "min.insync.replicas",
+                "min.insync.replicas of the state topic was lowered",
+                topic=self._tp.topic,
+                was=self._in_sync,
+                min_insync_replicas=facts.min_insync_replicas,
+            )
+            # With 1 nothing would be confirmed any more: two replicas still confirm more than none.
+            self._in_sync = max(facts.min_insync_replicas, min(self._in_sync, _IN_SYNC_REPLICAS_MAX))
 
     # --- following it -------------------------------------------------------------------------------------------------
 

@@ -165,7 +165,8 @@ class Tail:
     `requested_at` – when the reading began. `open_transactions` – producer ids that have one on this partition;
     `in_transaction` – what the leader remembers of these.
     `stamp_base` – the published (epoch, base), (0, 0) if none ever was. `expiration_seconds` – after that age, by its
-    newest record's timestamp, Kafka forgets a producer. `wall_minus_monotonic_seconds` turns `now` into Unix time.
+    newest record's timestamp, Kafka forgets a producer; `expiration_known_until` – from then on that setting has to be
+    read again before a fence is relied on. `wall_minus_monotonic_seconds` turns `now` into Unix time.
     `ended_transactions` – of the transactional ids that were asked for: their coordinators said, before the log end was
     read, that they are not on this partition; asked from `transactions_as_of` on. `ending_transactions` – of these,
     those whose markers are about to be written. `producer_ids` – whose they are, -1 where that is not known, or about
@@ -187,6 +188,7 @@ class Tail:
     transactions_as_of: float = float("-inf")
     in_transaction: Mapping[int, ProducerState] = field(default_factory=dict)
     producer_ids: Mapping[str, int] | None = None
+    expiration_known_until: float = float("inf")
 
 
 # --------------------------------------------------------------------------------------------------------------- events
@@ -411,7 +413,8 @@ class Violation:
 
     `offset` – where the first of it lies, as far as is known. `appended_at` – where a batch of ours that expected
     `offset` landed for it; None where none did: the log was found to end at `log_end_offset` without our doing.
-    `producer_id` – whose batch lies at `offset`: -1 if it names none, None if that is not known.
+    `producer_id` – whose batch lies at `offset`: -1 if it names none, None if that is not known. `forgotten` – nobody
+    does: Kafka did not know the fence any more.
     """
 
     partition: TopicPartition
@@ -419,6 +422,7 @@ class Violation:
     appended_at: int | None = None
     log_end_offset: int | None = None
     producer_id: int | None = None
+    forgotten: bool = False
 
 
 Effect = Grant | Answer | MayJoin | ReadTail | Look | Resend | PublishBase | Violation

@@ -15,7 +15,8 @@ wrong place or called a lost one safe:
 
 1. *Cold partitions.* A broker that does not know the producer id accepts any first sequence. So a stamp is trusted only
    while **warm**: after an acknowledged stamped append of this process, in that leader epoch, on connections from
-   before it, for half of `producer.id.expiration.ms`. Cold:
+   before it, for a quarter of `producer.id.expiration.ms`, and at most `KNOWN_SECONDS` after that setting was read
+   (`net/reads.py`). Cold:
    read the log end and the producer's state first, and send one append, alone, soon after the read.
 2. *Doubt.* An error or an acknowledgement says something only about a batch that was sent once and answered on that
    connection. A lost connection, 7, 20, or any error beside a base offset leaves the batch **in doubt**: nothing but

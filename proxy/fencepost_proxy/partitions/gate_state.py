@@ -213,7 +213,9 @@ class GateState:
             # The log ended behind it when it was appended: by this send, if Kafka says so. If it was found in the log,
             # that may have been long ago.
             self._end_as_of = float("-inf") if ticket in self._doubts or ticket.sent_at is None else ticket.sent_at
-            self._warm_until = now + self._tail.expiration_seconds / 2
+            # Records may be half of the setting old when they are sent; what is left over is for requests in a queue.
+            tail = self._tail
+            self._warm_until = min(now + tail.expiration_seconds / 4, tail.expiration_known_until)
             self._warm_since, self._warm_epoch = now, ticket.leader_epoch
         if ticket.at + ticket.append.record_count >= self._stamped_queued_to:
             self._stamped_queued_until = float("-inf")  # its sequence is taken now

@@ -38,6 +38,11 @@ from fencepost_proxy.types import SEQUENCE_MODULUS
 from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.produce import PartitionResult
 
+#: The cause where an append with the same fence sequence lies at the expected offset: Kafka refuses the second one.
+FORGOTTEN = (
+    "Kafka had forgotten the proxy's producer id and did not compare: producer.id.expiration.ms was lowered, or its "
+    "clock was moved"
+)
 #: Answers to a resend that only say that it cannot be had now.
 _FOR_NOW = frozenset(
     {
@@ -196,8 +201,11 @@ class Settling(Publishing):
             # would come: nobody writes around the proxy.
             why = "the marker of another transaction came between"
         else:
-            why = "somebody writes to this partition around the proxy"
-            self._effects.append(Violation(self.partition, ticket.at, ticket.appended_at, producer_id=producer_id))
+            forgotten = isinstance(result, Found) and _has_its_sequence(result, ticket)
+            why = FORGOTTEN if forgotten else "somebody writes to this partition around the proxy"
+            self._effects.append(
+                Violation(self.partition, ticket.at, ticket.appended_at, producer_id=producer_id, forgotten=forgotten)
+            )
         message = (
             f"OFFSET_VIOLATION topic={self.partition.topic} partition={self.partition.partition} "
             f"expected={ticket.at} appended_at={ticket.appended_at} "
@@ -488,6 +496,19 @@ def _end_of_what_has_another_sequence(found: Found, ticket: Ticket) -> int | Non
         return end if header.producer_epoch < stamp.producer_epoch else None
     ahead = (stamp.base_sequence - header.base_sequence) % SEQUENCE_MODULUS
     return end if header.last_offset_delta < ahead < SEQUENCE_MODULUS // 2 else None
+
+
+def _has_its_sequence(found: Found, ticket: Ticket) -> bool:
+    """At the expected offset lies a record with the producer id, epoch and sequence that the ticket was sent with."""
+    header, stamp = parse_batch_header(found.batch), ticket.stamp
+    if stamp is None or ticket.at is None:
+        return False
+    sequence = (header.base_sequence + ticket.at - header.base_offset) % SEQUENCE_MODULUS
+    return (header.producer_id, header.producer_epoch, sequence) == (
+        stamp.producer_id,
+        stamp.producer_epoch,
+        stamp.base_sequence,
+    )
 
 
 def _producer_of(result: LookResult | None) -> tuple[int | None, bool]:
