@@ -23,6 +23,8 @@ Monotonic = NewType("Monotonic", float)
 
 NO_TOPIC_ID = UUID(int=0)
 SEQUENCE_MODULUS = 1 << 31
+#: In place of a transactional id, which Kafka wants to have a character: an admin has a transaction marker written.
+MARKER = ""
 
 
 class TopicPartition(NamedTuple):

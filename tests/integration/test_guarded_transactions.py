@@ -27,20 +27,26 @@ from kafka import KafkaProducer
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.dev.tools import compile_java, run_java, run_tool
+from fencepost_proxy.types import Address
 from tests.support.kafka import kafka_version, running_kafka
+from tests.support.messages import RawConnection
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
-from tests.support.raw import Answer, Connection, Log, batch, filled_topic, produce_request, settled, until
+from tests.support.raw import Answer, Connection, Log, Producer, batch, filled_topic, produce_request, settled, until
 from tests.support.transactions import (
     Transactional,
     abort_as_an_admin,
     open_transactions,
     set_transaction_version,
     transaction_state,
+    write_abort_marker,
 )
 
 pytestmark = pytest.mark.kafka
 
-OK, NOT_LEADER, POLICY_VIOLATION = 0, 6, 44
+OK, NOT_LEADER, DENIED, POLICY_VIOLATION = 0, 6, 29, 44
+#: Kafka gives out ids from 0 on.
+FOREIGN_PRODUCER_ID = 1 << 40
+STATE_TOPIC = "__fencepost_state"
 #: What a refused commit is told, by the protocol: EndTxn v3, v5.
 REFUSED = {1: 59, 2: 120}
 JAVA = Path(__file__).parents[1] / "java" / "ConditionalTransactions.java"
@@ -226,6 +232,40 @@ def test_conditional_appends_wait_for_the_marker(  # noqa: PLR0917
         assert settled(client, topic, batch(b"after", expected=at))[:2] == (OK, at)
     assert not open_transactions(cluster.bootstrap, topic)
     assert log.values(topic) == [b"old", b"old", b"t0", b"t1", b"after", b"after"]
+
+
+@pytest.mark.parametrize("prefix", ["checked", "required"])
+def test_admin_markers_through_the_proxy_displace_no_append(
+    prefix: str, proxy: ProxyProcess, log: Log, new_topic: NewTopic
+) -> None:
+    topic = new_topic(prefix, length=1)
+    logged = len(proxy.log)
+    with (
+        RawConnection(Address.parse(proxy.bootstrap)) as admin,
+        beside_a_conditional_writer(proxy.bootstrap, topic) as told,
+    ):
+        for _ in range(60):
+            before = told.accepted
+            assert write_abort_marker(admin, topic, Producer(FOREIGN_PRODUCER_ID, 0, 0)) == OK
+            until(lambda before=before: told.accepted > before, "the writer to get on")  # type: ignore[misc]
+    codes = told.check(log, topic)
+    assert codes.keys() <= {"OK", "OFFSET_MISMATCH", "TRY_AGAIN"}, codes
+    assert sum(batch.is_control for batch in log.batches(topic)) == 60
+    assert "OFFSET_VIOLATION" not in proxy.log[logged:]
+
+
+def test_markers_of_the_proxys_own_are_refused(
+    cluster: KafkaCluster, proxy: ProxyProcess, log: Log, new_topic: NewTopic
+) -> None:
+    checked, unchecked = new_topic("required", length=1), new_topic("plain", length=1)
+    shared = log.batches(checked)[0].producer_id
+    ends = log.end(checked), log.end(unchecked)
+    with RawConnection(Address.parse(proxy.bootstrap)) as admin:
+        for topic in (checked, unchecked):
+            assert write_abort_marker(admin, topic, Producer(shared, 0, 0)) == POLICY_VIOLATION
+        assert write_abort_marker(admin, STATE_TOPIC, Producer(FOREIGN_PRODUCER_ID, 0, 0)) == DENIED
+    assert (log.end(checked), log.end(unchecked)) == ends
+    assert not any(each.is_control for each in log.batches(STATE_TOPIC))
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "an admin's abort"])

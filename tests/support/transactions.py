@@ -136,15 +136,22 @@ def abort_as_an_admin(address: str, topic: str, producer: Producer) -> None:
     """
     with RawConnection(Address.parse(address)) as admin:
         (known,) = [each for each in _producers(admin, topic) if each["ProducerId"] == producer.id]
-        marker = {
-            "ProducerId": producer.id,
-            "ProducerEpoch": known["ProducerEpoch"],
-            "TransactionResult": False,
-            "Topics": [{"Name": topic, "PartitionIndexes": [0]}],
-            "CoordinatorEpoch": known["CoordinatorEpoch"],
-        }
-        answer = admin.ask(_WRITE_TXN_MARKERS, 1, {"Markers": [marker]})
-        assert answer["Markers"][0]["Topics"][0]["Partitions"][0]["ErrorCode"] == OK, answer
+        known_to_leader = Producer(producer.id, known["ProducerEpoch"], 0)
+        code = write_abort_marker(admin, topic, known_to_leader, coordinator_epoch=known["CoordinatorEpoch"])
+        assert code == OK
+
+
+def write_abort_marker(admin: RawConnection, topic: str, producer: Producer, *, coordinator_epoch: int = 0) -> int:
+    """The error code of partition 0, whose leader writes one whether or not a transaction is open."""
+    marker = {
+        "ProducerId": producer.id,
+        "ProducerEpoch": producer.epoch,
+        "TransactionResult": False,
+        "Topics": [{"Name": topic, "PartitionIndexes": [0]}],
+        "CoordinatorEpoch": coordinator_epoch,
+    }
+    (answer,) = admin.ask(_WRITE_TXN_MARKERS, 1, {"Markers": [marker]})["Markers"]
+    return int(answer["Topics"][0]["Partitions"][0]["ErrorCode"])
 
 
 def open_transactions(address: str, topic: str) -> set[int]:

@@ -16,7 +16,7 @@ from fencepost_proxy.topics.planning import Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import StateView, TopicConfigChange, encode_topic_config
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
-from fencepost_proxy.types import NO_TOPIC_ID, Offset, TopicPartition
+from fencepost_proxy.types import MARKER, NO_TOPIC_ID, Offset, TopicPartition
 from fencepost_proxy.wire.apis import (
     ADD_PARTITIONS_TO_TXN,
     ALTER_CONFIGS,
@@ -34,6 +34,7 @@ from fencepost_proxy.wire.apis import (
     LIST_OFFSETS,
     METADATA,
     OFFSET_FOR_LEADER_EPOCH,
+    WRITE_TXN_MARKERS,
     Treatment,
 )
 from fencepost_proxy.wire.control import decode_request, decode_response, encode_request, encode_response
@@ -118,6 +119,7 @@ def test_what_is_planned_or_closed_is_what_the_table_of_apis_says() -> None:
         ALTER_CONFIGS,
         INCREMENTAL_ALTER_CONFIGS,
         CREATE_PARTITIONS,
+        WRITE_TXN_MARKERS,
     }
     assert looked_into == set(CLOSED_APIS)
     assert plan_request(METADATA, 12, Message(), World().known()) is None
@@ -163,6 +165,73 @@ def test_where_it_is_not_known_what_is_guarded_a_transaction_is_asked_to_try_aga
     plan, told = added(World(), "orders", fresh=False)
     assert plan.forward.v3_and_below_topics == []
     assert told == {"orders": [51, 51]}
+
+
+# --- WriteTxnMarkers --------------------------------------------------------------------------------------------------
+
+SHARED = 77
+
+
+def marked(
+    world: World, *markers: tuple[int, str], fresh: bool = True
+) -> tuple[Plan, list[tuple[int, str, list[int]]]]:
+    """The plan, and the errors of partitions 1 and 2 of each producer's topic, where Kafka writes what it gets."""
+    asked = Message(
+        markers=[
+            Message(producer_id=producer_id, topics=[Message(name=topic, partition_indexes=[1, 2])])
+            for producer_id, topic in markers
+        ]
+    )
+    request = decode_request(WRITE_TXN_MARKERS, 1, encode_request(WRITE_TXN_MARKERS, 1, asked))
+    known = replace(world.known(), fresh=fresh, shared_producer_id=SHARED)
+    plan = plan_request(WRITE_TXN_MARKERS, 1, request, known)
+    assert plan is not None
+    sent = decode_request(WRITE_TXN_MARKERS, 1, encode_request(WRITE_TXN_MARKERS, 1, plan.forward))
+    answer = Message(
+        markers=[
+            Message(
+                producer_id=marker.producer_id,
+                topics=[
+                    Message(name=topic.name, partitions=[Message(partition_index=p) for p in topic.partition_indexes])
+                    for topic in marker.topics
+                ],
+            )
+            for marker in sent.markers
+        ]
+    )
+    plan.finish(answer)
+    return plan, written(answer)
+
+
+def written(answer: Message) -> list[tuple[int, str, list[int]]]:
+    told = decode_response(WRITE_TXN_MARKERS, 1, encode_response(WRITE_TXN_MARKERS, 1, answer))
+    return [
+        (marker.producer_id, topic.name, [each.error_code for each in topic.partitions])
+        for marker in told.markers
+        for topic in marker.topics
+    ]
+
+
+@pytest.mark.parametrize("check", ["true", "required"])
+def test_a_marker_waits_for_the_appends_of_a_checked_topic(check: str) -> None:
+    plan, told = marked(World({CHECK: check}), (5, "orders"), (6, "payments"))
+    assert told == [(5, "orders", [0, 0]), (6, "payments", [0, 0])]
+    assert plan.joins == Joins(MARKER, (TopicPartition("orders", 1), TopicPartition("orders", 2)))
+    assert plan.later is not None
+    assert written(plan.later) == [(5, "orders", [6, 6]), (6, "payments", [6, 6])]
+
+
+def test_a_marker_of_the_shared_producer_id_is_refused() -> None:
+    plan, told = marked(World({CHECK: "required"}), (SHARED, "orders"), (SHARED, "payments"), (5, "payments"))
+    assert [topic.name for marker in plan.forward.markers for topic in marker.topics] == ["payments"]
+    assert told == [(SHARED, "orders", [44, 44]), (SHARED, "payments", [44, 44]), (5, "payments", [0, 0])]
+    assert plan.joins is None
+
+
+def test_a_marker_is_tried_again_where_the_checks_are_not_known() -> None:
+    plan, told = marked(World(), (5, "orders"), fresh=False)
+    assert told == [(5, "orders", [6, 6])]
+    assert plan.joins is None
 
 
 # --- CreateTopics -----------------------------------------------------------------------------------------------------
@@ -639,6 +708,24 @@ CLOSED = [
             results_by_topic_v3_and_below=[
                 Message(name="orders", results_by_partition=[Message(partition_index=1)]),
             ]
+        ),
+    ),
+    (
+        WRITE_TXN_MARKERS,
+        1,
+        Message(
+            markers=[
+                Message(
+                    producer_id=5,
+                    topics=[
+                        Message(name="orders", partition_indexes=[1]),
+                        Message(name=STATE_TOPIC, partition_indexes=[0]),
+                    ],
+                )
+            ]
+        ),
+        Message(
+            markers=[Message(producer_id=5, topics=[Message(name="orders", partitions=[Message(partition_index=1)])])]
         ),
     ),
     (

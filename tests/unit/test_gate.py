@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import pytest
@@ -13,7 +13,7 @@ from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions.gate import Gate, Phase
 from fencepost_proxy.session.turn import Bid, make_ticket
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
-from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.types import MARKER, TopicPartition
 from fencepost_proxy.wire.batch import HeaderNames, stamp_batch
 from fencepost_proxy.wire.produce import PartitionData, PartitionResult
 from tests.support import bytewise
@@ -1631,6 +1631,69 @@ def test_a_transaction_that_joined_counts_until_its_coordinator_says_that_it_is_
         assert talk.effects[0] == g.ReadTail(TP)
         talk.tail(11, next_sequence=10)
     assert talk.granted(third) == g.Stamp(SHARED, 0, 10)
+
+
+@pytest.mark.parametrize("check", [Check.ON, Check.REQUIRED])
+@pytest.mark.parametrize("answered", [True, False])
+def test_appends_wait_while_a_marker_is_written(check: Check, answered: bool) -> None:
+    talk = warm(10, check)
+    sent = talk.offer(expecting(10, b"a"))
+    talk.granted(sent)
+    talk.tell(g.TransactionJoins(MARKER, 9))
+    waiting = talk.offer(expecting(12, b"b"), wait=60)
+    late = talk.offer(expecting(12, b"c"))
+    talk.silent()  # a conditional append is in progress
+    talk.kafka(sent, base_offset=10)
+    talk.accepted(sent, 10)
+    assert talk.next(g.MayJoin) == g.MayJoin(9)
+    talk.silent()
+    assert not talk.gate.take(replace(waiting), talk.now)
+    if answered:
+        talk.tell(g.Withdrawn(late))
+    talk.tell(g.TransactionJoined(MARKER, answered))
+    if not answered:
+        talk.now += LIMITS.queued_seconds - 0.1
+        talk.tell(g.Tick())
+        assert talk.answered(late).error_message == (
+            "TRY_AGAIN a transaction marker is being written topic=orders partition=3"
+        )
+        talk.silent()  # it may still be written
+        talk.now += 0.2
+        talk.tell(g.Tick())
+    talk.tail(12, next_sequence=11)
+    if check is Check.REQUIRED:  # no client has bypassed the proxy: no Violation
+        talk.next(g.PublishBase)
+        talk.tell(g.BasePublished(True, ours=True))
+        talk.tail(12, epoch=1, next_sequence=0, stamp_base=(1, 12))
+    assert talk.granted(waiting) is not None
+
+
+def test_a_log_end_read_while_a_marker_is_written_is_read_again() -> None:
+    talk = Talk(Check.ON)
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.tell(g.TransactionJoins(MARKER, 9))
+    read = talk.effects.pop(0)
+    assert talk.next(g.MayJoin) == g.MayJoin(9)
+    talk.effects.append(read)
+    talk.tail(10)
+    talk.silent()
+    talk.tell(g.TransactionJoined(MARKER, answered=True))
+    talk.tail(10)
+    talk.granted(ticket)
+
+
+def test_appends_wait_for_every_marker() -> None:
+    talk = warm(10, Check.ON)
+    for connection in (8, 9):
+        talk.tell(g.TransactionJoins(MARKER, connection))
+        assert talk.next(g.MayJoin) == g.MayJoin(connection)
+    talk.offer(expecting(12, b"a"))
+    talk.tell(g.TransactionJoined(MARKER, answered=True))
+    assert talk.gate.in_transaction
+    talk.silent()
+    talk.tell(g.TransactionJoined(MARKER, answered=True))
+    assert not talk.gate.in_transaction
+    talk.next(g.ReadTail)
 
 
 @pytest.mark.parametrize("fate", ["not answered yet", "lost a moment ago"])

@@ -11,9 +11,11 @@ from fencepost_proxy.errors import ClientProtocolError, UpstreamProtocolError
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.session import Session
-from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, PRODUCE, SASL_AUTHENTICATE
+from fencepost_proxy.types import MARKER, TopicPartition
+from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, PRODUCE, SASL_AUTHENTICATE, WRITE_TXN_MARKERS
+from fencepost_proxy.wire.control import decode_request, encode_response_frame, parse_request_header
 from fencepost_proxy.wire.produce import PartitionResult, ProduceRequest, parse_produce_request
+from fencepost_proxy.wire.schema import Message
 from tests.support.batches import batch, expecting
 from tests.unit import test_counted as doors
 from tests.unit import test_session_transactions as transactions
@@ -313,6 +315,30 @@ def test_a_transaction_joins_no_partition_that_its_client_may_not_write(said: in
         assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoins("app", 1))
     else:
         assert talk.upstream() == join
+    talk.silent()
+
+
+@pytest.mark.parametrize("error", [3, 31])
+def test_only_who_may_write_markers_makes_appends_wait(error: int) -> None:
+    """Kafka refuses the others, in its own words."""
+    talk = Proving()
+    talk.session = Session(1, "proxy.local", talk.around, Joining(b"", MARKER), 0.0)  # type: ignore[arg-type]
+    asked = request(WRITE_TXN_MARKERS, 1, 1)
+    talk.client(asked)
+    probe = memoryview(talk.upstream())[4:]
+    assert struct.unpack(">h", probe[:2]) == (WRITE_TXN_MARKERS,)
+    marker = decode_request(WRITE_TXN_MARKERS, 1, probe[parse_request_header(probe).body_offset :]).markers[0]
+    assert [(each.name, each.partition_indexes) for each in marker.topics] == [(TOPIC, [0x7FFFFFFF])]
+    talk.silent()
+
+    result = Message(name=TOPIC, partitions=[Message(partition_index=0x7FFFFFFF, error_code=error)])
+    answer = Message(markers=[Message(producer_id=0, topics=[result])])
+    talk.kafka(encode_response_frame(WRITE_TXN_MARKERS, 1, 1, answer))
+
+    if error == 3:  # UNKNOWN_TOPIC_OR_PARTITION
+        assert talk.next(m.ToPartition) == m.ToPartition(WHERE, g.TransactionJoins(MARKER, 1))
+    else:
+        assert talk.upstream() == asked
     talk.silent()
 
 

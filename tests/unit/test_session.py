@@ -24,7 +24,7 @@ from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, END_TXN
+from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, END_TXN, WRITE_TXN_MARKERS
 from fencepost_proxy.wire.batch import HeaderNames, parse_batch_header
 from fencepost_proxy.wire.control import encode_request_frame, encode_response_frame
 from fencepost_proxy.wire.produce import NodeEndpoint, PartitionResult, parse_produce_request
@@ -1015,17 +1015,18 @@ def test_an_append_is_not_sent_again_into_the_middle_of_a_clients_frame() -> Non
 
 
 class Joining(Unchanged):
-    """AddPartitionsToTxn adds `guarded-a` 0."""
+    """AddPartitionsToTxn adds `guarded-a` 0, or WriteTxnMarkers writes there."""
 
-    def __init__(self, put_off: bytes) -> None:
+    def __init__(self, put_off: bytes, transactional_id: str = "app") -> None:
         self.put_off = put_off
+        self.joins = Joins(transactional_id, (WHERE,))
 
     def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
         forward = struct.pack(">i", len(frame)) + bytes(frame)
         finish = lambda response: Finished(struct.pack(">i", len(response)) + bytes(response))  # noqa: E731
-        if api_key != ADD_PARTITIONS_TO_TXN:
+        if api_key not in (ADD_PARTITIONS_TO_TXN, WRITE_TXN_MARKERS):
             return Exchange(forward)
-        return Exchange(forward, finish=finish, joins=Joins("app", (WHERE,)), answer_later=lambda: self.put_off)
+        return Exchange(forward, finish=finish, joins=self.joins, answer_later=lambda: self.put_off)
 
 
 WHERE = TopicPartition("guarded-a", 0)

@@ -693,6 +693,7 @@ class Proxy:
             state_topic=self.config.state_topic,
             state_topic_id=None if state_topic is None else state_topic.topic_id,
             fresh=self.fresh(time.monotonic()),
+            shared_producer_id=self.shared_producer_id,
         )
 
     def release_group(self, group: str, topic: str) -> None:

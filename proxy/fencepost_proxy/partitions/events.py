@@ -292,7 +292,7 @@ class Resent:
 class TransactionJoins:
     """A transaction wants its coordinator to add this partition: then a marker will come, written to or not.
 
-    `connection` – waits for `MayJoin` before it sends that.
+    `connection` – waits for `MayJoin` before it sends that. `transactional_id` – `MARKER`: it sends a marker itself.
     """
 
     transactional_id: str

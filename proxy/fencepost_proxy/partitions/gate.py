@@ -98,7 +98,7 @@ from fencepost_proxy.partitions.events import (
 from fencepost_proxy.partitions.gate_state import ABOUT_THE_STAMP, IN_DOUBT, POLICY, Phase, chain_of, sent_behind
 from fencepost_proxy.partitions.memory import same_write
 from fencepost_proxy.partitions.settling import Settling
-from fencepost_proxy.types import SEQUENCE_MODULUS
+from fencepost_proxy.types import MARKER, SEQUENCE_MODULUS
 from fencepost_proxy.wire.produce import PartitionResult
 
 _FACTS = {check: Facts(check_expected_offsets=check) for check in Check}
@@ -138,8 +138,13 @@ class Gate(Settling):
             case Resent(ticket, result):
                 self._resent(ticket, result, now)
             case TransactionJoins(transactional_id, connection):
-                self._joined(transactional_id, float("inf"))
+                if transactional_id == MARKER:
+                    self._marker_comes()
+                else:
+                    self._joined(transactional_id, float("inf"))
                 self._joining[transactional_id, connection] = None
+            case TransactionJoined(transactional_id, answered) if transactional_id == MARKER:
+                self._marker_answered(now if answered else now + self._limits.queued_seconds)
             case TransactionJoined(transactional_id, answered):
                 self._joining = {each: None for each in self._joining if each[0] != transactional_id}
                 self._joined(transactional_id, now if answered else now + self._limits.queued_seconds)
@@ -160,7 +165,7 @@ class Gate(Settling):
 
     def take(self, ticket: Ticket, now: float) -> bool:
         """`Offered`, its `Grant` and `Sent` in one: True, send it now. False: nothing has happened; offer it."""
-        if self._queue or self._granted or self._doubts or self._looking:
+        if self._queue or self._granted or self._doubts or self._looking or now < self._paused_until:
             return False
         append = ticket.append
         if append.transactional or POLICY.check(append, _FACTS[ticket.check]) is not None:
@@ -503,6 +508,24 @@ class Gate(Settling):
             self._forget_transaction(next(iter(self._transactions)))
         self._go_cold()
 
+    def _marker_comes(self) -> None:
+        """Nothing that expects an offset is sent until it has been answered: it takes one."""
+        self._markers += 1
+        self._paused_until = float("inf")
+        self._moves_unfenced()
+
+    def _marker_answered(self, written_by: float) -> None:
+        self._markers = max(0, self._markers - 1)  # it may be a gate that was made since
+        self._written_by = max(self._written_by, written_by)
+        self._paused_until = float("inf") if self._markers else self._written_by
+        self._moves_unfenced()
+
+    def _moves_unfenced(self) -> None:
+        """The log end moves by what is no append of a client that bypasses the proxy."""
+        self._accounted = False
+        self._read_is_stale = self.phase is Phase.READING
+        self._go_cold()
+
     def _forget_transaction(self, transactional_id: str) -> None:
         del self._transactions[transactional_id]
         self._producers.pop(transactional_id, None)
@@ -517,11 +540,9 @@ class Gate(Settling):
     def _forget(self, *, same_log: bool) -> None:
         if not same_log:
             self.memory.clear()
-        self._accounted = False
-        self._read_is_stale = self.phase is Phase.READING
+        self._moves_unfenced()
         for ticket in self._doubts:
             ticket.may_write = False  # there: this may be another topic by now, or another of its clients' rights
-        self._go_cold()
 
     def _tail_read(self, tail: Tail, now: float) -> None:
         if self.phase is Phase.SETTLING and self._reads_to_resend:
@@ -579,9 +600,11 @@ class Gate(Settling):
                 self._answer(ticket, PartitionResult(ticket.partition.partition, error_code))
 
     def _tick(self, now: float) -> None:
+        paused = now < self._paused_until
+        why = "a transaction marker is being written" if paused else "the log end could not be known in time"
         for ticket in [t for t in self._queue if t.deadline <= now]:
             self._queue.remove(ticket)
-            self._answer_later(ticket, "the log end could not be known in time")
+            self._answer_later(ticket, why)
         for ticket in [t for t in self._looking if t.deadline <= now]:
             self._looking.remove(ticket)
             if ticket.appended_at is not None:
@@ -611,6 +634,8 @@ class Gate(Settling):
         if self._doubts and not self._in_flight and self._granted is None and self.phase in (Phase.COLD, Phase.OPEN):
             self._settle(now)
         while self._queue and self._granted is None and self.phase in (Phase.COLD, Phase.OPEN):
+            if now < self._paused_until:
+                return
             if self._waits_for_what_may_be_queued(self._queue[0], now) and not self._let_others_pass(now):
                 return
             if self._doubts or not self._fits_beside_in_flight(self._queue[0], now):

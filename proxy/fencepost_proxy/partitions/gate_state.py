@@ -101,6 +101,9 @@ class GateState:
         self._read_is_stale = False
         self._settle_again = False  # the first doubt is to be looked at again at `_retry_at`
         self._reads_to_resend = False  # SETTLING, and the tail was asked for
+        self._markers = 0  # that connections are about to have written, or wait for the answer to
+        self._written_by = float("-inf")  # one without an answer, at the latest
+        self._paused_until = float("-inf")  # for markers: nothing is sent that expects an offset
         self._foreign: Tail | None = None  # PUBLISHING, since the partition knows an epoch that this process does not
         self._holes: set[tuple[int, int]] = set()  # chains of which a batch was not found where it should be
         self._accounted = False  # every append up to `_log_end` passed a gate, as far as this one knows
@@ -115,7 +118,7 @@ class GateState:
     @property
     def in_transaction(self) -> bool:
         """It knows of a transaction here that may not be over, which nobody else could tell it again."""
-        return bool(self._transactions)
+        return bool(self._transactions or self._markers)
 
     @property
     def log_end_offset(self) -> int | None:

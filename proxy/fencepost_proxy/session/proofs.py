@@ -25,7 +25,7 @@ from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.slots import Answer, Slot
 from fencepost_proxy.session.surroundings import Surroundings
-from fencepost_proxy.wire.apis import END_TXN, PRODUCE
+from fencepost_proxy.wire.apis import END_TXN, PRODUCE, WRITE_TXN_MARKERS
 from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
 from fencepost_proxy.wire.produce import (
     PartitionData,
@@ -57,6 +57,8 @@ _USE_VERSION = 1
 #: The newest version that is alike for all topics: later ones may mean transactions v2, or name topics by id.
 _WRITE_VERSION_MAX = 9
 _NO_PRODUCER_ID, _NO_PRODUCER_EPOCH = -1, -1
+#: No topic has it: a marker for it is written nowhere.
+_NO_PARTITION = 0x7FFFFFFF
 
 
 @dataclass(slots=True, eq=False)
@@ -130,28 +132,62 @@ class Proofs(ControlMessages):
         By the abort of a producer that there is not. Every broker looks at the right to the transactional id first;
         then it is not the coordinator, or finds that the transactional id is of another producer. Nothing ends by it.
         """
-        proof = self._wait_for_proof("use its transactional id", self._now + self._around.request_timeout_seconds)
         message = Message(
             transactional_id=transactional_id,
             producer_id=_NO_PRODUCER_ID,
             producer_epoch=_NO_PRODUCER_EPOCH,
             committed=False,
         )
-        upstream = Slot(END_TXN, _USE_VERSION, correlation_id, Answer.MADE_FROM_RESPONSE)
-        upstream.inner = True
+        frame = encode_request_frame(END_TXN, _USE_VERSION, correlation_id, client_id, message)
+        slot = Slot(END_TXN, _USE_VERSION, correlation_id, Answer.MADE_FROM_RESPONSE)
 
-        def on_response(frame: memoryview) -> None:
-            offset = parse_response_header(frame, END_TXN, _USE_VERSION).body_offset
-            error = decode_response(END_TXN, _USE_VERSION, frame[offset:]).error_code
-            allowed = error not in PROVES_NOTHING
+        def answered(allowed: bool) -> None:
             if allowed:
                 self._may_use = transactional_id
+            done(allowed)
+
+        self._prove("use its transactional id", slot, frame, lambda response: int(response.error_code), answered)
+
+    def _prove_markers(
+        self, topic: str, version: int, correlation_id: int, client_id: str | None, done: Callable[[bool], None]
+    ) -> None:
+        """Whether it may write transaction markers (CLUSTER_ACTION or ALTER), by one for a partition that there is not.
+
+        Kafka looks at the right first (KafkaApis.handleWriteTxnMarkersRequest).
+        """
+        partitions = [Message(name=topic, partition_indexes=[_NO_PARTITION])]
+        marker = Message(producer_id=0, producer_epoch=0, transaction_result=False, topics=partitions)
+        message = Message(markers=[marker])
+        frame = encode_request_frame(WRITE_TXN_MARKERS, version, correlation_id, client_id, message)
+        slot = Slot(WRITE_TXN_MARKERS, version, correlation_id, Answer.MADE_FROM_RESPONSE)
+
+        def error_of(response: Message) -> int:
+            errors = [
+                each.error_code for marker in response.markers for topic in marker.topics for each in topic.partitions
+            ]
+            return int(errors[0]) if errors else Error.UNKNOWN_SERVER_ERROR
+
+        self._prove("write transaction markers", slot, frame, error_of, done)
+
+    def _prove(
+        self,
+        what: str,
+        upstream: Slot,
+        frame: bytes,
+        error_of: Callable[[Message], int],
+        done: Callable[[bool], None],
+    ) -> None:
+        proof = self._wait_for_proof(what, self._now + self._around.request_timeout_seconds)
+        upstream.inner = True
+
+        def on_response(response: memoryview) -> None:
+            offset = parse_response_header(response, upstream.api_key, upstream.version).body_offset
+            error = error_of(decode_response(upstream.api_key, upstream.version, response[offset:]))
             if self._is_waited_for(proof):
-                done(allowed)
+                done(error not in PROVES_NOTHING)
 
         upstream.on_response = on_response
         self._from_upstream.append(upstream)
-        frame = encode_request_frame(END_TXN, _USE_VERSION, correlation_id, client_id, message)
         self._upstream_out.append(frame)
 
     def _ask_for_write(

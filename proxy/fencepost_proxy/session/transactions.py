@@ -38,7 +38,7 @@ from fencepost_proxy.session.turn import Turn
 from fencepost_proxy.topics.planning import Joins
 from fencepost_proxy.transactions.judge import V2_FROM, Outcome, Verdict
 from fencepost_proxy.transactions.table import PENDING_CODES, Transaction
-from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.types import MARKER, TopicPartition
 from fencepost_proxy.wire.apis import END_TXN, PRODUCE
 from fencepost_proxy.wire.batch import MalformedBatch, parse_batch_header
 from fencepost_proxy.wire.control import (
@@ -108,25 +108,33 @@ class AtTransactions(Logins):
 
     def _wants_to_join(self, slot: Slot, exchange: Exchange, joins: Joins) -> None:
         def done(allowed: bool) -> None:
-            if not allowed:  # Kafka refuses it, in its own words
-                assert exchange.forward is not None
-                self._from_upstream.append(slot)
-                self._upstream_out.append(exchange.forward)
-                self._around.forwarded(0.0)
-                return
-            unproved = self._unproved({each.topic: each.partition for each in joins.partitions})
-            if not unproved:
+            if allowed:
                 self._ask_to_join(slot, exchange, joins)
+                return
+            assert exchange.forward is not None  # Kafka refuses it, in its own words
+            self._from_upstream.append(slot)
+            self._upstream_out.append(exchange.forward)
+            self._around.forwarded(0.0)
+
+        def may_use(allowed: bool) -> None:
+            unproved = self._unproved({each.topic: each.partition for each in joins.partitions}) if allowed else {}
+            if not unproved:
+                done(allowed)
                 return
             until = self._now + self._around.request_timeout_seconds
             request = ProduceRequest(_WRITE_VERSION, slot.correlation_id, self.client_id, b"", None, 1, 0, ())
             # Nothing is added where one of them is denied.
             self._prove_write_first(request, unproved, until, lambda denied: done(not denied))
 
-        if joins.transactional_id == self._may_use:
-            done(True)
+        if joins.transactional_id == MARKER:
+            if self._around.clients_log_in:
+                self._prove_markers(joins.partitions[0].topic, slot.version, slot.correlation_id, self.client_id, done)
+            else:
+                done(True)
+        elif joins.transactional_id == self._may_use:
+            may_use(True)
         else:
-            self._prove_use(joins.transactional_id, slot.correlation_id, self.client_id, done)
+            self._prove_use(joins.transactional_id, slot.correlation_id, self.client_id, may_use)
 
     def _deny_append(self, request: ProduceRequest) -> None:
         """As Kafka does: the whole request, whatever else is in it."""

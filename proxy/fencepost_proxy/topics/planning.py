@@ -21,7 +21,7 @@ class Known:
 
     `topic_id` – the id of a topic's living incarnation, None where it is not known.
     `state_topic_id` – None until the state topic was found or created. `fresh` – whether `view` is recent enough to
-    rely on.
+    rely on. `shared_producer_id` – of fenced appends; -1 until it is known.
     """
 
     view: StateView
@@ -30,6 +30,7 @@ class Known:
     state_topic: str
     state_topic_id: UUID | None = None
     fresh: bool = True
+    shared_producer_id: int = -1
 
     def policy(self, topic: str) -> TopicPolicy | None:
         """What holds for a topic; None where the virtual configs are too old to say."""
@@ -55,7 +56,10 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Joins:
-    """Guarded partitions that a transaction is about to add: it is on them as soon as Kafka has the request."""
+    """Checked partitions that a transaction is about to add: it is on them as soon as Kafka has the request.
+
+    With `MARKER` for its id: those whose leader is to write a transaction marker.
+    """
 
     transactional_id: str
     partitions: tuple[TopicPartition, ...]

@@ -27,7 +27,7 @@ from fencepost_proxy.topics.create_partitions import plan_create_partitions
 from fencepost_proxy.topics.expansions import Growth
 from fencepost_proxy.topics.planning import Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
-from fencepost_proxy.topics.transactions import plan_add_partitions
+from fencepost_proxy.topics.transactions import plan_add_partitions, plan_write_markers
 from fencepost_proxy.topics.virtual_configs import (
     INTERNAL_TOPICS,
     ORDERED_PARTITION_EXPANSIONS,
@@ -45,6 +45,7 @@ from fencepost_proxy.wire.apis import (
     DELETE_TOPICS,
     DESCRIBE_CONFIGS,
     INCREMENTAL_ALTER_CONFIGS,
+    WRITE_TXN_MARKERS,
 )
 from fencepost_proxy.wire.schema import Message
 
@@ -382,4 +383,5 @@ _PLANNERS: Final[Mapping[int, Callable[[int, Message, Known], Plan]]] = {
     DESCRIBE_CONFIGS: plan_describe_configs,
     ALTER_CONFIGS: plan_alter_configs,
     INCREMENTAL_ALTER_CONFIGS: plan_incremental_alter_configs,
+    WRITE_TXN_MARKERS: lambda version, request, known: plan_write_markers(request, known),
 }

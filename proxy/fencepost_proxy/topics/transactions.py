@@ -1,4 +1,4 @@
-"""AddPartitionsToTxn (transactions v1) where topics are guarded.
+"""AddPartitionsToTxn (transactions v1) and WriteTxnMarkers where topics are checked.
 
 A transaction's marker takes an offset in each of its partitions, in those it added and never wrote to as well, and
 passes no gate. `required` topics cannot have that: there the partition is refused before Kafka hears of it, with 44,
@@ -6,6 +6,9 @@ which every client takes for an error that it can abort. On `true` topics the ga
 off.
 
 The others of the request are added: a client aborts after any error, and then their markers do no harm.
+
+WriteTxnMarkers comes from an admin who ends a hanging transaction. In a checked partition its marker is written while
+no conditional append is in progress.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from fencepost_proxy.errors import Error
 from fencepost_proxy.topics.closed import DENIED
 from fencepost_proxy.topics.planning import Joins, Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
-from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.types import MARKER, TopicPartition
 from fencepost_proxy.wire.schema import Message
 
 _CONCURRENT_TRANSACTIONS = 51
@@ -65,3 +68,58 @@ def _later(asked: list[tuple[str, list[int]]]) -> Message:
         for name, partitions in asked
     ]
     return Message(throttle_time_ms=0, results_by_topic_v3_and_below=topics)
+
+
+def plan_write_markers(request: Message, known: Known) -> Plan:
+    """`plan.joins` names the partitions of checked topics."""
+    refused: list[tuple[int, str, list[int], int]] = []
+    joins: dict[TopicPartition, None] = {}
+    asked = [
+        (marker.producer_id, [(topic.name, list(topic.partition_indexes)) for topic in marker.topics])
+        for marker in request.markers
+    ]
+    for marker in request.markers:
+        kept = []
+        for topic in marker.topics:
+            error = _marker_error(marker.producer_id, topic.name, known)
+            if error is not None:
+                refused.append((marker.producer_id, topic.name, list(topic.partition_indexes), error))
+                continue
+            kept.append(topic)
+            if known.check(topic.name) is not Check.OFF:
+                joins.update((TopicPartition(topic.name, each), None) for each in topic.partition_indexes)
+        marker.topics = kept
+
+    def finish(response: Message) -> list[TopicConfigChange]:
+        results = {marker.producer_id: marker for marker in response.markers}
+        for producer_id, topic, partitions, error in refused:
+            if producer_id not in results:
+                results[producer_id] = Message(producer_id=producer_id, topics=[])
+                response.markers.append(results[producer_id])
+            results[producer_id].topics.append(_marker_result(topic, partitions, error))
+        return []
+
+    if not joins:
+        return Plan(request, finish)
+    # Nothing was written: Kafka's tools ask again.
+    later = [
+        Message(
+            producer_id=producer_id,
+            topics=[_marker_result(name, partitions, Error.NOT_LEADER_OR_FOLLOWER) for name, partitions in topics],
+        )
+        for producer_id, topics in asked
+    ]
+    return Plan(request, finish, Joins(MARKER, tuple(joins)), Message(markers=later))
+
+
+def _marker_error(producer_id: int, topic: str, known: Known) -> int | None:
+    if known.is_state_topic(topic):
+        return DENIED
+    if producer_id == known.shared_producer_id:
+        return Error.POLICY_VIOLATION
+    return Error.NOT_LEADER_OR_FOLLOWER if known.check(topic) is None else None
+
+
+def _marker_result(topic: str, partitions: list[int], error: int) -> Message:
+    results = [Message(partition_index=each, error_code=error) for each in partitions]
+    return Message(name=topic, partitions=results)

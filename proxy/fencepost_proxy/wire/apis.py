@@ -114,7 +114,8 @@ _TABLE: Final = (
         "v4+ is between brokers; a marker takes an offset and passes no gate; " + _STATE_TOPIC)),
     Api(25, "AddOffsetsToTxn", _RELAY, 0, 4, 3),
     Api(26, "EndTxn", _RELAY, 0, 5, 3, "a commit is held and judged while a topic of the cluster checks expectations"),
-    Api(27, "WriteTxnMarkers", _RELAY, 0, 2, 1),
+    Api(27, "WriteTxnMarkers", _PLAN, 1, 2, 1, (
+        "none under the shared producer id; a marker takes an offset of a checked topic; " + _STATE_TOPIC)),
     Api(28, "TxnOffsetCommit", _RELAY, 0, 6, 3),
     Api(29, "DescribeAcls", _RELAY, 0, 3, 2),
     Api(30, "CreateAcls", _RELAY, 0, 3, 2),
@@ -207,6 +208,7 @@ INIT_PRODUCER_ID: Final = 22
 OFFSET_FOR_LEADER_EPOCH: Final = 23
 ADD_PARTITIONS_TO_TXN: Final = 24
 END_TXN: Final = 26
+WRITE_TXN_MARKERS: Final = 27
 DESCRIBE_CONFIGS: Final = 32
 ALTER_CONFIGS: Final = 33
 SASL_AUTHENTICATE: Final = 36
