@@ -1137,7 +1137,18 @@ def door_breaks_no_chain(patch: Patch) -> None:
 
 @mutant("a request is out as soon as it is sent", "it is inside until Kafka has answered", *_GROWING)
 def door_left_when_sent(patch: Patch) -> None:
-    patch.edit(Session, "_send_turn", ("turn.sent = True", "turn.sent = True; self._leave_door(turn, unsent=True)"))
+    sent = "turn.sent.update(turn.unsent())"
+    patch.edit(Session, "_send_granted", (sent, f"{sent}; self._leave_door(turn, unsent=True)"))
+
+
+@mutant(
+    "when a connection ends, what was sent ahead of the rest of its request is told as not sent",
+    "it may be in the log",
+    "wide",
+    "wide-required",
+)
+def sent_ahead_and_told_unsent(patch: Patch) -> None:
+    patch.edit(Session, "_give_turns_back", ("key not in turn.sent and ", ""))
 
 
 # ------------------------------------------------------------------------------------------------------- the rules

@@ -21,7 +21,7 @@ class StartsKnown(IdempotenceMemory):
 
 class Counting:
     """Doors that open and close as the test says; `partition_counts` is what metadata told, `confirmed_at` when it was
-    asked last, `served` what clients were told."""
+    asked last, `absent` what it does not show, `served` what clients were told."""
 
     def __init__(self) -> None:
         self.idempotence: IdempotenceMemory = StartsKnown()
@@ -29,6 +29,7 @@ class Counting:
         self.partition_counts: dict[str, int] = {}
         self.confirmed_at: dict[str, float] = {}
         self.settling: set[str] = set()
+        self.absent: set[TopicPartition] = set()
         self.served: dict[tuple[str | None, str], int] = {}
         self.guesses: list[tuple[str | None, str]] = []
         self.unanswered_at: list[float] = []
@@ -45,6 +46,11 @@ class Counting:
 
     def count_confirmed_since(self, topic: str, at: float) -> bool:
         return self.confirmed_at.get(topic, float("-inf")) >= at
+
+    def partition_exists(self, partition: TopicPartition, asked_since: float) -> bool | None:
+        if partition not in self.absent:
+            return True
+        return False if self.confirmed_at.get(partition.topic, float("-inf")) >= asked_since else None
 
     def settles(self, topic: str, now: float) -> bool:
         return topic in self.settling

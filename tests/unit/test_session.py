@@ -1322,3 +1322,203 @@ def test_a_broker_that_no_listener_can_be_opened_for_costs_the_connection_and_no
     closed = talk.next(m.CloseClient)
     assert closed.fault is UpstreamProtocolError
     assert "60000" in closed.reason
+
+
+# -------------------------------------------------------- partitions that are absent, or cannot be appended to for long
+
+ABSENT = TopicPartition("guarded-b", 7)
+UNKNOWN_PARTITION = 3
+
+
+def test_absent_partitions_are_answered_before_others_are_waited_for() -> None:
+    talk = Talk()
+    talk.around.absent = {TopicPartition("guarded-b", each) for each in range(2000)}
+    absent = [("guarded-b", each, batch(b"x")) for each in range(2000)]
+    talk.around.frame_bytes_max = talk.around.free_bytes = 1 << 24
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), *absent))
+    talk.read_elsewhere()
+    assert talk.next(m.TopicStale).topic == "guarded-b"  # once, and nothing is offered meanwhile
+    talk.silent()
+    assert talk.session.needs_ticks
+    talk.around.confirmed_at["guarded-b"] = talk.now
+    talk.tell(m.TopicNews())
+    for _ in absent:
+        talk.counted()
+    ticket = talk.offered()
+    assert ticket.partition == TopicPartition("guarded-a", 0)
+    talk.grant(ticket)
+    talk.sent(ticket)
+    talk.upstream()
+    talk.kafka(produced(("guarded-a", 0, 0, 5)))
+    talk.next(m.ToGate)
+    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5), None))
+    got = read(talk.answer())
+    assert got.pop(("guarded-a", 0)) == (0, 5, None)
+    assert set(got.values()) == {(UNKNOWN_PARTITION, -1, None)}
+    assert len(got) == 2000
+
+
+def test_partition_of_a_new_expansion_is_appended_to_once_metadata_shows_it() -> None:
+    talk = Talk()
+    talk.around.absent = {ABSENT}
+    talk.client(produce((*ABSENT, expecting(0, b"x"))))
+    talk.next(m.TopicStale)
+    talk.around.absent = set()
+    talk.around.confirmed_at["guarded-b"] = talk.now
+    talk.tell(m.TopicNews())
+    assert talk.offered().partition == ABSENT
+
+
+def test_metadata_from_before_the_request_does_not_prove_absence() -> None:
+    talk = Talk()
+    talk.around.absent = {ABSENT}
+    talk.around.confirmed_at["guarded-b"] = talk.now - 0.1
+    talk.client(produce((*ABSENT, expecting(0, b"x"))))
+    talk.next(m.TopicStale)
+    talk.silent()
+
+
+def test_append_may_be_retried_where_metadata_is_not_read_in_time() -> None:
+    talk = Talk()
+    talk.around.absent = {ABSENT}
+    talk.client(produce((*ABSENT, expecting(0, b"x")), timeout_ms=3000))
+    talk.now += 1.1
+    talk.commands.clear()
+    talk.tell(m.Tick())
+    talk.counted()
+    assert read(talk.answer())[ABSENT][:2] == (NOT_LEADER, -1)
+
+
+def test_what_was_sent_after_an_append_to_an_absent_partition_fails_with_it() -> None:
+    talk = Talk()
+    talk.around.absent = {ABSENT}
+    idempotent = {"producer": (1000, 0, 0)}
+    second = produce((*ABSENT, batch(b"y", producer=(1000, 0, 1))), correlation=2)
+    talk.client(produce((*ABSENT, batch(b"x", **idempotent))))
+    talk.around.confirmed_at["guarded-b"] = talk.now
+    talk.around.unread = len(second)
+    talk.commands.clear()
+    talk.tell(m.TopicNews())
+    talk.counted()
+    assert read(talk.answer())[ABSENT][0] == UNKNOWN_PARTITION
+    talk.around.unread, talk.around.absent = 0, set()
+    talk.commands.clear()
+    talk.client(second)
+    talk.counted()
+    assert read(talk.answer())[ABSENT][0] == UNKNOWN_PARTITION  # it would have been appended without its predecessor
+
+
+def in_part() -> tuple[Talk, g.Ticket, g.Ticket]:
+    """An append to guarded-a was sent ahead of the one to guarded-b, which waits."""
+    talk = Talk().may_write("guarded-a", "guarded-b")
+    talk.client(
+        produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x")), ("plain", 2, batch(b"p")))
+    )
+    first = talk.offered()
+    talk.grant(first)
+    second = talk.offered()
+    assert talk.session.needs_ticks
+    talk.now += 0.01
+    talk.tell(m.Tick())
+    talk.silent()
+    talk.now += 0.02
+    talk.tell(m.Tick())
+    talk.sent(first)
+    return talk, first, second
+
+
+def partitions_of(frame: bytes) -> set[tuple[str, int]]:
+    sent = parse_produce_request(memoryview(frame)[4:])
+    return {(topic.name, each.partition) for topic in sent.topics for each in topic.partitions}
+
+
+def test_granted_append_is_sent_ahead_of_one_that_waits_long() -> None:
+    talk, first, second = in_part()
+    assert partitions_of(talk.upstream()) == {("guarded-a", 0), ("plain", 2)}
+    talk.kafka(produced(("guarded-a", 0, 0, 5), ("plain", 2, 0, 70)))
+    assert talk.next(m.ToGate).event == g.Answered(first, PartitionResult(0, 0, 5, -1, 0))
+    talk.tell(m.TurnEnded(first, PartitionResult(0, 0, 5), None))
+    talk.silent()
+    talk.grant(second)
+    talk.sent(second)
+    assert partitions_of(talk.upstream()) == {("guarded-b", 1)}
+    talk.kafka(produced(("guarded-b", 1, 0, 9)))
+    talk.next(m.ToGate)
+    talk.tell(m.TurnEnded(second, PartitionResult(1, 0, 9), None))
+    got = {key: value[:2] for key, value in read(talk.answer()).items()}
+    assert got == {("guarded-a", 0): (0, 5), ("guarded-b", 1): (0, 9), ("plain", 2): (0, 70)}
+    assert talk.around.free_bytes == 1 << 20
+
+
+def test_what_was_sent_ahead_is_unknown_and_the_rest_may_be_retried_when_the_process_ends() -> None:
+    talk, first, second = in_part()
+    talk.upstream()
+    talk.tell(m.Leave(talk.now + 0.05))
+    assert talk.next(m.ToGate) == m.ToGate(second, g.Withdrawn(second))
+    assert talk.next(m.ToGate) == m.ToGate(first, g.Lost(first))  # its outcome is read from the log
+    talk.counted()
+    assert not talk.next(m.ReadClient).on
+    got = {key: value[0] for key, value in read(talk.answer()).items()}
+    assert got == {("guarded-a", 0): TIMED_OUT, ("guarded-b", 1): NOT_LEADER, ("plain", 2): TIMED_OUT}
+
+
+def test_upstream_that_is_lost_puts_only_what_was_sent_ahead_in_doubt() -> None:
+    talk, first, second = in_part()
+    talk.upstream()
+    talk.tell(m.UpstreamLost("gone"))
+    assert talk.next(m.ToGate) == m.ToGate(second, g.Withdrawn(second))
+    assert talk.next(m.ToGate) == m.ToGate(first, g.Lost(first))
+    assert isinstance(talk.next(m.CloseClient), m.CloseClient)
+    talk.silent()
+
+
+@pytest.mark.parametrize("answered", [False, True])
+def test_client_that_leaves_withdraws_what_was_not_sent_ahead(answered: bool) -> None:
+    talk, first, second = in_part()
+    talk.upstream()
+
+    def answer() -> None:
+        talk.kafka(produced(("guarded-a", 0, 0, 5), ("plain", 2, 0, 70)))
+        talk.next(m.ToGate)
+        talk.tell(m.TurnEnded(first, PartitionResult(0, 0, 5), None))
+
+    if answered:
+        answer()
+    talk.tell(m.ClientLost())
+    assert talk.next(m.ToGate) == m.ToGate(second, g.Withdrawn(second))
+    if not answered:
+        talk.silent()  # what Kafka says of the first is still read
+        answer()
+    talk.next(m.CloseUpstream)
+    assert talk.around.free_bytes == 1 << 20
+
+
+def test_whole_request_blocks_nothing_while_it_waits_for_one_partition() -> None:
+    talk = Talk(refuse_whole_requests=True)
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x"))))
+    first = talk.offered()
+    talk.grant(first)
+    second = talk.offered()
+    talk.now += 0.03
+    talk.tell(m.Tick())
+    assert talk.next(m.ToGate) == m.ToGate(first, g.Withdrawn(first))
+    talk.silent()
+    talk.grant(second)
+    assert talk.next(m.ToGate) == m.ToGate(second, g.Withdrawn(second))  # or two requests could wait for each other
+    assert talk.offered() is first
+    talk.grant(first)
+    assert talk.offered() is second
+    talk.grant(second)
+    talk.sent(first, second)
+    assert partitions_of(talk.upstream()) == {("guarded-a", 0), ("guarded-b", 1)}
+
+
+def test_partitions_after_a_slow_one_may_be_retried_when_time_is_up() -> None:
+    talk = Talk().may_write("guarded-a", "guarded-b")
+    talk.client(produce(("guarded-a", 0, expecting(5, b"x")), ("guarded-b", 1, expecting(9, b"x")), timeout_ms=3000))
+    first = talk.offered()
+    talk.now += 2.8
+    talk.tell(m.TurnEnded(first, PartitionResult(0, NOT_LEADER), "try_again"))
+    talk.counted()
+    talk.counted()
+    assert {value[0] for value in read(talk.answer()).values()} == {NOT_LEADER}

@@ -97,6 +97,11 @@ _TICK_SECONDS = 0.02
 _LOOK_UP_SECONDS = 0.1
 _DOUBTED_SECONDS = 10.0
 _HOUSEKEEPING_SECONDS = 1.0
+#: Between two requests for metadata that clients cause; and topics of which is remembered when that was.
+_REFRESH_PAUSE_SECONDS = 0.05
+_LOOKED_UP_MAX = 10_000
+#: Brokers learn of a new topic one by one: for so long its absence is not believed.
+_NEW_TOPIC_SECONDS = 0.3
 _STORE_SECONDS = 15.0
 #: How often it is looked whether their files have changed.
 _CERTIFICATES_SECONDS = 5.0
@@ -245,7 +250,9 @@ class Proxy:
         self._listening: dict[NodeId | None, socket.socket] = {}
         self._acceptors: dict[NodeId | None, Acceptor] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._refreshing: set[str] = set()
+        self._refreshing = False
+        self._stale: dict[str, None] = {}  # topics to ask metadata for
+        self._looked_up: dict[str, float] = {}  # when it was asked for them last, of those it has answered
         self._ticker: asyncio.TimerHandle | None = None
         self._waits_because: str | None = None  # while it starts
         self._to_end = False  # not ready any more
@@ -588,6 +595,14 @@ class Proxy:
     def topic_id(self, topic: str) -> UUID | None:
         info = self._control.topic(topic)
         return None if info is None or topic in self._doubted else info.topic_id
+
+    def partition_exists(self, partition: TopicPartition, asked_since: float) -> bool | None:
+        topic = self._control.topic(partition.topic)
+        if topic is not None and partition.partition in topic.partitions:
+            return True
+        if topic is None:
+            asked_since += _NEW_TOPIC_SECONDS
+        return False if self._looked_up.get(partition.topic, float("-inf")) >= asked_since else None
 
     def leader_epoch(self, partition: TopicPartition) -> int:
         leader = self._control.leader(partition)
@@ -1075,9 +1090,10 @@ class Proxy:
                 self._spawn(self._read_batches(connection, command), "read batches")
                 return
             case sessions.TopicStale(topic):
-                if topic not in self._refreshing:
-                    self._refreshing.add(topic)
-                    self._spawn(self._refresh(topic), f"refresh {topic}")
+                self._stale[topic] = None
+                if not self._refreshing:
+                    self._refreshing = True
+                    self._spawn(self._refresh_stale(), "refresh metadata")
                 return
             case sessions.ToClient(chunks):
                 self.traffic.bytes_to_clients += sum(map(len, chunks))
@@ -1492,18 +1508,30 @@ class Proxy:
             names = _some(sorted(self._replaced))
             yield f"Topics that were deleted and created again at Kafka keep the checks of their predecessors: {names}"
 
-    async def _refresh(self, topic: str) -> None:
-        before, asked_at = self.topic_id(topic), time.monotonic()
+    async def _refresh_stale(self) -> None:
+        """One request for all topics that are stale by then, and a pause: clients can make them stale at will."""
         try:
-            await self._control.refresh_metadata([topic], timeout_seconds=self.config.limits.connect_timeout_seconds)
+            while self._stale:
+                topics, self._stale = self._stale, {}
+                await self._refresh(list(topics))
+                await asyncio.sleep(_REFRESH_PAUSE_SECONDS)
+        finally:
+            self._refreshing = False
+
+    async def _refresh(self, topics: Sequence[str]) -> None:
+        before, asked_at = {topic: self.topic_id(topic) for topic in topics}, time.monotonic()
+        try:
+            await self._control.refresh_metadata(topics, timeout_seconds=self.config.limits.connect_timeout_seconds)
         except UpstreamUnavailable:
             return  # housekeeping looks again
-        finally:
-            self._refreshing.discard(topic)
-        if self.topic_id(topic) != before:
-            self._topic_replaced(topic)
         now = time.monotonic()
-        self._counts.confirm(topic, asked_at, now)
+        if len(self._looked_up) > _LOOKED_UP_MAX:
+            self._looked_up.clear()
+        for topic in topics:
+            if self.topic_id(topic) != before[topic]:
+                self._topic_replaced(topic)
+            self._counts.confirm(topic, asked_at, now)
+            self._looked_up[topic] = asked_at
         self._perform(self.switch.topic_news(now), now)
 
     def _topic_replaced(self, topic: str) -> None:

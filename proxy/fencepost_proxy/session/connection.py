@@ -147,7 +147,7 @@ class Connection:
         turn = self._turn
         if self._answer_by or self.client_gone or self._held:
             return True
-        return self._client_paused if turn is None else turn.at_door
+        return self._client_paused if turn is None else turn.at_door or bool(turn.granted)
 
     @property
     def waits(self) -> bool:

@@ -29,11 +29,15 @@ class AtDoors(AtTransactions):
 
     __slots__ = ()
 
+    def _wait_seconds(self, timeout_ms: int) -> float:
+        """For how long an append may wait before it is sent."""
+        return min(self._around.gate_wait_max_seconds, max(timeout_ms, 0) / 3000)
+
     def _waits_at_door(self, turn: Turn, now: float) -> bool:
         """False: it is in, or has no business there."""
         around = self._around
         if turn.counted is None:
-            deadline = now + min(around.gate_wait_max_seconds, max(turn.request.timeout_ms, 0) / 3000)
+            deadline = now + self._wait_seconds(turn.request.timeout_ms)
             policy = self._policy_for(turn)
             turn.request, turn.counted = counted_turn(
                 turn.request, policy, self.connection, now, deadline, readings=turn.readings

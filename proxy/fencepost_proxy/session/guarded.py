@@ -4,6 +4,10 @@
 refusal; the turns, one gate after the other; what passed is sent, and what Kafka says of it is told to the gates; the
 gates' last words are put into one answer.
 
+A request may name partitions that do not exist, or that cannot be appended to for long. Neither may cost other clients
+more than at Kafka: what metadata does not show is answered before any partition is waited for (`_waits_for_metadata`),
+and what is granted blocks its partition for `_BLOCKS_SECONDS` at most before it is sent ahead of the rest.
+
 While a turn waits at a gate, nothing behind it is read, as a broker would not either (it handles one request of a
 connection at a time). Once it is sent it is one of `_turns`, until the last of its partitions has a result.
 
@@ -77,6 +81,8 @@ _NEEDS_NO_PROOF = PROVES_NOTHING | {Error.REQUEST_TIMED_OUT}
 _LOGIN_IS_OVER = "its client's login has ended"
 #: To try again is told without a proof, and without a reason, where Kafka has not given one so soon: it may hang.
 _REASON_SECONDS = 1.0
+#: For how long a granted append may block its partition while others of its request are waited for.
+_BLOCKS_SECONDS = 0.02
 
 
 class GuardedProduce(AtDoors):
@@ -147,13 +153,13 @@ class GuardedProduce(AtDoors):
         else:
             self._look_at_levels(turn, now)
             self._deny_topics(turn)
-            if not (self._waits_to_go_without(turn, now) or self._waits_at_door(turn, now)):
+            if not self._waits_before_gates(turn, now):
                 self._take_bids_inside(turn, now)
         # Only now: a request that could not be read leaves no slot behind that would have to give its memory back.
         slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         if request.acks != 0:
             self._to_client.append(slot)
-        if not turn.tickets and not turn.results and turn.counted is None and turn.levelled is None:
+        if not (turn.at_door or turn.tickets or turn.results or turn.counted or turn.levelled):
             self._forward_unread(slot, request, frame)
             return
         self._turn, self._turn_slot = turn, slot
@@ -200,13 +206,57 @@ class GuardedProduce(AtDoors):
             turn.at_door = False
             assert self._turn_slot is not None
             self._fail_closed(self._turn_slot, turn)
-        elif self._waits_to_go_without(turn, now) or self._waits_at_door(turn, now):
+        elif self._waits_before_gates(turn, now):
             return
         else:
             self._take_bids_inside(turn, now)
         assert self._turn_slot is not None
         self._chains_fail_at_door(self._turn_slot, turn)
         self._to_gates(turn, now)
+
+    def _waits_before_gates(self, turn: Turn, now: float) -> bool:
+        return (
+            self._waits_for_metadata(turn, now)
+            or self._waits_to_go_without(turn, now)
+            or self._waits_at_door(turn, now)
+        )
+
+    def _waits_for_metadata(self, turn: Turn, now: float) -> bool:
+        """False: all its partitions are known to exist, or were refused.
+
+        Metadata may be older than an expansion: a partition is absent only if metadata that was asked for after the
+        request came does not show it.
+        """
+        around = self._around
+        absent: dict[TopicPartition, PartitionData] = {}
+        stale: dict[str, None] = {}
+        for topic in turn.request.topics:
+            policy = None if topic.name in turn.denied else around.policy(topic.name)
+            if policy is None or not policy.guarded or topic.name == around.state_topic:
+                continue
+            for data in topic.partitions:
+                key = TopicPartition(topic.name, data.partition)
+                exists = key in turn.results or around.partition_exists(key, turn.received_at)
+                if exists is None:
+                    stale[topic.name] = None
+                if not exists:
+                    absent[key] = data
+        turn.at_door = bool(stale) and now < turn.received_at + self._wait_seconds(turn.request.timeout_ms)
+        if turn.at_door:
+            self._commands += [TopicStale(topic) for topic in stale]
+            return True
+        for key, data in absent.items():
+            if key.topic in stale:
+                message = f"TRY_AGAIN topic={key.topic}: metadata could not be read in time"
+                self._refuse(turn, key, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
+            else:
+                turn.results[key] = PartitionResult(key.partition, Error.UNKNOWN_TOPIC_OR_PARTITION)
+                self._commands.append(Count("refusal", "unknown_partition"))
+            turn.misread.append((key, pipeline_of(data)))
+            if turn.levelled is not None:
+                turn.levelled.safe.discard(key)
+        turn.gate_seconds = max(turn.gate_seconds, now - turn.received_at)
+        return False
 
     def _chains_fail_at_door(self, slot: Slot, turn: Turn) -> None:
         """What never came to its gate has failed as if it had: what follows it follows a hole."""
@@ -295,8 +345,7 @@ class GuardedProduce(AtDoors):
 
     def _look_at_levels(self, turn: Turn, now: float) -> None:
         """What the levels of its topics, and its own, forbid; and which of its batches may go without producer ids."""
-        around = self._around
-        deadline = now + min(around.gate_wait_max_seconds, max(turn.request.timeout_ms, 0) / 3000)
+        deadline = now + self._wait_seconds(turn.request.timeout_ms)
         turn.request, turn.levelled = levelled_turn(turn.request, self._policy_for(turn), deadline)
         if turn.levelled is not None:
             for key, refusal in turn.levelled.refused.items():
@@ -402,7 +451,7 @@ class GuardedProduce(AtDoors):
         """A ticket for each guarded partition, or a refusal where its batch cannot be one."""
         around = self._around
         request = turn.request
-        wait_seconds = min(around.gate_wait_max_seconds, max(request.timeout_ms, 0) / 3000)
+        wait_seconds = self._wait_seconds(request.timeout_ms)
         refused_before = frozenset(turn.results)
         for topic in request.topics:
             if topic.name == around.state_topic:
@@ -489,6 +538,13 @@ class GuardedProduce(AtDoors):
             ticket = turn.to_offer.pop()
             if self._falls_with_its_chain(turn, ticket):
                 continue  # while it waited for its turn at another gate
+            if now >= turn.answer_by:
+                where = f"topic={ticket.partition.topic} partition={ticket.partition.partition}"
+                message = f"TRY_AGAIN {where}: the partitions before it took too long"
+                self._refuse(turn, ticket.partition, Refusal(Error.NOT_LEADER_OR_FOLLOWER, "try_again", message))
+                assert self._turn_slot is not None
+                self._chain_failed(self._turn_slot, ticket, turn.results[ticket.partition])
+                continue
             turn.waiting_for, turn.offered_at = ticket, now
             if ticket.append.transactional:
                 self._offers(ticket)
@@ -500,9 +556,14 @@ class GuardedProduce(AtDoors):
     def _turn_granted(self, ticket: Ticket, now: float) -> None:
         turn = self._turn
         if turn is not None and ticket is turn.waiting_for:
+            if not turn.granted:
+                turn.granted_at = now
             turn.granted.append(ticket)
             turn.gate_seconds += now - turn.offered_at
             self._around.gate_waited(now - turn.offered_at)
+            if turn.alone:
+                turn.alone = False
+                self._offer_granted_again(turn)
             self._next_turn(now)
             return
         slot, sent = self._sent_turn_of(ticket)
@@ -510,7 +571,7 @@ class GuardedProduce(AtDoors):
             self._commands.append(ToGate(ticket, Withdrawn(ticket)))
             return
         # Kafka refused its stamp, the gate has looked at the log, and its expectation holds after all: once more.
-        if ticket in self._without_id(sent):
+        if self._without_id(sent, [ticket]):
             self._not_sent(slot, sent, ticket, f"the id of topic {ticket.partition.topic} is not known now")
             self._finish_turn(slot, sent)
             return
@@ -538,6 +599,7 @@ class GuardedProduce(AtDoors):
             self._has_landed(ticket, result)
         turn = self._turn
         if turn is not None and ticket is turn.waiting_for:
+            turn.alone = False
             turn.results[ticket.partition] = result
             if self._turn_slot is not None:
                 self._chain_failed(self._turn_slot, ticket, result)
@@ -570,41 +632,73 @@ class GuardedProduce(AtDoors):
 
     def _send_turn(self, turn: Turn, now: float) -> None:
         """All verdicts are there: forward what passed, answer what did not."""
-        if self._failed_chains:
-            self._give_back_behind_failed(turn)
         if turn.refused and self._around.refuse_whole_requests:
             self._refuse_the_rest(turn)
-        if turn.granted and now >= self._login_ends:
-            self._give_back_unsent(turn)
-        stale = [ticket for ticket in turn.granted if not self._around.may_send(ticket, now)]
-        if stale:
-            # It waited so long for another gate that a cold grant is no longer good: ask again, in order.
-            for ticket in turn.granted:
-                self._commands.append(ToGate(ticket, Withdrawn(ticket)))
-            turn.to_offer = sorted(turn.granted, key=lambda t: t.partition, reverse=True)
-            turn.granted = []
-            self._next_turn(now)
-            return
         slot = self._turn_slot
         assert slot is not None
-        for ticket in self._without_id(turn):
+        first = not turn.sent
+        sent = self._send_granted(slot, turn, now)
+        if turn.to_offer:
+            self._next_turn(now)
+            return
+        self._turn, self._turn_slot = None, None
+        self._turns[slot] = turn
+        if turn.sent:
+            self._answer_by[slot] = turn.answer_by
+        if sent and first:
+            self._around.forwarded(max(0.0, now - turn.received_at - turn.gate_seconds))
+        if not sent:
+            self._made_here += not turn.sent
+            self._finish_turn(slot, turn)
+
+    def _send_granted(self, slot: Slot, turn: Turn, now: float) -> bool:
+        """What is granted, and what needs no grant, goes upstream in one request; False if there is nothing."""
+        if self._failed_chains:
+            self._give_back_behind_failed(turn)
+        if turn.granted and now >= self._login_ends:
+            self._give_back_unsent(turn)
+        if any(not self._around.may_send(ticket, now) for ticket in turn.granted):
+            # A cold grant is no longer good after so long.
+            self._offer_granted_again(turn)
+            return False
+        for ticket in self._without_id(turn, turn.granted):
             turn.granted.remove(ticket)
             self._not_sent(slot, turn, ticket, f"the id of topic {ticket.partition.topic} is not known now")
-        self._turn, self._turn_slot = None, None
         request = turn.upstream_request()
-        self._turns[slot] = turn
         if request is None:
-            self._made_here += 1
-            self._finish_turn(slot, turn)
-            return
-        turn.sent = True
-        self._around.forwarded(max(0.0, now - turn.received_at - turn.gate_seconds))
+            return False
+        turn.sent.update(turn.unsent())
         for ticket in turn.granted:
             if ticket.append.transactional:
                 self._sends(ticket)
             self._commands.append(ToGate(ticket, Sent(ticket)))
+        turn.granted = []
         self._forward(slot, turn, request)
-        self._answer_by[slot] = turn.answer_by
+        return True
+
+    def _send_ahead(self, now: float) -> None:
+        """What is granted goes upstream before the rest of its request, which is waited for too long.
+
+        Not where a refusal of the rest would have to refuse it (`refusal_scope = "request"`): there it is given back
+        until the slow one is granted, and then all are waited for in order.
+        """
+        turn, slot = self._turn, self._turn_slot
+        if turn is None or slot is None or not turn.granted or turn.waiting_for is None:
+            return
+        if now < turn.granted_at + _BLOCKS_SECONDS:
+            return
+        if self._around.refuse_whole_requests:
+            turn.alone = True
+            self._offer_granted_again(turn)
+            return
+        if self._send_granted(slot, turn, now):
+            self._turns[slot] = turn
+
+    def _offer_granted_again(self, turn: Turn) -> None:
+        for ticket in turn.granted:
+            self._commands.append(ToGate(ticket, Withdrawn(ticket)))
+        turn.to_offer = sorted([*turn.to_offer, *turn.granted], key=lambda t: t.partition, reverse=True)
+        turn.granted = []
 
     def _give_back_behind_failed(self, turn: Turn) -> None:
         """A gate ends A and grants B, which was offered before the end of A was heard here: the two have crossed. Each
@@ -622,13 +716,12 @@ class GuardedProduce(AtDoors):
         """
         slot = self._turn_slot
         assert slot is not None
-        for key in turn.partitions():
-            if key not in turn.results:
-                turn.results[key] = PartitionResult(
-                    partition=key.partition,
-                    error_code=Error.NOT_LEADER_OR_FOLLOWER,
-                    error_message=f"TRY_AGAIN {_LOGIN_IS_OVER}",
-                )
+        for key in list(turn.unsent()):
+            turn.results[key] = PartitionResult(
+                partition=key.partition,
+                error_code=Error.NOT_LEADER_OR_FOLLOWER,
+                error_message=f"TRY_AGAIN {_LOGIN_IS_OVER}",
+            )
         for ticket in turn.granted:
             self._chain_failed(slot, ticket, turn.results[ticket.partition])
             self._commands.append(ToGate(ticket, Withdrawn(ticket)))
@@ -680,7 +773,7 @@ class GuardedProduce(AtDoors):
         """`refusal_scope = "request"`, KIP-27's literal reading: one mismatch refuses the whole request."""
         for ticket in turn.granted:
             self._commands.append(ToGate(ticket, Withdrawn(ticket)))
-        turn.granted = []
+        turn.granted, turn.to_offer = [], []
         first = next(turn.refusals())
         slot = self._turn_slot
         assert slot is not None
@@ -714,7 +807,7 @@ class GuardedProduce(AtDoors):
             parts.append(replace(request, topics=others))
         return parts
 
-    def _without_id(self, turn: Turn) -> list[Ticket]:
+    def _without_id(self, turn: Turn, granted: Sequence[Ticket]) -> list[Ticket]:
         """Granted appends that cannot be sent as they must be: the topic is gone, or was not looked up yet.
 
         Those that expect nothing and keep their own producer may go by name, as they would without us.
@@ -723,7 +816,7 @@ class GuardedProduce(AtDoors):
             return []
         return [
             ticket
-            for ticket in turn.granted
+            for ticket in granted
             if (ticket.stamp is not None or ticket.append.expected_base_offset is not None)
             and self._around.topic_id(ticket.partition.topic) is None
         ]
@@ -788,7 +881,7 @@ class GuardedProduce(AtDoors):
         if result.error_code in _STALE:
             self._commands.append(TopicStale(key.topic))
         ticket = turn.tickets.get(key)
-        if ticket is not None and ticket in turn.granted:
+        if ticket is not None and key in turn.sent:
             ticket.may_write = self._has_proved(key.topic)
             if result.error_code:
                 self._around.kafka_refused(result.error_code)
@@ -874,8 +967,10 @@ class GuardedProduce(AtDoors):
         turn, slot = self._turn, self._turn_slot
         if turn is not None and slot is not None:
             self._give_turns_back()
+            if slot in self._turns:
+                self._answer_by[slot] = now
             # Of a transaction nothing is told that is not noted beforehand; its client sees the end, and tries again.
-            if not (self.client_gone or turn.silent or turn.request.transactional_id is not None):
+            elif not (turn.sent or self.client_gone or turn.silent or turn.request.transactional_id is not None):
                 message = "TRY_AGAIN this proxy is shutting down"
                 left = set(turn.partitions()) - turn.results.keys() | set(self._told_without_proof(turn))
                 for key in left:
@@ -892,8 +987,8 @@ class GuardedProduce(AtDoors):
 
         What it does with the append when it wakes up, the gate can find in the log.
         """
-        for ticket in turn.granted:
-            if turn.sent and ticket.partition not in turn.results:
+        for ticket in turn.tickets.values():
+            if ticket.partition in turn.sent and ticket.partition not in turn.results:
                 ticket.may_write = self._has_proved(ticket.partition.topic)
                 self._commands.append(ToGate(ticket, Lost(ticket)))
                 if turn.counted is not None:
@@ -904,10 +999,21 @@ class GuardedProduce(AtDoors):
         turn, self._turn = self._turn, None
         slot, self._turn_slot = self._turn_slot, None
         if turn is not None:
-            self._let_go(turn)
             for ticket in (*turn.granted, turn.waiting_for):
                 if ticket is not None:
                     self._commands.append(ToGate(ticket, Withdrawn(ticket)))
+            if turn.sent:  # in part: it goes on as one of `_turns`, until that is answered
+                for key in turn.partitions():
+                    if key not in turn.sent and key not in turn.results:
+                        turn.results[key] = PartitionResult(
+                            partition=key.partition,
+                            error_code=Error.NOT_LEADER_OR_FOLLOWER,
+                            error_message="TRY_AGAIN its connection ends, and it was not sent",
+                        )
+                assert slot is not None
+                self._finish_turn(slot, turn)
+                return
+            self._let_go(turn)
             self._leave_door(turn, unsent=True)
         if slot is not None:
             self._around.release(slot.reserved_bytes)

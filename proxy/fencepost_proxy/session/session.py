@@ -157,6 +157,7 @@ class Session(ShortWay):
                 case Tick():
                     self._made_here = 0
                     self._look_at_door(now)
+                    self._send_ahead(now)
                     self._tick(now)
             self._go_on(now)
         except ProtocolError as error:

@@ -240,8 +240,7 @@ class ShortWay(GuardedProduce):
             return None
         if not around.reserve(len(frame)):
             return None
-        wait_seconds = min(around.gate_wait_max_seconds, max(known.timeout_ms, 0) / 3000)
-        bid = self._bid(policy, None, now, now + wait_seconds)
+        bid = self._bid(policy, None, now, now + self._wait_seconds(known.timeout_ms))
         records = frame[start:end]
         try:
             scan = read_batch(
@@ -349,8 +348,7 @@ class ShortWay(GuardedProduce):
             ticket = single.ticket
             turn = Turn(parse_produce_request(single.frame), starts_at=single.starts_at, answer_by=single.answer_by)
             turn.tickets[ticket.partition] = ticket
-            turn.granted.append(ticket)
-            turn.sent = True
+            turn.sent.add(ticket.partition)
             slot.answer, slot.single = Answer.MADE_HERE, None
             self._turns[slot] = turn
             names: dict[UUID | None, str] = {ticket.topic_id: ticket.partition.topic}

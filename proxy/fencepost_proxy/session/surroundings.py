@@ -93,6 +93,9 @@ class Surroundings(counted.Surroundings, Protocol):
     def gate(self, partition: TopicPartition) -> Gate | None:
         """The partition's gate, None if it has not been needed lately, or may have ended what is not told here yet."""
 
+    def partition_exists(self, partition: TopicPartition, asked_since: float) -> bool | None:
+        """By metadata; None: it does not show the partition, and has not been asked since then."""
+
     def topic_id(self, topic: str) -> UUID | None: ...
     def leader_epoch(self, partition: TopicPartition) -> int:
         """As last heard of, -1 if it was not."""

@@ -352,7 +352,7 @@ class AtTransactions(Logins):
                     append = _unread(key, data)
                 if append is not None and transactional_id is not None:
                     why = result.error_message or f"a conditional append to {key} was answered {result.error_code}"
-                    was_sent = ticket is not None and turn.sent and ticket in turn.granted
+                    was_sent = ticket is not None and key in turn.sent
                     concerned[
                         self._around.transactions.failed(
                             transactional_id, append, result.error_code, why, was_sent=was_sent

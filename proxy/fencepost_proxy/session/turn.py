@@ -1,8 +1,8 @@
 """One Produce request that touches guarded partitions: its turns at their gates, and how its answers are put together.
 
-The request is forwarded once, with what passed; what was refused is answered here, and both are merged into one
-response. It takes its turns one after the other in the order of topic and partition, and holds those it has: two
-requests that want the same two gates cannot wait for each other in a circle.
+What passed is forwarded in one request; what was refused is answered here, and both are merged into one response. The
+partitions are waited for one after the other, in the order of topic and partition. Those that are granted block other
+appends until they are sent, so they do not wait long for the rest: they are sent ahead (`GuardedProduce._send_ahead`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,10 @@ NOTHING_DENIED: Final[Mapping[str, int]] = MappingProxyType({})
 class Turn:
     """`results` fills up with the final answer of each partition; `tickets` are its appends to guarded ones.
 
-    `waiting_for` is the ticket offered last, None once all have a verdict. `granted` hold their gates until the
-    request is sent or withdrawn. `answer_by` – when the client has to be told something, monotonic seconds.
+    `waiting_for` is the ticket offered last, None once all have a verdict. `granted` block their partitions until they
+    are sent or withdrawn, `granted_at` – since when the first of them does. `sent` – the partitions whose batches went
+    upstream. `alone` – it waits for one partition with none granted, and goes through all in order after that.
+    `answer_by` – when the client has to be told something, monotonic seconds.
     `received_at` – when it was here whole; `offered_at` – when `waiting_for` was offered; `gate_seconds` – how long it
     has waited at gates so far.
     `counted` – what of it concerns counted topics; `at_door` – it waits there, and has not come to the gates.
@@ -74,7 +76,9 @@ class Turn:
     to_offer: list[Ticket] = field(default_factory=list)
     waiting_for: Ticket | None = None
     granted: list[Ticket] = field(default_factory=list)
-    sent: bool = False
+    granted_at: float = 0.0
+    sent: set[TopicPartition] = field(default_factory=set)
+    alone: bool = False
     throttle_time_ms: int = 0
     counted: CountedTurn | None = None
     at_door: bool = False
@@ -113,26 +117,26 @@ class Turn:
 
     # ---- what goes upstream
 
+    def unsent(self) -> Iterator[TopicPartition]:
+        """What can be sent now: what is granted, and what needs no grant."""
+        for key in self.partitions():
+            if key not in self.results and key not in self.sent:
+                ticket = self.tickets.get(key)
+                if ticket is None or ticket in self.granted:
+                    yield key
+
     def upstream_request(self) -> ProduceRequest | None:
-        """What has passed, stamped; None if nothing has. acks=all as soon as one append is stamped.
+        """What has passed and is not sent yet, stamped; None if there is nothing. acks=all as soon as one append is
+        stamped.
 
         With acks=1 a leader could forget a conditional append that it acknowledged, and let a second writer win the
         same offset.
         """
-        topics = []
-        for topic in self.request.topics:
-            passed = [
-                self._upstream_data(topic, data)
-                for data in topic.partitions
-                if TopicPartition(topic.name, data.partition) not in self.results
-            ]
-            if passed:
-                topics.append(replace(topic, partitions=tuple(passed)))
+        topics = self._only(set(self.unsent()))
         if not topics:
             return None
-        guarded = any(ticket in self.granted for ticket in self.tickets.values())
-        acks = ACKS_ALL if guarded or self.request.acks == 0 else self.request.acks
-        return replace(self.request, topics=tuple(topics), acks=acks)
+        acks = ACKS_ALL if self.granted or self.request.acks == 0 else self.request.acks
+        return replace(self.request, topics=topics, acks=acks)
 
     def request_for(self, ticket: Ticket) -> ProduceRequest:
         """One append of it alone, with its new stamp."""
