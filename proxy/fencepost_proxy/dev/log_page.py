@@ -54,6 +54,8 @@ Fields that several events have:
 | `bootstrap` | where clients connect |
 | `proposal` | which growth of a topic; the same in the log of every proxy that sees it |
 | `*_seconds` | how long |
+| `late_seconds`, `cpu_seconds`, `frame` | how late the event loop was; CPU time of its thread since the \
+last look; the code that it ran 0.05 s after it was due. CPU time far below: the machine was busy, not that code |
 
 ## From start to end
 

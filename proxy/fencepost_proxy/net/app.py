@@ -54,6 +54,7 @@ from fencepost_proxy.net.status import (
 )
 from fencepost_proxy.net.tls import TlsSocket, of_broker, of_client, secure
 from fencepost_proxy.net.transactions import Commits
+from fencepost_proxy.net.watchdog import Watchdog
 from fencepost_proxy.net.watching import TransactionWatch
 from fencepost_proxy.partitions.events import GateLimits, Ticket, Violation
 from fencepost_proxy.partitions.gate import Gate
@@ -177,6 +178,7 @@ class Proxy:
         self._metrics = Metrics(lambda: self._state.fresh_until if self._state else Monotonic(float("-inf")))
         self._certificates = Certificates(config.listen_tls, config.upstream_tls)
         self._metrics.certificates_end(self._certificates.not_after())
+        self._watchdog = Watchdog(self._metrics.loop_late_seconds.observe)
         access = Access(
             lambda: self._certificates.upstream,
             config.control_sasl,
@@ -309,6 +311,7 @@ class Proxy:
         config = self.config
         sock = self._listening[None] = self._bind(None, config.listen, "clients")
         host, port = sock.getsockname()[:2]
+        self._watchdog.start()
         await self._start_status()
         _log.info(
             "starting", upstream=", ".join(map(str, config.upstream)), listen=Address(host, port), pid=os.getpid()
@@ -525,6 +528,7 @@ class Proxy:
         if self._state is not None:
             await self._state.close()
         await self._control.close()
+        self._watchdog.stop()
         logs.tell_left_out(at_once=True)
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:

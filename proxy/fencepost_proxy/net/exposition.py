@@ -614,6 +614,12 @@ TABLE: Final[tuple[Section, ...]] = (
                 lambda s: None if s.metrics.ready is None else float(s.metrics.ready),
             ),
             Shown(
+                "fencepost_event_loop_late_seconds",
+                _HISTOGRAM,
+                "How late the event loop was, looked at four times a second. Above 0.05 the log names what it ran.",
+                lambda s: s.metrics.loop_late_seconds,
+            ),
+            Shown(
                 "fencepost_log_lines_total",
                 _COUNTER,
                 "Lines of the log, by level; left_out: not written, since there were too many of their kind.",

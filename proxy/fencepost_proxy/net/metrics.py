@@ -28,6 +28,7 @@ _ADDED_SECONDS: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1),
 )
 _WAIT_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+_LATE_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 #: An expansion takes some hundred milliseconds where nothing is under way, and waits for transactions where there are.
 _HELD_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
@@ -194,6 +195,7 @@ class Metrics:
         self.gate_wait_seconds = Distribution(_WAIT_SECONDS)
         self.door_wait_seconds = Distribution(_WAIT_SECONDS)
         self.commit_wait_seconds = Distribution(_WAIT_SECONDS)
+        self.loop_late_seconds = Distribution(_LATE_SECONDS)
         self.handed_over = Count()
         self.expansion_held_seconds = Distribution(_HELD_SECONDS)
         self.expansions_pending = Count()
