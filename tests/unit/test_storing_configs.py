@@ -80,7 +80,7 @@ def test_one_warning_names_all_topics_that_kafka_may_lose(
             proxy._warn_about([f"topic-{number}" for number in range(9)])
         await asyncio.gather(*proxy._tasks)
 
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "fencepost"):
         asyncio.run(warn())
 
     (line,) = caplog.records
