@@ -6,10 +6,12 @@ itself, without a proxy.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.request import urlopen
 
 import confluent_kafka
 import pytest
@@ -17,6 +19,7 @@ from kafka.protocol.producer import EndTxnRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.kafka import running_kafka
+from tests.support.ports import free_port
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
 from tests.support.raw import Connection, Log, batch, until
 from tests.support.stopping_judge import Stops
@@ -474,3 +477,35 @@ def test_it_is_committed_through_another_proxy_while_it_is_judged(stage: Stage, 
             assert second.receive(EndTxnRequest, 5)[1].error_code == CONCURRENT_TRANSACTIONS
             assert second.ask(again, 5).error_code == OK  # Kafka's own answer to one that is asked for once more
     assert stage.committed(topic)[0] == [b"old", b"old", b"old", b"a"]
+
+
+def test_commit_of_what_unpacks_to_much_ends_and_holds_nobody_up(
+    cluster: KafkaCluster, tmp_path: Path, unique_topic: Callable[..., str]
+) -> None:
+    """540 MiB in 0.5 MB, appended through one proxy and committed through another, which has to read them.
+
+    That takes longer than one try of the commit may.
+    """
+    gzip, unpacked_bytes, batches = 1, 90 << 20, 6
+    status = free_port()
+    short = CONFIG.replace(f"commit_wait_seconds = {COMMIT_WAIT_SECONDS}", "commit_wait_seconds = 0.5")
+    with (
+        ProxyProcess(cluster.bootstrap, tmp_path, config=CONFIG) as one,
+        ProxyProcess(cluster.bootstrap, tmp_path, config=f'status = "127.0.0.1:{status}"\n{short}') as other,
+    ):
+        stage = Stage(cluster, [one, other], unique_topic)
+        topic = stage.topic()
+        with stage.producer(2) as transactional:
+            assert transactional.append(topic, b"a", expected=2).error_code == OK
+            for _ in range(batches):
+                answer = transactional.append(topic, bytes(unpacked_bytes), codec=gzip, timeout_ms=60_000)
+                assert answer.error_code == OK
+            assert through(other, transactional).end(commit=True) == OK
+            stage.ended(transactional)
+            assert stage.state(transactional) == "CompleteCommit"
+        metrics = urlopen(f"http://127.0.0.1:{status}/metrics", timeout=60).read().decode()
+        assert re.search(r'^fencepost_commits_total{outcome="unknown"} [1-9]', metrics, re.MULTILINE)
+        assert re.search(r"^fencepost_event_loop_late_seconds_count [1-9]", metrics, re.MULTILINE)
+        # A busy machine is late, too: which code ran then is what counts.
+        late = [line for line in other.log.splitlines() if "the event loop was late" in line]
+        assert not [line for line in late if re.search(r"frame=\S*(wire|transactions)", line)]

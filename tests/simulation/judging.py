@@ -70,8 +70,8 @@ class JudgeCall:
                     self._at_a_broker(self._describe, transactional_id)
                 case j.AskProducers(producer_id, partitions):
                     self._ask_leaders(producer_id, partitions)
-                case j.ReadBack(producer_id, partition, offset):
-                    self._ask_leader(partition, self._read_back(producer_id, offset), j.LogIs(partition, None))
+                case j.ReadBack():
+                    self._ask_leader(ask.partition, self._read_back(ask), j.LogIs(ask.partition, None))
 
     def _tell(self, answer: j.Answer) -> None:
         if not self._over:
@@ -139,9 +139,10 @@ class JudgeCall:
 
         self._sim.after(self._sim.between(0.0003, 0.004), handled)
 
-    def _read_back(self, producer_id: int, offset: int) -> Callable[[Replica], None]:
+    def _read_back(self, ask: j.ReadBack) -> Callable[[Replica], None]:
         """As far as the log reaches at first, also what is not replicated yet: that is waited for."""
         ends: list[int] = []
+        offset = ask.from_offset
 
         def read(replica: Replica) -> None:
             ends.append(replica.log_end)
@@ -154,16 +155,18 @@ class JudgeCall:
                 )
             else:
                 batches = [b for b in replica.batches if b.end > offset and b.base < replica.high_watermark]
-                mine = tuple(self._logged(b) for b in batches if b.header.producer_id == producer_id)
+                mine = tuple(self._logged(b, ask) for b in batches if b.header.producer_id == ask.producer_id)
                 self._say(j.LogIs(name, mine))
 
         return read
 
-    def _logged(self, batch: LogBatch) -> j.Logged:
+    def _logged(self, batch: LogBatch, ask: j.ReadBack) -> j.Logged:
         header = batch.header
         logged = j.Logged(batch.base, batch.count, header.producer_epoch, header.base_sequence)
         if header.is_control:
             return replace(logged, marker=j.Marker.COMMIT if is_commit(batch.data) else j.Marker.ABORT)
+        if ask.checked[0] <= batch.base and batch.end <= ask.checked[1]:
+            return logged
         scan = scan_batch(
             memoryview(batch.data), self._proxy.header_names, carrier_base=False, decompressed_bytes_max=1 << 20
         )

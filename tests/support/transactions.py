@@ -69,12 +69,23 @@ class Transactional:
             assert set(self.add({topic: [0] for topic in topics}).values()) <= {OK}
 
     def append(
-        self, topic: str, *values: bytes, expected: int | None = None, partition: int = 0, timeout_ms: int = 10_000
+        self,
+        topic: str,
+        *values: bytes,
+        expected: int | None = None,
+        partition: int = 0,
+        timeout_ms: int = 10_000,
+        codec: int = 0,
     ) -> Answer:
-        return self.append_all({(topic, partition): (values, expected)}, timeout_ms=timeout_ms)[topic, partition]
+        wanted = {(topic, partition): (values, expected)}
+        return self.append_all(wanted, timeout_ms=timeout_ms, codec=codec)[topic, partition]
 
     def append_all(
-        self, wanted: Mapping[tuple[str, int], tuple[Sequence[bytes], int | None]], *, timeout_ms: int = 10_000
+        self,
+        wanted: Mapping[tuple[str, int], tuple[Sequence[bytes], int | None]],
+        *,
+        timeout_ms: int = 10_000,
+        codec: int = 0,
     ) -> dict[tuple[str, int], Answer]:
         """One request. What is refused keeps its sequence for the next try; what landed elsewhere has used it up."""
         batches: dict[str, dict[int, bytes]] = {}
@@ -82,9 +93,9 @@ class Transactional:
             who = self.producer._replace(sequence=self.sequences.get((topic, partition), 0))
             if self.carrier_base:
                 base = -1 if expected is None else expected
-                records = batch(*values, base_offset=base, producer=who, transactional=True)
+                records = batch(*values, base_offset=base, producer=who, transactional=True, codec=codec)
             else:
-                records = batch(*values, expected=expected, producer=who, transactional=True)
+                records = batch(*values, expected=expected, producer=who, transactional=True, codec=codec)
             batches.setdefault(topic, {})[partition] = records
         version = 12 if self.protocol == 2 else 11
         answers: dict[tuple[str, int], Answer] = {}

@@ -339,6 +339,28 @@ def test_of_its_own_notes_this_process_knows_more() -> None:
 # ---- what only the log can tell
 
 
+def test_batches_that_passed_here_are_not_unpacked_again() -> None:
+    log = (logged(10, 0), logged(11, 1, count=2), logged(13, 3, 13))
+    world = World(producers={A: ProducerAt(EPOCH, 3, 10)}, logs={A: log})
+    world.lands(A, 0, 10, 10)
+    world.lands(A, 1, 11, 11, count=2)
+    assert world.verdict().outcome is Outcome.PASS
+    assert [each for each in world.asked if isinstance(each, ReadBack)] == [ReadBack(ID, A, 10, (10, 13))]
+
+
+@pytest.mark.parametrize("why", ["a gap", "an append that was told to come again"])
+def test_batches_that_passed_here_are_unpacked_where_something_may_be_missing(why: str) -> None:
+    log = (logged(10, 0, 10), logged(11, 1), logged(12, 2, 12), logged(13, 3))
+    world = World(producers={A: ProducerAt(EPOCH, 3, 10)}, logs={A: log})
+    world.lands(A, 0, 10, 10)
+    if why == "a gap":
+        world.lands(A, 2, 12, 12)
+    else:
+        world.poisons = (poison((A, 1)),)
+    world.verdict()
+    assert [each for each in world.asked if isinstance(each, ReadBack)] == [ReadBack(ID, A, 10)]
+
+
 def test_none_of_it_passed_here() -> None:
     log = (logged(10, 0, 10), logged(13, 1), logged(20, 2, 20))
     world = World(producers={A: ProducerAt(EPOCH, 2, 10)}, logs={A: log})

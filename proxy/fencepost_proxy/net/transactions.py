@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 from uuid import UUID
 
@@ -21,6 +23,7 @@ from fencepost_proxy.net.control import ControlClient, UpstreamUnavailable
 from fencepost_proxy.net.metrics import Metrics
 from fencepost_proxy.net.state_topic import StateTopic
 from fencepost_proxy.session.messages import JudgeCommit
+from fencepost_proxy.session.reading import HERE_BYTES_MAX, HERE_STEPS_MAX
 from fencepost_proxy.topics.poisoned import Poison, encode_note, encode_poison_tombstones, lifted
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.topics.virtual_configs import CHECK_EXPECTED_OFFSETS, TopicPolicy
@@ -47,8 +50,8 @@ from fencepost_proxy.transactions.judge import (
     Verdict,
 )
 from fencepost_proxy.transactions.table import Table
-from fencepost_proxy.types import Monotonic, Offset, ProducerId, TopicPartition
-from fencepost_proxy.wire.batch import BatchHeader, HeaderNames, MalformedBatch, scan_batch, split_batches
+from fencepost_proxy.types import Monotonic, Offset, ProducerId
+from fencepost_proxy.wire.batch import BatchHeader, Effort, HeaderNames, MalformedBatch, scan_batch, split_batches
 from fencepost_proxy.wire.plain_batch import read_plain_records
 
 _log = logs.get("net.transactions")
@@ -65,6 +68,21 @@ _OLD_SECONDS: Final = 3_600.0
 _LOOK_AFTER_SECONDS: Final = 60.0
 _LOOKED_AFTER_AT_ONCE: Final = 100
 _COMMIT_MARKER: Final = 1
+#: So much is read in the event loop, if it unpacks to little; a thread reads the rest, of one commit after the other.
+_HERE_BYTES_MAX: Final = 65_536
+#: So long a thread reads batches; one batch may take longer. Then others have their turn.
+_SLICE_SECONDS: Final = 0.25
+#: Batches that are remembered from one try of a commit to the next, of all transactions.
+_REMEMBERED_MAX: Final = 100_000
+
+
+@dataclass(slots=True, eq=False)
+class _ReadSoFar:
+    """Of one partition's log for one transaction. `slice` – reads on, and is not cancelled with its commit."""
+
+    at: int
+    found: list[Logged] = field(default_factory=list)
+    slice: asyncio.Task[None] | None = None
 
 
 class Commits:
@@ -91,6 +109,9 @@ class Commits:
         off = Check.OFF.value
         self._by_file = any(each.get(CHECK_EXPECTED_OFFSETS, off) != off for each in configured)
         self._some_topic = False
+        self._read: OrderedDict[tuple[object, ...], _ReadSoFar] = OrderedDict()
+        #: One batch at a time: each may unpack to `limits.decompressed_bytes_max`.
+        self._unpacking = asyncio.Semaphore(1)
         #: Whether commits are to be looked into.
         self.judging = True
 
@@ -176,6 +197,8 @@ class Commits:
                         said = said if isinstance(said, Verdict) else more
                     else:
                         said = (*said, *more)
+            if said.outcome is not Outcome.LATER:
+                self._forget(wanted.producer_id)
             return said
         finally:
             for each in asked:
@@ -207,8 +230,8 @@ class Commits:
                             for tp, state in states.items()
                         }
                     )
-                case ReadBack(producer_id, partition, from_offset):
-                    return await self._read_back(producer_id, partition, from_offset, deadline)
+                case ReadBack():
+                    return await self._read_back(ask, deadline)
         except FencepostError as error:
             _limited_log.error(
                 f"{type(ask).__name__}",
@@ -229,46 +252,97 @@ class Commits:
 
     # ---- the log
 
-    async def _read_back(
-        self, producer_id: int, partition: TopicPartition, from_offset: int, deadline: Monotonic
-    ) -> LogIs:
-        """As far as the log reaches now, also what is not replicated yet: that is waited for."""
+    async def _read_back(self, ask: ReadBack, deadline: Monotonic) -> LogIs:
+        """As far as the log reaches now, also what is not replicated yet: that is waited for.
+
+        What takes longer than `deadline` is gone on with at the next try.
+        """
+        partition = ask.partition
         end = (await self._control.log_end(partition, timeout_seconds=remaining(deadline))).offset
-        at = from_offset
-        found: list[Logged] = []
-        while at < end:
-            fetched = await self._control.fetch_uncommitted(
-                partition, Offset(at), bytes_max=_FETCH_BYTES, timeout_seconds=remaining(deadline)
-            )
-            if fetched.out_of_range:
-                return LogIs(partition, None, gone=True)
-            before = at
-            for header, batch in split_batches(memoryview(fetched.records)):
-                at = max(at, header.base_offset + header.last_offset_delta + 1)
-                if header.producer_id == producer_id:
-                    found.append(self._logged(header, batch))
-                    await asyncio.sleep(0)  # unpacking takes its time
-            if at == before:
+        so_far = self._so_far(ask)
+        while so_far.at < end:
+            before = so_far.at
+            if so_far.slice is None:
+                fetched = await self._control.fetch_uncommitted(
+                    partition, Offset(before), bytes_max=_FETCH_BYTES, timeout_seconds=remaining(deadline)
+                )
+                if fetched.out_of_range:
+                    return LogIs(partition, None, gone=True)
+                if so_far.slice is None and so_far.at == before:  # else another try of the same commit reads on
+                    so_far.slice = asyncio.create_task(self._read_on(so_far, ask, fetched.records))
+                    so_far.slice.add_done_callback(lambda task: task.cancelled() or task.exception())
+            if so_far.slice is not None:
+                await asyncio.shield(so_far.slice)
+            if so_far.at == before:
                 if not remaining(deadline):
                     return LogIs(partition, None)
                 await asyncio.sleep(_LOOK_AGAIN_SECONDS)
-        return LogIs(partition, tuple(found))
+        return LogIs(partition, tuple(so_far.found))
 
-    def _logged(self, header: BatchHeader, batch: memoryview) -> Logged:
+    def _so_far(self, ask: ReadBack) -> _ReadSoFar:
+        """Another leader may have another log, and a topic that was created again has."""
+        info, leader = self._control.topic(ask.partition.topic), self._control.leader(ask.partition)
+        log = None if info is None else info.topic_id, None if leader is None else leader.leader_epoch
+        key = ask.producer_id, ask.partition, ask.from_offset, ask.checked, log
+        so_far = self._read.setdefault(key, _ReadSoFar(ask.from_offset))
+        self._read.move_to_end(key)
+        count = sum(len(each.found) + 1 for each in self._read.values())
+        while count > _REMEMBERED_MAX and len(self._read) > 1:
+            _, oldest = self._read.popitem(last=False)
+            count -= len(oldest.found) + 1
+        return so_far
+
+    def _forget(self, producer_id: int) -> None:
+        for key in [key for key in self._read if key[0] == producer_id]:
+            del self._read[key]
+
+    async def _read_on(self, so_far: _ReadSoFar, ask: ReadBack, records: bytes) -> None:
+        try:
+            try:
+                if len(records) > _HERE_BYTES_MAX:
+                    raise LimitError("more than is read at once")
+                at, found = self._slice(ask, records, Effort(HERE_BYTES_MAX, HERE_STEPS_MAX))
+            except LimitError:
+                async with self._unpacking:
+                    at, found = await asyncio.to_thread(self._slice, ask, records)
+            so_far.at = max(so_far.at, at)
+            so_far.found += found
+        finally:
+            so_far.slice = None
+
+    def _slice(self, ask: ReadBack, records: bytes, effort: Effort | None = None) -> tuple[int, list[Logged]]:
+        """To which offset was read, and what was found. Raises LimitError where `effort` does not suffice."""
+        until = time.monotonic() + _SLICE_SECONDS
+        at, found = 0, []
+        for header, batch in split_batches(memoryview(records)):
+            at = header.base_offset + header.last_offset_delta + 1
+            if header.producer_id == ask.producer_id:
+                checked = ask.checked[0] <= header.base_offset and at <= ask.checked[1]
+                found.append(self._logged(header, batch, effort, checked=checked))
+            if time.monotonic() >= until:
+                break
+        return at, found
+
+    def _logged(self, header: BatchHeader, batch: memoryview, effort: Effort | None, *, checked: bool) -> Logged:
         logged = Logged(header.base_offset, header.record_count, header.producer_epoch, header.base_sequence)
         try:
             if header.is_control:
                 marker = next(int.from_bytes((r.key or b"")[2:4]) for r in read_plain_records(header, batch))
                 kind = Marker.COMMIT if marker == _COMMIT_MARKER else Marker.ABORT
                 return Logged(header.base_offset, 1, header.producer_epoch, -1, marker=kind)
+            if checked:
+                return logged
             scan = scan_batch(
                 batch,
                 self._names,
                 carrier_base=False,
                 decompressed_bytes_max=self._limits.decompressed_bytes_max,
                 header=header,
+                effort=effort,
             )
-        except (MalformedBatch, LimitError):
+        except (MalformedBatch, LimitError) as error:
+            if effort is not None and isinstance(error, LimitError):
+                raise
             return Logged(*_place(logged), conditional=True)  # it cannot be shown to lie where it should
         if scan.contradiction is not None or scan.unreadable is not None:
             return Logged(*_place(logged), conditional=True)

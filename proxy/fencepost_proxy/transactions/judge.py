@@ -16,6 +16,7 @@ By what it finds out
 3. Of each guarded partition that it is on: the producer's state at the partition's leader. If that is just what this
    process saw land, nothing is missing and nothing is elsewhere, since sequences have no gaps.
 4. Else the log, from the transaction's first offset there: each of its batches says by its headers where it should lie.
+   What this process saw land without a gap is not unpacked again.
 5. Where leaders or the log speak against it: its coordinator once more. Its commit may have gone to Kafka through
    another process, and come out of a broker's queue after the first question. Its marker on a partition then looks like
    one before its time, and "refused" would be told of what is committed.
@@ -90,11 +91,16 @@ class AskProducers:
 
 @value
 class ReadBack:
-    """Read the batches of a producer from there to the log end as of now; answer with `LogIs`."""
+    """Read the batches of a producer from there to the log end as of now; answer with `LogIs`.
+
+    `checked` – (first, end) offsets whose batches all passed this process and are where they were expected: their
+    headers suffice.
+    """
 
     producer_id: int
     partition: TopicPartition
     from_offset: int
+    checked: tuple[int, int] = (0, 0)
 
 
 Ask = ReadState | AskTransaction | AskProducers | ReadBack
@@ -424,7 +430,10 @@ class Judge:
                 "expected.offsets.carrier=base the log does not say where they should lie",
             )
         starts = [each for each in (first, None if written is None else written.first_offset) if each is not None]
-        return ReadBack(self._producer_id, partition, min(starts))
+        checked = (0, 0)
+        if written is not None and written.whole and not pending:
+            checked = written.first_offset, written.end_offset  # sequences have no gap there: nothing else is between
+        return ReadBack(self._producer_id, partition, min(starts), checked)
 
     # ---- the log
 

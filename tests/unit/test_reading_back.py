@@ -1,0 +1,285 @@
+"""What a commit needs from the log: read once, outside the event loop, however often its client asks."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fencepost_proxy.config import Limits
+from fencepost_proxy.net import transactions as product
+from fencepost_proxy.net.broker import deadline_in
+from fencepost_proxy.net.control import Fetched, UpstreamUnavailable
+from fencepost_proxy.net.metrics import Metrics
+from fencepost_proxy.net.transactions import Commits
+from fencepost_proxy.session.messages import JudgeCommit
+from fencepost_proxy.transactions.judge import V2_FROM, Logged, LogIs, Outcome, ReadBack
+from fencepost_proxy.transactions.table import Table
+from fencepost_proxy.types import Offset, TopicPartition
+from fencepost_proxy.wire.batch import HeaderNames, scan_batch
+from tests.support.batches import batch, expecting
+from tests.support.waiting import until
+
+TP = TopicPartition("orders", 0)
+ID, EPOCH = 7, 3
+START = 10
+GZIP = 1
+ASK = ReadBack(ID, TP, START)
+
+
+def at(offset: int, *, compression: int = 0, size: int = 1) -> bytes:
+    """Of the transaction, one record that expects to lie there."""
+    producer = ID, EPOCH, offset - START
+    return bytes(expecting(offset, b"v" * size, base_offset=offset, producer=producer, compression=compression))
+
+
+@dataclass
+class Log:
+    """The control client, as far as it reads logs. A fetch gives `fetched` batches."""
+
+    batches: Sequence[bytes]
+    fetched: int = 100
+    before_fetch: Callable[[int], Awaitable[None]] | None = None
+    leader_epoch: int = 1
+    offsets: list[int] = field(default_factory=list)  # that were fetched from
+
+    async def log_end(self, tp: TopicPartition, **_: object) -> Any:
+        return SimpleNamespace(offset=START + len(self.batches))
+
+    async def fetch_uncommitted(self, tp: TopicPartition, offset: Offset, **_: object) -> Fetched:
+        self.offsets.append(offset)
+        if self.before_fetch is not None:
+            await self.before_fetch(offset)
+        first = offset - START
+        return Fetched(b"".join(self.batches[first : first + self.fetched]), (), Offset(0))
+
+    async def transaction(self, transactional_id: str, **_: object) -> Any:
+        return SimpleNamespace(producer_id=ID, producer_epoch=EPOCH, state="Ongoing", partitions=frozenset({TP}))
+
+    async def producer_at(self, *_: object, **__: object) -> Any:
+        last = len(self.batches) - 1
+        return {TP: SimpleNamespace(epoch=EPOCH, last_sequence=last, current_txn_start_offset=START)}
+
+    def topic(self, name: str) -> Any:
+        return SimpleNamespace(topic_id=UUID(int=5))
+
+    def leader(self, tp: TopicPartition) -> Any:
+        return SimpleNamespace(leader_epoch=self.leader_epoch)
+
+
+@dataclass
+class Scans:
+    """Batches that were unpacked, and in which threads."""
+
+    offsets: list[int] = field(default_factory=list)
+    threads: set[int] = field(default_factory=set)
+    then: Callable[[], None] | None = None
+
+
+@pytest.fixture
+def scans(monkeypatch: pytest.MonkeyPatch) -> Scans:
+    seen = Scans()
+
+    def scan(records: memoryview, names: HeaderNames, **more: Any) -> Any:
+        scanned = scan_batch(records, names, **more)
+        seen.offsets.append(scanned.header.base_offset)
+        seen.threads.add(threading.get_ident())
+        if seen.then is not None:
+            seen.then()
+        return scanned
+
+    monkeypatch.setattr(product, "scan_batch", scan)
+    return seen
+
+
+class State:
+    """The state topic, which says nothing."""
+
+    fresh = True
+    view: Any = SimpleNamespace(poisons=SimpleNamespace(of=lambda *_: ()))
+
+    async def read_to_end(self, **_: object) -> None: ...
+
+
+def commits_on(log: Log, limits: Limits | None = None) -> Commits:
+    control: Any = log
+    policy: Any = SimpleNamespace(guarded=True, carrier_base=False)
+    commits = Commits(
+        control,
+        limits or Limits(),
+        table=Table(),
+        configured=[],
+        policy=lambda topic: policy,
+        names=HeaderNames(),
+        metrics=Metrics(),
+    )
+    state: Any = State()
+    commits.attach(state)
+    return commits
+
+
+async def read(commits: Commits, ask: ReadBack = ASK) -> LogIs:
+    return await commits._read_back(ask, deadline_in(60.0))
+
+
+def offsets(log: LogIs) -> list[tuple[int, int | None]]:
+    return [(each.base_offset, each.expected) for each in log.batches or ()]
+
+
+def test_log_is_read_over_several_fetches(scans: Scans) -> None:
+    log = Log([at(START + i) for i in range(7)], fetched=3)
+
+    found = asyncio.run(read(commits_on(log)))
+
+    assert offsets(found) == [(START + i, START + i) for i in range(7)]
+    assert log.offsets == [START, START + 3, START + 6]
+
+
+def test_next_try_goes_on_where_a_fetch_failed(scans: Scans) -> None:
+    async def fails_once(offset: int) -> None:
+        if offset == START + 4 and log.offsets.count(offset) == 1:
+            raise UpstreamUnavailable("no leader")
+
+    log = Log([at(START + i) for i in range(6)], fetched=2, before_fetch=fails_once)
+
+    async def story() -> LogIs:
+        commits = commits_on(log)
+        with pytest.raises(UpstreamUnavailable):
+            await read(commits)
+        return await read(commits)
+
+    found = asyncio.run(story())
+
+    assert offsets(found) == [(START + i, START + i) for i in range(6)]
+    assert scans.offsets == [START + i for i in range(6)]
+    assert log.offsets == [START, START + 2, START + 4, START + 4]
+
+
+def test_batch_is_unpacked_once_though_its_commit_was_given_up(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each slice is one batch; the commit is given up while the third is unpacked, by its deadline."""
+    monkeypatch.setattr(product, "_SLICE_SECONDS", 0.0)
+    log = Log([at(START + i, compression=GZIP, size=2_000_000) for i in range(5)])
+    third, go_on = threading.Event(), threading.Event()
+
+    def blocks() -> None:
+        if len(scans.offsets) == 3:
+            third.set()
+            assert go_on.wait(60)
+
+    scans.then = blocks
+
+    async def story() -> LogIs:
+        commits = commits_on(log)
+        first_try = asyncio.create_task(read(commits))
+        await until(third.is_set)
+        first_try.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first_try
+        second_try = asyncio.create_task(read(commits))
+        await asyncio.sleep(0)
+        go_on.set()
+        return await second_try
+
+    found = asyncio.run(story())
+
+    assert offsets(found) == [(START + i, START + i) for i in range(5)]
+    assert scans.offsets == [START + i for i in range(5)]
+
+
+def test_two_tries_of_one_commit_read_each_batch_once(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "_SLICE_SECONDS", 0.0)
+    log = Log([at(START + i, compression=GZIP, size=2_000_000) for i in range(5)])
+
+    async def story() -> list[LogIs]:
+        commits = commits_on(log)
+        return await asyncio.gather(read(commits), read(commits))
+
+    one, other = asyncio.run(story())
+
+    assert offsets(one) == offsets(other) == [(START + i, START + i) for i in range(5)]
+    assert scans.offsets == [START + i for i in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("compression", "size", "here"), [(GZIP, 1, True), (GZIP, 2_000_000, False), (0, 70_000, False)]
+)
+def test_what_unpacks_to_much_is_read_in_a_thread(scans: Scans, compression: int, size: int, here: bool) -> None:
+    asyncio.run(read(commits_on(Log([at(START, compression=compression, size=size)]))))
+
+    assert scans.offsets == [START]
+    assert (scans.threads == {threading.get_ident()}) is here
+
+
+def test_batches_that_were_checked_here_are_not_unpacked(scans: Scans) -> None:
+    log = Log([at(START + i) for i in range(5)])
+
+    found = asyncio.run(read(commits_on(log), ReadBack(ID, TP, START, (START + 1, START + 4))))
+
+    assert scans.offsets == [START, START + 4]
+    assert found.batches is not None
+    assert found.batches[2] == Logged(START + 2, 1, EPOCH, 2)
+
+
+def test_batches_of_other_producers_are_not_unpacked(scans: Scans) -> None:
+    other = bytes(batch(b"v", base_offset=START + 1, producer=(ID + 1, 0, 0)))
+
+    found = asyncio.run(read(commits_on(Log([at(START), other, at(START + 2)]))))
+
+    assert scans.offsets == [START, START + 2]
+    assert [each.base_offset for each in found.batches or ()] == [START, START + 2]
+
+
+def test_another_leader_is_read_from_the_start(scans: Scans) -> None:
+    log = Log([at(START + i) for i in range(3)])
+
+    async def story() -> None:
+        commits = commits_on(log)
+        await read(commits)
+        await read(commits)
+        log.leader_epoch += 1
+        await read(commits)
+
+    asyncio.run(story())
+
+    assert scans.offsets == [START, START + 1, START + 2] * 2
+
+
+def test_commit_that_takes_longer_than_its_wait_passes_at_a_later_try(scans: Scans) -> None:
+    """And what was read for it is forgotten then."""
+    log = Log([at(START + i, compression=GZIP, size=2_000_000) for i in range(6)])
+    scans.then = lambda: time.sleep(0.3)
+    wanted = JudgeCommit(1, "transfer", ID, EPOCH, V2_FROM)
+
+    async def story() -> tuple[list[Outcome], int]:
+        commits = commits_on(log, Limits(commit_wait_seconds=0.5))
+        outcomes = [Outcome.LATER]
+        while outcomes[-1] is Outcome.LATER and len(outcomes) < 30:
+            outcomes.append((await commits.judge(wanted)).outcome)
+        return outcomes, len(commits._read)
+
+    outcomes, remembered = asyncio.run(story())
+
+    assert len(outcomes) > 2
+    assert outcomes[-1] is Outcome.PASS
+    assert scans.offsets == [START + i for i in range(6)]
+    assert remembered == 0
+
+
+def test_only_so_many_batches_are_remembered(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "_REMEMBERED_MAX", 10)
+    log = Log([at(START + i) for i in range(3)])
+
+    async def story() -> int:
+        commits = commits_on(log)
+        for end in range(20):
+            await read(commits, ReadBack(ID, TP, START, (0, end)))
+        return len(commits._read)
+
+    assert asyncio.run(story()) <= 3
