@@ -195,7 +195,12 @@ def test_batch_is_unpacked_once_though_its_commit_was_given_up(scans: Scans, mon
 
 def test_two_tries_of_one_commit_read_each_batch_once(scans: Scans, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product, "_SLICE_SECONDS", 0.0)
-    log = Log([at(START + i, compression=GZIP, size=2_000_000) for i in range(5)])
+
+    async def both(offset: int) -> None:
+        """The first fetch of each try is answered when there are two."""
+        await until(lambda: len(log.offsets) >= 2)
+
+    log = Log([at(START + i, compression=GZIP, size=2_000_000) for i in range(5)], before_fetch=both)
 
     async def story() -> list[LogIs]:
         commits = commits_on(log)

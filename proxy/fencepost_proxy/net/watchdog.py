@@ -73,12 +73,13 @@ class Watchdog:
         late, sample = now - self._due, self._sample
         self._observe(max(0.0, late))
         if late > LATE_SECONDS:
+            frame = sample[1] if sample is not None and sample[0] == self._due else "unknown"
             _limited_log.warning(
-                "late",
+                frame,
                 "the event loop was late: its other connections waited",
                 late_seconds=round(late, 3),
                 cpu_seconds=round(time.thread_time() - self._cpu_seconds, 3),
-                frame=sample[1] if sample is not None and sample[0] == self._due else "unknown",
+                frame=frame,
             )
         self._set_timer(now)
 
