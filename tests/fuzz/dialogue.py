@@ -537,13 +537,16 @@ class Dialogue:
 
 
 class _Run:
+    limits = LIMITS
+    rounds_max = _ROUNDS_MAX
+
     def __init__(self, program: Program, seen: set[Hashable], tracer: Tracer | Untraced) -> None:
         setup = program.setup
         self.program = program
         self.seen = seen
         self.call = tracer.call
         self.now = 1000.0
-        self.around = Around(setup)
+        self.around = self._surroundings(setup)
         self.view = StateView("fuzzed")
         book = AddressBook(19092)
         known = Known(
@@ -562,7 +565,7 @@ class _Run:
                     continue
 
         exchanges = Exchanges(book, lambda: known, lambda: ProducerId(SHARED), open_listeners)
-        self.switch = self.around.switch = Switch(self.around, exchanges, LIMITS, self.around.header_names)
+        self.switch = self.around.switch = Switch(self.around, exchanges, self.limits, self.around.header_names)
         append_time = NOW_MS if setup["append_time"] else None
         self.logs = {
             TopicPartition(topic, partition): Log(log_append_time_ms=append_time)
@@ -576,6 +579,9 @@ class _Run:
         self.stores: list[tuple[int, m.Store | m.NotePoison | m.ReadBatches]] = []
         self.buffer = bytearray(RECEIVE_BYTES)
         self.always_fresh = True
+
+    def _surroundings(self, setup: dict[str, Any]) -> Around:
+        return Around(setup)
 
     # ---- the program
 
@@ -718,7 +724,7 @@ class _Run:
             cut = cuts and index < _CUTS_MAX
             size = max(1, abs(cuts[index % len(cuts)]) % 1000) if cut else RECEIVE_BYTES
             index += 1
-            data = wires.client_wrote[wires.client_delivered :][: min(size, RECEIVE_BYTES)]
+            data = wires.client_wrote[wires.client_delivered : wires.client_delivered + min(size, RECEIVE_BYTES)]
             wires.client_delivered += len(data)
             self.buffer[: len(data)] = data
             view = memoryview(self.buffer)[: len(data)]
@@ -743,7 +749,7 @@ class _Run:
         while wires.upstream_can_send and wires.upstream_delivered < len(wires.upstream_wrote):
             size = max(1, abs(cut) % 1000) if cut and index < _CUTS_MAX else RECEIVE_BYTES
             index += 1
-            data = wires.upstream_wrote[wires.upstream_delivered :][:size]
+            data = wires.upstream_wrote[wires.upstream_delivered : wires.upstream_delivered + size]
             wires.upstream_delivered += len(data)
             self.buffer[: len(data)] = data
             view = memoryview(self.buffer)[: len(data)]
@@ -824,9 +830,9 @@ class _Run:
         switch, seen = self.switch, self.seen
         for session in switch.sessions.values():
             held = session._client.buffered_bytes
-            if held > FRAME_BYTES_MAX + RECEIVE_BYTES:
+            if held > self.around.frame_bytes_max + RECEIVE_BYTES:
                 raise Failure("a session holds more than a frame and a read", held)
-            if session.in_flight > _IN_FLIGHT_MAX:
+            if session.in_flight > self.around.in_flight_requests_max:
                 raise Failure("more requests in flight than allowed", session.in_flight)
             seen.add(
                 (
@@ -844,11 +850,11 @@ class _Run:
                 )
             )
         for gate in switch.gates.values():
-            if gate.waiting > LIMITS.queue_max + LIMITS.in_flight_max + LIMITS.queue_max:
+            if gate.waiting > 2 * self.limits.queue_max + self.limits.in_flight_max:
                 raise Failure("a gate's queue is beyond its bound", gate.waiting)
             if (
-                len(gate.memory.landed) > LIMITS.remembered_batches_max
-                or len(gate.memory.stamped) > LIMITS.remembered_producers_max
+                len(gate.memory.landed) > self.limits.remembered_batches_max
+                or len(gate.memory.stamped) > self.limits.remembered_producers_max
             ):
                 raise Failure("a gate remembers too much", (len(gate.memory.landed), len(gate.memory.stamped)))
             seen.add(
@@ -998,7 +1004,7 @@ class _Run:
     def _settle(self, kind: str = "true") -> None:
         """Until nothing moves any more, and for long enough that every limit of time has passed."""
         quiet = 0
-        for _ in range(_ROUNDS_MAX):
+        for _ in range(self.rounds_max):
             quiet = 0 if self._settle_once(kind) else quiet + 1
             if quiet > 12 and not self.switch.needs_ticks:
                 return
@@ -1017,14 +1023,14 @@ class _Run:
         self._settle()
         # What stopped within a frame is closed by the process after a while; until then it may hold others up.
         for wires in self.wires:
-            frames, rest = frames_of(wires.client_wrote, 8, FRAME_BYTES_MAX)
+            frames, rest = frames_of(wires.client_wrote, 8, self.around.frame_bytes_max)
             if rest and not wires.client_closed and wires.client_delivered == len(wires.client_wrote):
                 self._lose_client(wires)
         self._settle()
         for wires in self.wires:
             if wires.client_closed or wires.client_gone or wires.upstream_gone or wires.upstream_closed or wires.lied:
                 continue
-            frames, _ = frames_of(wires.client_wrote, 8, FRAME_BYTES_MAX)
+            frames, _ = frames_of(wires.client_wrote, 8, self.around.frame_bytes_max)
             wanted = [each for each in frames if struct.unpack_from(">h", each) != (PRODUCE,) or acks_of(each) != 0]
             answered, _ = frames_of(wires.client_got, 4)
             if len(answered) < len(wanted):
@@ -1050,7 +1056,7 @@ class _Run:
     # ---- what was on the wires
 
     def _check_wires(self, wires: Wires) -> None:
-        sent, _ = frames_of(wires.client_wrote, 8, FRAME_BYTES_MAX)
+        sent, _ = frames_of(wires.client_wrote, 8, self.around.frame_bytes_max)
         ids = [struct.unpack_from(">i", frame, 4)[0] for frame in sent]
         self._check_answers(wires, sent)
         if len(set(ids)) == len(ids) and self.always_fresh:
@@ -1080,8 +1086,7 @@ class _Run:
     def _relayed(request: bytes) -> bool:
         return request[:2] != b"\0\0" and passes(request)
 
-    @staticmethod
-    def _check_success(request: bytes, answer: bytes) -> None:
+    def _check_success(self, request: bytes, answer: bytes) -> None:
         try:
             asked = parse_produce_request(memoryview(request))
             told = parse_produce_response(memoryview(answer), asked.api_version)
@@ -1098,7 +1103,12 @@ class _Run:
                 if result.error_code or data.records is None:
                     continue
                 try:
-                    scan = scan_batch(data.records, HeaderNames(), carrier_base=False, decompressed_bytes_max=20_000)
+                    scan = scan_batch(
+                        data.records,
+                        HeaderNames(),
+                        carrier_base=False,
+                        decompressed_bytes_max=self.around.decompressed_bytes_max,
+                    )
                 except ProtocolError:
                     raise Failure("success for what cannot be read") from None
                 if scan.expected_base_offset not in (None, result.base_offset):

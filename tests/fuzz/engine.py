@@ -1,8 +1,10 @@
 """A small coverage-guided fuzzer: programs of JSON-able operations, mutated, kept where they reach something new.
 
 A *target* says how a program is made and what one does; a `Failure`, or any other exception out of `execute`, is what
-is being looked for. New is a program that runs a pair of lines one after the other which no program before it did, in
-the modules that the target names, or that notes a feature (a state that the target saw) for the first time.
+is being looked for, and so is a call of the code under test that takes longer than `CALL_SECONDS` (of its thread's CPU
+time: a busy machine does not count). New is a program that runs a pair of lines one after the other which no program
+before it did, in the modules that the target names, or that notes a feature (a state that the target saw) for the first
+time.
 
 Everything is drawn from one `random.Random`: the same seed and number of inputs give the same programs, the same bytes
 on every modelled wire, and so the same digest.
@@ -30,6 +32,10 @@ Op = list[Any]
 _OPS_MAX = 60
 _NEW_SHARE = 0.15
 _MINIMISE_RUNS_MAX = 600
+#: What the event loop runs in one go keeps all connections waiting.
+CALL_SECONDS = 0.05
+#: A program that is too slow is run again so often: a collection of garbage, say, is not its fault.
+_SLOW_RUNS = 3
 
 
 class Failure(Exception):
@@ -38,6 +44,11 @@ class Failure(Exception):
     def __init__(self, invariant: str, detail: object = "") -> None:
         super().__init__(f"{invariant}: {detail}" if detail != "" else invariant)
         self.invariant = invariant
+
+
+class TooSlow(Failure):
+    def __init__(self, seconds: float) -> None:
+        super().__init__("a call takes too long", f"{seconds * 1000:.0f} ms of CPU time")
 
 
 @dataclass
@@ -85,6 +96,8 @@ class Result:
     pairs: int = 0
     features: int = 0
     digest: str = ""
+    slowest_seconds: float = 0.0
+    slowest: Program | None = None
     failures: list[Found] = field(default_factory=list)
 
 
@@ -98,6 +111,7 @@ class Tracer:
         self._wanted = {str(ROOT / module) for module in modules}
         self._numbers: dict[CodeType, int | None] = {}
         self.pairs: set[Hashable] = set()
+        self.slowest_seconds = 0.0
         self._last = 0
 
     def _number(self, code: CodeType) -> int | None:
@@ -127,27 +141,37 @@ class Tracer:
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """What runs inside is noted. The target calls the code under test by it, and nothing else: tracing is slow."""
-        before = sys.gettrace()
+        before, started = sys.gettrace(), time.thread_time()
         sys.settrace(self)
         try:
             return function(*args)
         finally:
             sys.settrace(before)
+            self.slowest_seconds = max(self.slowest_seconds, time.thread_time() - started)
 
     def start(self) -> None:
         self.pairs = set()
+        self.slowest_seconds = 0.0
         self._last = 0
 
 
 class Untraced:
-    """The same for a run that is not guided."""
+    """The same for a run that is not guided. `slowest_seconds` – of its calls, CPU time."""
 
     pairs: ClassVar[set[Hashable]] = set()
 
-    def call(self, function: Callable[..., T], *args: Any) -> T:
-        return function(*args)
+    def __init__(self) -> None:
+        self.slowest_seconds = 0.0
 
-    def start(self) -> None: ...
+    def call(self, function: Callable[..., T], *args: Any) -> T:
+        started = time.thread_time()
+        try:
+            return function(*args)
+        finally:
+            self.slowest_seconds = max(self.slowest_seconds, time.thread_time() - started)
+
+    def start(self) -> None:
+        self.slowest_seconds = 0.0
 
 
 def lines_of(modules: tuple[str, ...]) -> int:
@@ -246,6 +270,36 @@ def attempt(
         return str(error).encode(), error
 
 
+def slowest_call(target: Target, program: Program) -> float:
+    """Seconds of CPU time, at best of some runs if it is too long."""
+    seconds = float("inf")
+    for _ in range(_SLOW_RUNS):
+        untraced = Untraced()
+        attempt(target, Program.from_json(json.loads(program.to_json())), set(), untraced)
+        seconds = min(seconds, untraced.slowest_seconds)
+        if seconds <= CALL_SECONDS:
+            break
+    return seconds
+
+
+def check_time(target: Target, program: Program) -> float:
+    """Raises TooSlow. Whoever traces lines (a measurement of coverage) makes all of them slow."""
+    seconds = slowest_call(target, program)
+    if seconds > CALL_SECONDS and sys.gettrace() is None:
+        raise TooSlow(seconds)
+    return seconds
+
+
+def _failed(target: Target, program: Program) -> Exception | None:
+    _, error = attempt(target, program, set())
+    if error is None:
+        try:
+            check_time(target, program)
+        except TooSlow as slow:
+            return slow
+    return error
+
+
 def minimise(target: Target, program: Program, signature: str, runs_max: int = _MINIMISE_RUNS_MAX) -> Program:
     """The same failure with fewer operations, by leaving out ever smaller parts."""
     runs = 0
@@ -253,7 +307,7 @@ def minimise(target: Target, program: Program, signature: str, runs_max: int = _
     def fails(setup: dict[str, Any], ops: list[Op]) -> bool:
         nonlocal runs
         runs += 1
-        _, error = attempt(target, Program(setup, _copied(ops)), set())
+        error = _failed(target, Program(setup, _copied(ops)))
         return error is not None and signature_of(error) == signature
 
     setup, ops = program.setup, program.ops
@@ -306,6 +360,7 @@ def fuzz(
     started = time.monotonic()
     waiting = list(starting_from or ())
     told_at = started
+    slowest_so_far = 0.0
     while (inputs is None or result.inputs < inputs) and (
         seconds is None or time.monotonic() - started < seconds or not result.inputs
     ):
@@ -328,6 +383,14 @@ def fuzz(
         digest.update(written.encode())
         digest.update(hashlib.blake2b(transcript).digest())
         program = Program.from_json(json.loads(written))
+        if tracer.slowest_seconds > slowest_so_far:
+            # Traced lines are slow, too: only those that may be the slowest are run again without.
+            slowest_so_far = tracer.slowest_seconds
+            took = slowest_call(target, program)
+            if took > result.slowest_seconds:
+                result.slowest_seconds, result.slowest = took, program
+            if error is None and took > CALL_SECONDS and sys.gettrace() is None:
+                error = TooSlow(took)
         if not seen <= known:
             known |= seen
             corpus.append(program)

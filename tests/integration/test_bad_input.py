@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 import socket
 import struct
 import threading
@@ -329,6 +330,38 @@ def test_a_control_request_of_more_elements_than_the_limit_closes_its_connection
         assert is_closed(sock)
     await_logged(proxy, "more array elements than this proxy reads")
     assert rss_bytes(proxy.pid) - before < NOISE_BYTES
+
+
+def test_many_partitions_pass_or_close_their_connection(
+    proxy: ProxyProcess,
+    listener: Address,
+    neighbour: Neighbour,
+    make_topic: Callable[[str], str],
+    unique_topic: Callable[..., str],
+) -> None:
+    """65,536 partitions that are not there: Kafka answers for each, unless a topic is one that the proxy checks."""
+    count = 65_536 // 2
+    entries = b"".join(struct.pack(">ii", partition, -1) for partition in range(1, 1 + count))
+
+    def request(*topics: str) -> bytes:
+        body = b"\xff\xff" + struct.pack(">hii", -1, 10_000, len(topics))  # v3: no transaction, acks, timeout
+        for topic in topics:
+            body += struct.pack(">h", len(topic)) + topic.encode() + struct.pack(">i", count) + entries
+        return struct.pack(">ihhih", 10 + len(body), PRODUCE, 3, 1, -1) + body
+
+    plain, other, guarded = (make_topic(unique_topic(name)) for name in ("plain", "plain", "guarded"))
+    with connected(listener) as sock:
+        sock.sendall(request(plain, other))
+        with sock.makefile("rb") as answers:
+            (length,) = struct.unpack(">i", answers.read(4))
+            answer = answers.read(length)
+        assert answer.count(b"\0\x03" + b"\xff" * 16) == 2 * count
+    with connected(listener) as sock:
+        sock.sendall(request(plain, guarded))
+        assert is_closed(sock)
+    await_logged(proxy, "more than 2048 topics or partitions")
+    late = [line for line in proxy.log.splitlines() if "the event loop was late" in line]
+    assert not [line for line in late if re.search(r"frame=\S*(wire|session)/", line)]
 
 
 def test_a_client_that_stalls_within_a_passing_frame_is_closed_as_idle(

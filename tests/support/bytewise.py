@@ -15,6 +15,7 @@ CODECS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
     "none": (0, bytes),
     "gzip": (1, lambda data: bytes(cramjam.gzip.compress(data))),
     "snappy": (2, lambda data: bytes(cramjam.snappy.compress_raw(data))),
+    "lz4": (3, lambda data: bytes(cramjam.lz4.compress(data))),
     "zstd": (4, lambda data: bytes(cramjam.zstd.compress(data))),
 }
 

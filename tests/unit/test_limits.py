@@ -26,11 +26,12 @@ from fencepost_proxy.session.switch import Switch
 from fencepost_proxy.session.turn import Bid, make_ticket
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import Address, TopicPartition
-from fencepost_proxy.wire.apis import DESCRIBE_CONFIGS
+from fencepost_proxy.wire.apis import ADD_PARTITIONS_TO_TXN, DESCRIBE_CONFIGS
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.control import ITEMS_MAX, decode_request
 from fencepost_proxy.wire.produce import PartitionData
 from tests.support.batches import batch, expecting
+from tests.unit.test_control_codec import uvarint
 from tests.unit.test_gate import TP, Talk
 from tests.unit.test_session import HEARTBEAT, Around, Unchanged, guarded, produce, request
 from tests.unit.test_session import Talk as SessionTalk
@@ -100,6 +101,13 @@ def test_elements_within_elements_count_too() -> None:
     count = ITEMS_MAX // 2 + 1
     with pytest.raises(LimitError):
         decode_request(DESCRIBE_CONFIGS, 3, struct.pack(">i", count) + b"\2\0\0\0\0\0\1\0\0" * count + b"\0\0")
+
+
+def test_numbers_count_as_elements() -> None:
+    """AddPartitionsToTxn v3: two strings, a producer id and epoch, one topic of so many partitions."""
+    body = b"\1\0\0\0\0\0\0\0\0\0\0\2\2t" + uvarint(ITEMS_MAX + 1) + b"\0\0\0\0" * ITEMS_MAX + b"\0\0"
+    with pytest.raises(LimitError):
+        decode_request(ADD_PARTITIONS_TO_TXN, 3, body)
 
 
 def test_a_batch_that_unpacks_beyond_the_limit_is_refused_and_its_request_answered() -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fencepost_proxy.wire.primitives import (
+    TAGS_MAX,
     CutOff,
     Malformed,
     join_tags,
@@ -130,4 +131,11 @@ def test_a_section_of_tagged_fields_is_kept_raw_and_can_be_taken_apart() -> None
     assert read_tags(b"\0", 0) == (b"", 1)
     assert read_tags(b"\x80\0", 0) == (b"", 2)
     assert split_tags(b"") == []
+
+
+def test_more_tagged_fields_than_the_limit_are_refused_unread() -> None:
+    fields = b"".join(bytes([tag, 0]) for tag in range(TAGS_MAX))
+    assert read_tags(bytes([TAGS_MAX]) + fields, 0)[1] == 1 + len(fields)
+    with pytest.raises(Malformed, match=f"more than the limit of {TAGS_MAX}"):
+        read_tags(bytes([TAGS_MAX + 1]) + fields, 0)
     assert join_tags([]) == b""

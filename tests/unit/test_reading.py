@@ -11,7 +11,7 @@ import pytest
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.reading import HERE_BYTES_MAX, HERE_STEPS_MAX, Readings
+from fencepost_proxy.session.reading import HERE_BYTES_MAX, HERE_STEPS_MAX, PARTITIONS_MAX, TOPICS_AT_ONCE, Readings
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import RECORDS_MAX, BatchScan, HeaderNames
@@ -88,6 +88,78 @@ def test_many_keys_are_placed_elsewhere() -> None:
     talk.client(ask(("hashed", 2, bytewise.batch([bytewise.record(i, key=b"k%d" % i) for i in range(200)]))))
     talk.read_elsewhere()
     assert talk.refusals() == ["misplaced_key"]
+
+
+# --- requests with many partitions ------------------------------------------------------------------------------------
+
+_NULL_RECORDS = memoryview(b"")
+
+
+def _many(*topics: str, partitions: int = 1, **more: Any) -> bytes:
+    return produce(*((topic, number, _NULL_RECORDS) for topic in topics for number in range(partitions)), **more)
+
+
+def _closed(talk: Talk) -> str:
+    (closed,) = [each for each in talk.commands if isinstance(each, m.CloseClient)]
+    assert not any(isinstance(each, m.ToUpstream | m.ToGate | m.ToClient) for each in talk.commands)
+    return closed.reason
+
+
+def test_many_partitions_of_topics_that_only_pass_are_forwarded_in_order(talk: Talk) -> None:
+    asked = _many("plain", "other", partitions=PARTITIONS_MAX)
+    free = talk.around.free_bytes
+    talk.client(asked + produce(("guarded", 0, expecting(7, b"v")), correlation=2))
+    talk.read_elsewhere()
+    talk.commands = [each for each in talk.commands if not isinstance(each, m.ReadClient)]
+    assert talk.offered().append.expected_base_offset == 7
+    assert talk.upstream() == asked
+    assert talk.around.free_bytes <= free
+
+
+def test_many_partitions_are_parsed_outside_the_event_loop(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _many("plain", "other", partitions=65_536 // 2)
+    talk.around.free_bytes = len(asked)
+    assert _lines_of(lambda: talk.client(asked)) < 2_000
+    wanted = talk.next(m.ReadBatches)
+    wanted.read()
+    assert _lines_of(lambda: talk.tell(m.BatchesRead(wanted.token))) < 2_000
+    assert talk.upstream() == asked
+
+
+def test_many_topics_are_looked_up_in_several_goes(talk: Talk) -> None:
+    asked = _many(*(f"plain-{number}" for number in range(PARTITIONS_MAX + 1)))
+    talk.client(asked)
+    for _ in range(1 + PARTITIONS_MAX // TOPICS_AT_ONCE):
+        assert not any(isinstance(each, m.ToUpstream) for each in talk.commands)
+        talk.read_elsewhere()
+    assert talk.upstream() == asked
+
+
+@pytest.mark.parametrize("topics", [("guarded",), ("plain", "guarded"), ("plain", "__state")])
+def test_many_partitions_are_refused_where_a_topic_is_checked(talk: Talk, topics: tuple[str, ...]) -> None:
+    talk.client(_many(*topics, partitions=PARTITIONS_MAX + 1))
+    talk.read_elsewhere()
+    assert f"more than {PARTITIONS_MAX} topics or partitions" in _closed(talk)
+
+
+def test_as_many_partitions_as_are_read_are_not_refused(talk: Talk) -> None:
+    talk.client(_many("guarded", partitions=PARTITIONS_MAX))
+    assert not any(isinstance(each, m.ReadBatches | m.CloseClient) for each in talk.commands)
+
+
+def test_many_partitions_are_not_forwarded_while_configs_are_not_known(talk: Talk) -> None:
+    talk.around.is_fresh = False
+    talk.client(_many("plain", "other", partitions=PARTITIONS_MAX))
+    talk.read_elsewhere()
+    assert "not read yet" in _closed(talk)
+
+
+def test_many_partitions_that_cannot_be_read_end_the_connection(talk: Talk) -> None:
+    asked = bytearray(_many("plain", "other", partitions=PARTITIONS_MAX))
+    asked[-4] = 0x40  # the length of the last one's records
+    talk.client(bytes(asked))
+    talk.read_elsewhere()
+    assert "malformed" in _closed(talk)
 
 
 # --- work is bounded --------------------------------------------------------------------------------------------------

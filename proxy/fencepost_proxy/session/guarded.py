@@ -22,7 +22,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from fencepost_policies.append import Check, Refusal
-from fencepost_proxy.errors import ClientProtocolError, Error, UpstreamProtocolError
+from fencepost_proxy.errors import ClientProtocolError, Error, LimitError, UpstreamProtocolError
 from fencepost_proxy.partitions.events import Answered, Lost, Offered, Sent, Ticket, Withdrawn
 from fencepost_proxy.partitions.gate_state import sent_behind
 from fencepost_proxy.session.connection import INT32
@@ -32,14 +32,16 @@ from fencepost_proxy.session.doors import AtDoors
 from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED, downgraded, levelled_turn
 from fencepost_proxy.session.messages import Count, ReadBatches, ToGate, TopicStale
 from fencepost_proxy.session.proofs import PROVES_NOTHING
-from fencepost_proxy.session.reading import Readings
+from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
 from fencepost_proxy.session.slots import Answer, Failed, Slot
 from fencepost_proxy.session.turn import NOTHING_DENIED, Bid, Turn, make_ticket, refused
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.apis import LIST_OFFSETS, PRODUCE
 from fencepost_proxy.wire.control import decode_response, encode_request_frame, parse_response_header
+from fencepost_proxy.wire.primitives import split_tags
 from fencepost_proxy.wire.produce import (
+    LEVEL_TAG,
     PartitionData,
     PartitionResult,
     ProduceRequest,
@@ -102,7 +104,12 @@ class GuardedProduce(AtDoors):
         """`denied` – topics that its client may not write, and Kafka's words, where it was asked first. `readings` –
         of its batches, where that took long."""
         around = self._around
-        request = parse_produce_request(frame)
+        try:
+            request = parse_produce_request(frame, partitions_max=PARTITIONS_MAX)
+        except LimitError:
+            many = ManyPartitions(frame)
+            self._read_elsewhere(many.read, lambda: self._produce_many(frame, many))
+            return
         self.client_id = request.client_id
         if (
             not self._owner
@@ -132,7 +139,7 @@ class GuardedProduce(AtDoors):
         if readings is None and around.fresh(now):
             readings = self._wanted_readings(request, denied, now)
             if not readings.here():
-                self._read_elsewhere(readings, lambda: self._produce(frame, self._now, denied, readings))
+                self._read_elsewhere(readings.elsewhere, lambda: self._produce(frame, self._now, denied, readings))
                 return
         slot = Slot(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
         starts_at = self._received_bytes - self._client.unread_bytes - len(frame)
@@ -183,12 +190,35 @@ class GuardedProduce(AtDoors):
                     readings.want(TopicPartition(topic.name, data.partition), data.records, policy, count)
         return readings
 
-    def _read_elsewhere(self, readings: Readings, done: Callable[[], None]) -> None:
+    def _produce_many(self, frame: memoryview, many: ManyPartitions) -> None:
+        """It has more partitions than are read. Its topics are looked at, not all at once."""
+        around, request = self._around, many.said()
+        if not around.fresh(self._now):
+            self._close("the topic configs are not read yet, or again, and a request has many partitions", None)
+            return
+        if any(tag == LEVEL_TAG for tag, _ in split_tags(request.header_tags)):
+            raise _too_many("it asks for a level of idempotence")
+        end = many.looked_at + TOPICS_AT_ONCE
+        for name in many.topics[many.looked_at : end]:
+            if name == around.state_topic or around.policy(name) is not None:
+                raise _too_many(f"topic {name} is one that this proxy checks")
+        many.looked_at = end
+        if end < len(many.topics):
+            self._read_elsewhere(lambda: None, lambda: self._produce_many(frame, many))
+            return
+        self.client_id = request.client_id
+        slot = Slot(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
+        slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
+        if request.acks != 0:
+            self._to_client.append(slot)
+        self._forward_unread(slot, request, frame)
+
+    def _read_elsewhere(self, read: Callable[[], None], done: Callable[[], None]) -> None:
         """Nothing behind its request is read meanwhile."""
         token = self._next_token = self._next_token + 1
         self._held = True
         self._reading = token, done
-        self._commands.append(ReadBatches(token, readings.elsewhere))
+        self._commands.append(ReadBatches(token, read))
 
     def _batches_read(self, token: int) -> None:
         if self._reading is None or self._reading[0] != token:
@@ -1123,6 +1153,12 @@ class GuardedProduce(AtDoors):
         self._answer_by[slot] = turn.answer_by
         self._probes.append((upstream, [frame]))
         self._send_probes()
+
+
+def _too_many(why: str) -> LimitError:
+    return LimitError(
+        f"a Produce request names more than {PARTITIONS_MAX} topics or partitions, and {why}; send smaller requests"
+    )
 
 
 def due_by(now: float, timeout_ms: int) -> float:

@@ -10,13 +10,14 @@ refused (MESSAGE_TOO_LARGE).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 from fencepost_policies.append import Append, Refusal
 from fencepost_policies.partition_count import CountFacts, check_partition_count
 from fencepost_policies.partitioners import Partitioner
 from fencepost_policies.values import value
-from fencepost_proxy.errors import Error, LimitError, ProtocolError
+from fencepost_proxy.errors import ClientProtocolError, Error, LimitError, ProtocolError
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import (
@@ -30,6 +31,7 @@ from fencepost_proxy.wire.batch import (
     verify_crc,
 )
 from fencepost_proxy.wire.keys import record_keys
+from fencepost_proxy.wire.produce import ProduceRequest, parse_produce_request
 
 _T = TypeVar("_T")
 
@@ -41,6 +43,10 @@ _LARGEST_MAX = 4
 _KEYS_BYTES_MAX = 32 << 20
 #: Placing a key takes as long as reading so many times its bytes.
 _KEY_EFFORT = 32
+#: Topics and partitions of a request that is read: each takes some time of everybody's, at each step of its way.
+PARTITIONS_MAX = 2_048
+#: Of a request with more, so many topics are looked at in a row, whether the proxy has to do with one.
+TOPICS_AT_ONCE = 1_000
 #: In place of the header names that do not matter; no name in UTF-8 has these bytes.
 _NO_NAMES = (b"\xff0", b"\xff1")
 
@@ -153,6 +159,37 @@ class Readings:
             refusal = _malformed(where, error)
         self._placed[key] = refusal
         return refusal
+
+
+class ManyPartitions:
+    """A request with more than `PARTITIONS_MAX`: it may pass, if the proxy has nothing to do with its topics.
+
+    `read` is for another thread; `said` tells afterwards. `looked_at` – how many of its topics were looked up.
+    """
+
+    __slots__ = ("_error", "_frame", "_request", "looked_at", "topics")
+
+    def __init__(self, frame: memoryview) -> None:
+        self._frame = frame
+        self._request: ProduceRequest | None = None
+        self._error: ProtocolError = ClientProtocolError("a Produce request could not be read")
+        self.topics: list[str] = []
+        self.looked_at = 0
+
+    def read(self) -> None:
+        try:
+            request = parse_produce_request(self._frame)
+        except ProtocolError as error:
+            self._error = error
+        else:
+            self.topics = [topic.name for topic in request.topics]
+            self._request = replace(request, topics=())
+
+    def said(self) -> ProduceRequest:
+        """Without its topics. Raises ClientProtocolError, LimitError for what could not be read."""
+        if self._request is None:
+            raise self._error
+        return self._request
 
 
 def _key(where: TopicPartition, policy: TopicPolicy) -> tuple[TopicPartition, bool, bool]:

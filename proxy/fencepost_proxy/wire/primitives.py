@@ -273,12 +273,18 @@ def _uuid(raw: bytes) -> UUID:
 # keep a section as it came, count included, so that fields we do not know survive; b"" stands for the empty section.
 
 
+#: Kafka has assigned at most 5 in one place. Each takes time, and a frame has room for millions.
+TAGS_MAX = 64
+
+
 def read_tags(data: Bytes, at: int) -> tuple[bytes, int]:
     """The raw section at `at`, b"" where it is empty."""
     if data[at] == 0:
         return b"", at + 1
     start = at
     count, at = read_uvarint(data, at)
+    if count > TAGS_MAX:
+        raise Malformed(f"{count} tagged fields in one place, more than the limit of {TAGS_MAX}")
     if count * 2 > len(data) - at:
         raise CutOff(at + count * 2)
     for _ in range(count):

@@ -319,10 +319,10 @@ def _array(element: Codec, element_type: str, nullable: bool, flexible: bool) ->
         count, pos = _read_length(data, pos, nullable, flexible)
         if count is None:
             return None, pos
-        if numbers is not None:
-            return list(struct.unpack_from(f">{count}{letter}", data, pos)), pos + count * numbers.size
         if isinstance(data, Counted):
             data.take(count)
+        if numbers is not None:
+            return list(struct.unpack_from(f">{count}{letter}", data, pos)), pos + count * numbers.size
         items = []
         for _ in range(count):
             item, pos = element.read(data, pos)

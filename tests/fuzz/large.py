@@ -1,0 +1,219 @@
+"""Requests that are large in every way that costs time: partitions, topics, records, record headers, tags, bytes.
+
+A dialogue (`dialogue.py`) under the process's own limits. What is looked for is a call that takes too long
+(`engine.CALL_SECONDS`); what a thread reads (`ReadBatches`) is not such a call. Control messages have some hundred
+elements: of those up to `wire.control.ITEMS_MAX`, decoding alone takes longer.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from functools import lru_cache
+from typing import Any
+
+from fencepost_proxy.config import Limits
+from fencepost_proxy.partitions import events as g
+from fencepost_proxy.session.reading import HERE_BYTES_MAX, PARTITIONS_MAX
+from fencepost_proxy.wire.control import decode_request, encode_request, request_header_is_flexible
+from fencepost_proxy.wire.schema import Message
+from tests.fuzz.dialogue import SERVED, TOPICS, Around, Dialogue, Wires, _Run, made_up_body
+from tests.fuzz.engine import Op, Program, Tracer, Untraced
+from tests.fuzz.log import Log
+from tests.support import bytewise
+
+_COUNTS = (1, 100, 1_000, PARTITIONS_MAX, PARTITIONS_MAX + 1, 20_000, 65_536)
+_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
+_REPEATS_MAX = 500
+_UNPACKED_MAX = 96 << 20
+_LIMITS = Limits()
+
+
+class _Around(Around):
+    frame_bytes_max = _LIMITS.frame_bytes_max
+    in_flight_requests_max = _LIMITS.in_flight_requests_max
+    decompressed_bytes_max = _LIMITS.decompressed_bytes_max
+
+    def __init__(self, setup: dict[str, Any]) -> None:
+        super().__init__(setup)
+        self.read_here_bytes_max = HERE_BYTES_MAX
+        self.memory_bytes = self.free_bytes = _LIMITS.buffered_bytes_max
+
+
+class Large(Dialogue):
+    name = "large"
+
+    def op(self, rng: random.Random) -> Op:
+        connection = rng.choice((0, 0, 1))
+        draw = rng.random()
+        if draw < 0.5:
+            return ["send", connection, [self._frame(rng)], []]
+        if draw < 0.7:
+            return ["answer", connection, rng.choice(("ok", "ok", "error")), self._error(rng), 0, 1]
+        return rng.choice([["tick", 20], ["stored", 0, 1], ["control", 0, "true", 0]])
+
+    def _frame(self, rng: random.Random) -> dict[str, Any]:
+        return self.frame(rng)
+
+    @staticmethod
+    def frame(rng: random.Random) -> dict[str, Any]:
+        kind = rng.choice(("partitions", "partitions", "records", "records", "headers", "tags", "small", "control"))
+        return {
+            "kind": kind,
+            "version": rng.choice((3, 8, 9, 12)),
+            "acks": rng.choice((-1, -1, 1, 0)),
+            "topic": rng.choice((0, 0, 1, 1, 2)),
+            "topics": rng.choice((1, 1, *_COUNTS)),
+            "count": rng.choice(_COUNTS),
+            "codec": rng.randrange(len(_CODECS)),
+            "bytes": rng.choice((0, 0, 100, 100, 100_000, 1 << 20, 8 << 20, 32 << 20, _UNPACKED_MAX)),
+            "delta": rng.choice((0, 0, 1, 5_000)),
+            "ours": rng.randrange(4),
+            "where": rng.randrange(4),
+            "transaction": rng.random() < 0.1,
+            "variant": rng.randrange(6),
+            "changes": [],
+        }
+
+    def execute(self, program: Program, seen: set[Hashable], tracer: Tracer | Untraced) -> bytes:
+        return _LargeRun(Program(program.setup, program.ops[:12]), seen, tracer).run()
+
+
+class _LargeRun(_Run):
+    limits = g.GateLimits()
+    rounds_max = 20_000  # one gate after the other
+
+    def __init__(self, program: Program, seen: set[Hashable], tracer: Tracer | Untraced) -> None:
+        super().__init__(program, seen, tracer)
+        self.logs = defaultdict(Log, self.logs)
+
+    def _surroundings(self, setup: dict[str, Any]) -> Around:
+        return _Around(setup)
+
+    def _check_bounds(self) -> None:
+        """Of thousands of gates, after each event, that would take all the time."""
+
+    def _make_frame(self, wires: Wires, spec: dict[str, Any]) -> bytes:
+        if "topics" not in spec:
+            return super()._make_frame(wires, spec)
+        correlation = wires.next_correlation
+        wires.next_correlation += 1
+        frame = _framed(b"".join(_frame(spec, correlation)))
+        # Many in one read, or one that takes many.
+        return frame * (1 if spec["kind"] != "small" else 1 + 65_536 // len(frame))
+
+
+def _framed(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+def _frame(spec: dict[str, Any], correlation: int) -> Iterator[bytes]:
+    kind, count = spec["kind"], min(abs(spec["count"]), 100_000)
+    name = TOPICS[spec["topic"] % 3].encode()
+    match kind:
+        case "partitions":
+            topics = max(1, min(abs(spec["topics"]), count))
+            records = [None, b"", _records("none", 1, 10, 0, 1), b"no batch"][spec["ours"] % 4]
+            names = [b"topic-%d" % number for number in range(topics - 1)] + [name]
+            return _produce(spec, correlation, [(each, count // topics, records) for each in names])
+        case "records":
+            # Of a million records, the one that says something is the first, or the last, or none does.
+            codec = _CODECS[spec["codec"] % 5]
+            size = min(abs(spec["bytes"]), _UNPACKED_MAX if codec != "none" else 1 << 20)
+            records = _records(codec, 15 * count, size, spec["delta"], spec["ours"] % 4)
+            return _produce(spec, correlation, [(name, 1 + spec["where"] % 2, records)])
+        case "headers":
+            records = _headers(_CODECS[spec["codec"] % 5], count, spec["ours"] % 4)
+            return _produce(spec, correlation, [(name, 1 + spec["where"] % 2, records)])
+        case "tags":
+            return _produce({**spec, "version": 9}, correlation, [(name, 8, _records("none", 1, 10, 0, 1))], tags=count)
+        case "small":
+            key, version = SERVED[spec["count"] % len(SERVED)]
+            return _control(key, version, spec["variant"], 1, correlation)
+        case _:
+            key, version = SERVED[(spec["count"] + spec["bytes"] + spec["where"]) % len(SERVED)]
+            return _control(key, version, spec["variant"], count % _REPEATS_MAX, correlation)
+
+
+def _control(key: int, version: int, variant: int, repeats: int, correlation: int) -> Iterator[bytes]:
+    message = decode_request(key, version, made_up_body(key, version, "request", variant % 6))
+    for name, value in vars(message).items():
+        if isinstance(value, list) and value and isinstance(value[0], Message):
+            setattr(message, name, value[:1] * max(1, repeats))
+            break
+    yield struct.pack(">hhih", key, version, correlation, 0)
+    yield b"\0" if request_header_is_flexible(key, version) else b""
+    yield encode_request(key, version, message)
+
+
+# --- Produce requests, written here: the product's own writer is among what is measured -------------------------------
+
+
+def _produce(
+    spec: dict[str, Any], correlation: int, topics: list[tuple[bytes, int, bytes | None]], *, tags: int = 0
+) -> Iterator[bytes]:
+    """`topics` – name, number of partitions, and the records of each."""
+    version, where = 3 + (spec["version"] - 3) % 10, spec["where"] % 4
+    flexible = version >= 9
+    many = _uvarint(tags) + b"".join(_uvarint(tag) + b"\0" for tag in range(tags))
+
+    def section(place: int) -> bytes:
+        return b"" if not flexible else many if tags and place == where else b"\0"
+
+    def count(number: int) -> bytes:
+        return _uvarint(number + 1) if flexible else struct.pack(">i", number)
+
+    def text(value: bytes | None) -> bytes:
+        if value is None:
+            return b"\0" if flexible else b"\xff\xff"
+        return count(len(value)) + value if flexible else struct.pack(">h", len(value)) + value
+
+    yield struct.pack(">hhih", 0, version, correlation, 4) + b"fuzz" + section(0)
+    yield text(b"tx" if spec["transaction"] else None) + struct.pack(">hi", max(-1, min(1, spec["acks"])), 30_000)
+    yield count(len(topics))
+    for name, partitions, records in topics:
+        yield text(name) + count(partitions)
+        null = b"\0" if flexible else b"\xff\xff\xff\xff"
+        head = null if records is None else count(len(records)) + records
+        for partition in range(partitions):
+            yield struct.pack(">i", partition) + head + section(1)
+        yield section(2)
+    yield section(3)
+
+
+def _uvarint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+_SAYS = [(b"expected-offset", b"0")]
+
+
+@lru_cache(maxsize=64)
+def _records(codec: str, count: int, size: int, delta: int, ours: int) -> bytes:
+    """`size` – bytes of a value of the first record; the others are as short as can be."""
+    count = max(1, count)
+    first = bytewise.record(0, _SAYS if ours == 1 else [], timestamp_delta=delta, value=bytes(size))
+    tiny = bytewise.record(0, key=None, value=None)
+    records = first + tiny * (count - 2)
+    if count > 1:
+        records += bytewise.record(count - 1, _SAYS if ours == 2 else [], value=None)
+    return _batch(codec, records, count)
+
+
+@lru_cache(maxsize=64)
+def _headers(codec: str, count: int, ours: int) -> bytes:
+    """Of one record, or of the first of some."""
+    headers = [(b"h", None)] * count
+    if ours:
+        headers.insert(len(headers) * (ours - 1) // 2, _SAYS[0])
+    return _batch(codec, bytewise.record(0, headers) + bytewise.record(1), 2)
+
+
+def _batch(codec: str, records: bytes, count: int) -> bytes:
+    return bytes(bytewise.batch([records], count=count, codec=codec, max_timestamp_ms=bytewise.NOW_MS))
