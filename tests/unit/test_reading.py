@@ -11,7 +11,14 @@ import pytest
 from fencepost_policies.append import Refusal
 from fencepost_proxy.errors import Error
 from fencepost_proxy.session import messages as m
-from fencepost_proxy.session.reading import HERE_BYTES_MAX, HERE_STEPS_MAX, PARTITIONS_MAX, TOPICS_AT_ONCE, Readings
+from fencepost_proxy.session.reading import (
+    HERE_BATCHES_MAX,
+    HERE_BYTES_MAX,
+    HERE_STEPS_MAX,
+    PARTITIONS_MAX,
+    TOPICS_AT_ONCE,
+    Readings,
+)
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.batch import RECORDS_MAX, BatchScan, HeaderNames
@@ -69,6 +76,11 @@ def test_process_that_drains_waits_for_what_is_read(talk: Talk) -> None:
     wanted.read()
     talk.tell(m.BatchesRead(wanted.token))
     talk.offered()
+
+
+def test_many_batches_that_cannot_be_read_are_looked_at_elsewhere(talk: Talk) -> None:
+    talk.client(_many("guarded", partitions=HERE_BATCHES_MAX + 1))
+    talk.next(m.ReadBatches)
 
 
 def test_policy_that_changes_meanwhile_is_told_to_try_again() -> None:
@@ -144,6 +156,7 @@ def test_many_partitions_are_refused_where_a_topic_is_checked(talk: Talk, topics
 
 def test_as_many_partitions_as_are_read_are_not_refused(talk: Talk) -> None:
     talk.client(_many("guarded", partitions=PARTITIONS_MAX))
+    talk.read_elsewhere()
     assert not any(isinstance(each, m.ReadBatches | m.CloseClient) for each in talk.commands)
 
 

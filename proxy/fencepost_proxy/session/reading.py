@@ -38,6 +38,7 @@ _T = TypeVar("_T")
 #: What is read at once, all batches of a request together: some milliseconds. `ReadBatches` is for more.
 HERE_BYTES_MAX = 1_310_720
 HERE_STEPS_MAX = 5_000
+HERE_BATCHES_MAX = 500
 #: What is read of one request at all, in the largest batches that are taken.
 _LARGEST_MAX = 4
 _KEYS_BYTES_MAX = 32 << 20
@@ -76,6 +77,8 @@ class Readings:
 
     def here(self) -> bool:
         """Reads all that is wanted; False: that takes too long, `elsewhere` is to do it."""
+        if len(self._wanted) > HERE_BATCHES_MAX:
+            return False  # those that cannot be read take no effort, but time
         effort = Effort(self._here_bytes_max, HERE_STEPS_MAX)
         try:
             for each in self._wanted:
