@@ -347,8 +347,8 @@ def test_a_restarted_proxy_still_hands_over_what_it_withheld(
 
 @pytest.fixture
 def impatient(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
-    """Waits for a group without commits for a few seconds only: more than a busy machine needs to see that it waits."""
-    config = "[limits]\nwithheld_without_commit_seconds = 12.0\n"
+    """Waits for a group that commits nothing for a few seconds only: more than a busy machine needs to see it wait."""
+    config = "[limits]\nwithheld_without_commit_seconds = 12.0\nwithheld_without_progress_seconds = 12.0\n"
     with ProxyProcess(groups_kafka.bootstrap, tmp_path, config=config) as proxy:
         yield proxy
 
@@ -364,18 +364,21 @@ def watched(groups_kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess
         yield proxy
 
 
-def test_a_group_that_commits_nothing_gets_the_new_partition_in_the_end(
-    topic: GrownTopic, impatient: ProxyProcess
+@pytest.mark.parametrize("committed", [0, 3])
+def test_a_group_that_commits_nothing_further_gets_the_new_partition_in_the_end(
+    committed: int, topic: GrownTopic, groups_kafka: KafkaCluster, impatient: ProxyProcess
 ) -> None:
     group = f"silent-{topic.name}"
     topic.write(0, 5)
+    if committed:
+        _commit(groups_kafka, group, topic.name, {0: committed})
     topic.grow(3)
     topic.write(2, 5)
     with _member(impatient, topic, group) as member:
         until(lambda: _withheld(impatient, group), impatient.log)
         assert not member.read_of(2)
         _gets_the_new_partition(member, 5, impatient)
-    assert "although it has committed nothing" in impatient.log
+    assert f"limits.withheld_without_{'progress' if committed else 'commit'}_seconds" in impatient.log
 
 
 def test_a_group_that_began_at_the_end_and_commits_nothing_need_not_wait(

@@ -26,6 +26,7 @@ ORDERS, OTHERS, ANEW = UUID(int=7), UUID(int=8), UUID(int=9)
 P0, P1, P2, P3 = (TopicPartition("orders", each) for each in range(4))
 Q0, Q1 = (TopicPartition("others", each) for each in range(2))
 _IMPATIENCE_SECONDS = 600.0
+_PATIENCE_SECONDS = 3600.0
 
 
 class Clock:
@@ -109,7 +110,10 @@ class Story:
         self.metrics = Metrics()
         self.keeper = GroupKeeper(
             kafka,  # type: ignore[arg-type]
-            Limits(withheld_without_commit_seconds=_IMPATIENCE_SECONDS),
+            Limits(
+                withheld_without_commit_seconds=_IMPATIENCE_SECONDS,
+                withheld_without_progress_seconds=_PATIENCE_SECONDS,
+            ),
             configured=[],
             policy=lambda topic: TopicPolicy(ordered=True),
             topic_id=self.ids.get,
@@ -288,6 +292,42 @@ def test_a_group_that_commits_nothing_is_waited_for_from_when_nothing_else_is(st
         assert await story.looks() == set()
         # For good: whoever asks next need not wait.
         assert await Story(story.clock, story.state, story.kafka).asks(P2) == set()
+
+    asyncio.run(told())
+
+
+def test_a_group_that_commits_nothing_further_is_waited_for_only_so_long(story: Story) -> None:
+    """A client that commits only when records arrive never commits the last ones."""
+
+    async def told() -> None:
+        story.kafka.commits = {P0: 5}
+        await story.asks(P1)
+        assert await story.looks() == {P1}
+        story.clock.passed += _PATIENCE_SECONDS - 1
+        story.kafka.commits = {P0: 6}  # each commit begins the wait again
+        assert await story.looks() == {P1}
+        story.clock.passed += _PATIENCE_SECONDS - 1
+        assert await story.looks() == {P1}
+        (waiting,) = story.keeper.waiting()
+        stood = f"no further commit for {_PATIENCE_SECONDS - 1:.0f} s"
+        assert waiting.waits == (f"partition 0: committed 6, threshold 10, {stood}",)
+        story.clock.passed += 2
+        assert await story.looks() == set()
+        assert story.metrics.partitions_waited_out.value == 1
+        assert await Story(story.clock, story.state, story.kafka).asks(P1) == set()
+
+    asyncio.run(told())
+
+
+def test_a_group_that_was_stopped_is_waited_for_from_its_return(story: Story) -> None:
+    async def told() -> None:
+        story.kafka.commits = {P0: 5}
+        await story.asks(P1)
+        await story.looks()
+        story.clock.passed += 2 * _PATIENCE_SECONDS
+        assert await story.looks(heard=False) == {P1}
+        assert await story.asks(P1) == {P1}
+        assert await story.looks() == {P1}
 
     asyncio.run(told())
 

@@ -226,6 +226,11 @@ class Limits:
         "how long a group that has committed nothing on a prior partition is kept from a new one (topic config "
         "ordered.partition.expansion); then it gets it, and a warning is logged",
     )
+    withheld_without_progress_seconds: float = _limit(
+        3600.0,
+        "the same for a group that has committed there, from its last commit on that brought it further: a client "
+        "that commits only when records arrive never commits the last ones",
+    )
     group_look_seconds: float = _limit(
         1.0, "how often it is looked up how far a group is that waits for a new partition; less often where many wait"
     )

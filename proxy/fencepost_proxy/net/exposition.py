@@ -422,7 +422,8 @@ TABLE: Final[tuple[Section, ...]] = (
             Shown(
                 "fencepost_withheld_partitions_waited_out_total",
                 _COUNTER,
-                "Of those: to groups that have committed nothing before; order is not promised to them.",
+                "Of those: to groups that committed nothing further on prior partitions for as long as "
+                "limits.withheld_without_commit_seconds and ..._without_progress_seconds say; order is not promised.",
                 lambda s: s.metrics.partitions_waited_out.value,
             ),
         ),

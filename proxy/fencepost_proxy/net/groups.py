@@ -67,6 +67,7 @@ _ACTIVE_SECONDS: Final = 120.0
 #: How long it is remembered after all was released that members of a group may hold less than the coordinator thinks.
 _REMEMBERED_SECONDS: Final = 1800.0
 _LOG_START_SECONDS: Final = 5.0
+_SHOWN_AS_STANDING_SECONDS: Final = 60.0
 _FETCH_BYTES: Final = 1_048_576
 #: Searching for consumable records, all together.
 _SEARCH_BYTES_PER_SECOND: Final = 32_000_000
@@ -84,6 +85,8 @@ _PASSES_BUT_FOLLOWING: Final = passes_but_for(FOLLOWING)
 _Client = tuple[str, "str | None"]
 #: Of one incarnation of a topic.
 _Born = tuple[UUID, TopicPartition]
+#: Of prior partitions; -1 for one without.
+_Commits = dict[int, int]
 
 
 @dataclass(slots=True)
@@ -98,18 +101,24 @@ class _Looked:
 class _Story:
     """Of one group: since when which partition is withheld, where it stood, and which clients its members have.
 
-    `idle_since` – since when nothing is waited for but prior partitions that it may read and commits nothing on.
+    `idle_since` – of a new partition that waits for nothing but prior ones that the group may read: its commits there,
+    and since when they have not moved.
     `silent` – none of its members was heard of here lately.
     """
 
     since: dict[TopicPartition, float] = field(default_factory=dict)
-    idle_since: dict[_Born, float] = field(default_factory=dict)
+    idle_since: dict[_Born, tuple[_Commits, float]] = field(default_factory=dict)
     stood: dict[TopicPartition, tuple[int, float]] = field(default_factory=dict)
     verdicts: dict[TopicPartition, Verdict] = field(default_factory=dict)
     clients: dict[_Client, float] = field(default_factory=dict)
     waited_out: set[_Born] = field(default_factory=set)
     free_since: float | None = None
     silent: bool = False
+
+    def stood_seconds(self, topic: str, wait: Wait, now: float) -> float:
+        """Since it was last seen to get further on that prior partition."""
+        position, since = self.stood.get(TopicPartition(topic, wait.prior), (-1, now))
+        return now - since if position == wait.position else 0.0
 
 
 class GroupKeeper:
@@ -468,22 +477,26 @@ class GroupKeeper:
         return looked_up is not None and not looked_up[1]
 
     def _after_waiting(self, group: str, partition: TopicPartition, expansion: Expansion, verdict: Verdict) -> Verdict:
-        """Whoever commits nothing would be waited for for ever.
+        """Bounds the wait for a group that commits nothing, or nothing further.
 
-        Not who cannot commit yet: a topic grows from 1 to 2 and to 4, and a group lags in the first partition for an
-        hour. Once it is done there, it gets the second one, and has committed nothing on it.
+        Not for one that cannot commit yet: a topic grows from 1 to 2 and to 4, and a group lags in the first partition
+        for an hour. Once it is done there, it gets the second one, and has committed nothing on it.
         """
-        story, born = self._stories.get(group), (expansion.topic_id, partition)
+        story, born, now = self._stories.get(group), (expansion.topic_id, partition), time.monotonic()
         if story is None:
             return verdict
-        busy = any(
-            wait.committed or TopicPartition(partition.topic, wait.prior) in story.since for wait in verdict.waits
-        )
-        if verdict.why is None or busy:
+        lacks_priors = any(TopicPartition(partition.topic, wait.prior) in story.since for wait in verdict.waits)
+        if verdict.why is None or lacks_priors:
             story.idle_since.pop(born, None)
             return verdict
-        since = story.idle_since.setdefault(born, time.monotonic())
-        if time.monotonic() - since < self._limits.withheld_without_commit_seconds:
+        commits = {wait.prior: wait.position if wait.committed else -1 for wait in verdict.waits}
+        before, since = story.idle_since.get(born, (commits, now))
+        if commits != before:
+            since = now
+        story.idle_since[born] = commits, since
+        has_committed = max(commits.values(), default=-1) >= 0
+        limit = "withheld_without_progress_seconds" if has_committed else "withheld_without_commit_seconds"
+        if now - since < getattr(self._limits, limit):
             return verdict
         story.waited_out.add(born)
         # For good, and for all processes: or each rebalance would begin the wait anew.
@@ -491,10 +504,12 @@ class GroupKeeper:
         self._to_store.append(encode_released(expansion.topic_id, expansion.to_count, group, now_ms))
         self._metrics.partitions_waited_out.inc()
         _log.warning(
-            "a group gets a new partition although it has committed nothing on the prior ones: records of a key may "
-            "reach it out of order (limits.withheld_without_commit_seconds)",
+            "a group gets a new partition although it has not committed the prior ones to their thresholds, and "
+            "nothing further for as long as the limit says: records of a key may reach it out of order",
             group=group,
             partition=partition,
+            commits=commits,
+            limit=f"limits.{limit}",
         )
         return Verdict()
 
@@ -613,6 +628,7 @@ class GroupKeeper:
         story = self._stories.get(group)
         if story is not None and not story.silent:
             story.silent = True
+            story.idle_since.clear()  # a group that was stopped could not commit
             self._count_withheld()
         if not watched.recorded and now - watched.active_at > _RECORDED_SECONDS:
             self.watch.forget(group)
@@ -762,7 +778,9 @@ class GroupKeeper:
                 partition=partition.partition,
                 why="" if verdict.why is None else verdict.why.value,
                 records_max=sum(wait.records_max for wait in verdict.waits),
-                waits=tuple(map(_described, verdict.waits)),
+                waits=tuple(
+                    _described(wait, story.stood_seconds(partition.topic, wait, now)) for wait in verdict.waits
+                ),
                 seconds=now - story.since.get(partition, now),
             )
             for group, story in sorted(self._stories.items())
@@ -779,6 +797,7 @@ def _is_not_allowed(error: Exception) -> bool:
     return isinstance(error, UpstreamUnavailable) and error.error_code in _NOT_ALLOWED
 
 
-def _described(wait: Wait) -> str:
+def _described(wait: Wait, stood_seconds: float) -> str:
     at = f"committed {wait.position}" if wait.committed else "nothing committed"
-    return f"partition {wait.prior}: {at}, threshold {wait.threshold}"
+    stands = f", no further commit for {stood_seconds:.0f} s" if stood_seconds >= _SHOWN_AS_STANDING_SECONDS else ""
+    return f"partition {wait.prior}: {at}, threshold {wait.threshold}{stands}"
