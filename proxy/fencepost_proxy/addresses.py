@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from fencepost_proxy.errors import ConfigError, Error
 from fencepost_proxy.types import Address, NodeId
-from fencepost_proxy.wire.apis import DESCRIBE_CLUSTER, FIND_COORDINATOR, METADATA
+from fencepost_proxy.wire.apis import DESCRIBE_CLUSTER, DESCRIBE_QUORUM, FIND_COORDINATOR, METADATA
 from fencepost_proxy.wire.schema import Message
 
 _PORT_MAX = 65535
@@ -92,12 +92,16 @@ def learn_brokers(api_key: int, message: Message, book: AddressBook) -> tuple[No
 
 
 def rewrite_response(api_key: int, message: Message, book: AddressBook, local_host: str) -> None:
-    """Replaces every broker's address in a response to Metadata, FindCoordinator or DescribeCluster.
+    """Replaces every address in a response to Metadata, FindCoordinator, DescribeCluster or DescribeQuorum.
 
     Answers without an address (FindCoordinator's errors: host "", port -1, node -1) stay as they are. A list of KRaft
     controllers is replaced by error 115: a broker never gives one (it answers MISMATCHED_ENDPOINT_TYPE), and if the
-    upstream is a controller after all, the controllers have no listener here that could be told instead.
+    upstream is a controller after all, the controllers have no listener here that could be told instead. For the same
+    reason DescribeQuorum names a controller that is not a known broker without any endpoint.
     """
+    if api_key == DESCRIBE_QUORUM:
+        _rewrite_quorum(message, book, local_host)
+        return
     if api_key == DESCRIBE_CLUSTER and message.endpoint_type == _CONTROLLERS and message.brokers:
         message.brokers = []
         message.controller_id = -1
@@ -110,6 +114,15 @@ def rewrite_response(api_key: int, message: Message, book: AddressBook, local_ho
         else:
             # Nothing to put in its place: no broker of ours has such an id.
             holder.host, holder.port = "", -1
+
+
+def _rewrite_quorum(message: Message, book: AddressBook, local_host: str) -> None:
+    """A broker forwards a client's requests to the active controller: its listener stands for its controller's."""
+    for node in message.nodes:
+        if book.upstream_of(node.node_id) is None:
+            node.listeners = []
+        for listener in node.listeners:
+            listener.host, listener.port = book.advertised(node.node_id, local_host)
 
 
 def _addresses(api_key: int, message: Message) -> Iterator[tuple[NodeId, Message]]:

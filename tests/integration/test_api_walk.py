@@ -28,7 +28,7 @@ from tests.support.walk import BODIES, Side
 pytestmark = [pytest.mark.kafka, pytest.mark.brokers]
 
 PRODUCE, FETCH, METADATA, FIND_COORDINATOR, API_VERSIONS = 0, 1, 3, 10, 18
-DESCRIBE_CONFIGS, ELECT_LEADERS, REASSIGN, DESCRIBE_QUORUM, DESCRIBE_CLUSTER = 32, 43, 45, 55, 60
+DESCRIBE_CONFIGS, ELECT_LEADERS, REASSIGN = 32, 43, 45
 PRODUCE_VERSION_MIN = 3
 #: Waits for a coordinator to finish what was asked before, or for followers to catch up.
 PATIENCE_SECONDS = 60.0
@@ -63,12 +63,16 @@ class Addresses:
         self.proxied = {each["NodeId"]: Address(each["Host"], each["Port"]) for each in brokers}
         assert self.proxied.keys() == self.direct.keys()
         assert not set(self.proxied.values()) & set(self.direct.values())
+        # Kafka names a controller's own listener; the proxy has one for each broker.
+        controllers = {node_id: kafka.address(node_id, "CONTROLLER") for node_id in kafka.node_ids}
         self.names = {
-            address: f"broker {node_id}" for each in (self.direct, self.proxied) for node_id, address in each.items()
+            address: f"broker {node_id}"
+            for each in (self.direct, self.proxied, controllers)
+            for node_id, address in each.items()
         }
         self._forbidden = [
             pattern
-            for host, port in self.direct.values()
+            for host, port in (*self.direct.values(), *controllers.values())
             for pattern in (
                 host.encode() + struct.pack(">i", port),
                 host.encode() + struct.pack(">H", port),
@@ -264,7 +268,7 @@ def test_what_is_not_advertised_costs_the_connection(
             continue
         with RawConnection(addresses.proxied[1]) as connection, pytest.raises(Closed):
             connection.ask_raw(key, version, {"Acks": 1} if key == PRODUCE else {})
-    assert {(PRODUCE, 13), (FETCH, 16), (DESCRIBE_QUORUM, 2)} & {*withheld, *beyond}
+    assert {(PRODUCE, 13), (FETCH, 16)} & {*withheld, *beyond}
 
 
 def _is_defined(key: int, version: int) -> bool:
@@ -381,14 +385,3 @@ def test_after_a_leader_moved_its_old_broker_names_the_new_ones_listener(
             assert Address(endpoint["Host"], endpoint["Port"]) == addresses.proxied[new]
             (partition,) = answer["Responses"][0]["PartitionResponses"]
             assert partition["CurrentLeader"]["LeaderId"] == new
-
-
-def test_what_needs_a_withheld_version_to_be_seen_is_there_to_be_seen(kafka3: KafkaCluster) -> None:
-    """Why the versions are capped: a broker does name addresses in these. Should it stop to, the cap can go."""
-    _, high = definitions()[DESCRIBE_QUORUM].versions
-    if high < 2:
-        pytest.skip("this Kafka has no DescribeQuorum v2")
-    with RawConnection(kafka3.address(1)) as connection:
-        topics = [{"TopicName": "__cluster_metadata", "Partitions": [{"PartitionIndex": 0}]}]
-        frame = connection.ask_raw(DESCRIBE_QUORUM, 2, {"Topics": topics})
-    assert kafka3.address(1).host.encode() in frame

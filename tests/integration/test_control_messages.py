@@ -215,6 +215,7 @@ def test_no_answer_names_the_broker_once_it_is_rewritten(
         *((apis.FIND_COORDINATOR, v, Message(key="g")) for v in range(4)),
         *((apis.FIND_COORDINATOR, v, Message(coordinator_keys=["g", "h"])) for v in range(4, 7)),
         *((apis.DESCRIBE_CLUSTER, v, Message()) for v in range(3)),
+        (apis.DESCRIBE_QUORUM, 2, Message(topics=[Message(topic_name="__cluster_metadata", partitions=[Message()])])),
     ]
     offered = versions_in(
         admin.ask(apis.API_VERSIONS, 3, Message(client_software_name="test", client_software_version="1"))
@@ -241,7 +242,7 @@ def test_only_what_the_table_serves_is_advertised(admin: Connection) -> None:
     restrict_api_versions(offered)
 
     assert versions_in(offered) == {each for each in of_broker if apis.serves(*each)}
-    assert of_broker - versions_in(offered) >= {(apis.FETCH, 16), (apis.FETCH, 17), (55, 2)}
+    assert of_broker - versions_in(offered) >= {(apis.FETCH, 16), (apis.FETCH, 17)}
 
 
 def versions_in(offered: Message) -> set[tuple[int, int]]:
@@ -250,7 +251,7 @@ def versions_in(offered: Message) -> set[tuple[int, int]]:
 
 # --- Kafka's own message definitions, out of the locked jar -----------------------------------------------------------
 
-ADDRESSES_REPLACED = {apis.PRODUCE, apis.METADATA, apis.FIND_COORDINATOR, apis.DESCRIBE_CLUSTER}
+ADDRESSES_REPLACED = {apis.PRODUCE, apis.METADATA, apis.FIND_COORDINATOR, apis.DESCRIBE_CLUSTER, apis.DESCRIBE_QUORUM}
 #: Not a broker's address: see `wire/apis.py`.
 OTHER_HOSTS = {"client_host", "user_endpoint.host", "user_endpoint.port", "acls.host", "matching_acls.host"}
 

@@ -5,18 +5,20 @@ The tools of one side run in one JVM (`tests/java/ToolRunner.java`), since start
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import kafka as kafka_python
 import pytest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
-from fencepost_proxy.dev.tools import MAIN_CLASSES, compile_java, run_java
+from fencepost_proxy.dev.tools import MAIN_CLASSES, compile_java, run_java, run_tool
 from fencepost_proxy.types import Address
 from tests.support.kafka import kafka_version, unique_topic
 from tests.support.messages import RawConnection
@@ -120,6 +122,35 @@ def _plain(tool: str, text: str, prefix: str, names: dict[str, str]) -> str:
     if tool == "kafka-get-offsets":
         return str(sum(int(line.rpartition(":")[2]) for line in text.split()))
     return text
+
+
+def test_quorum_is_described_with_the_proxys_addresses(kafka3: KafkaCluster, proxied3: ProxyProcess) -> None:
+    """Kafka's tool and kafka-python, which needs DescribeQuorum v2. All brokers here are controllers too."""
+
+    def of_kafka_python(bootstrap: str) -> dict[int, list[str]]:
+        with closing(kafka_python.KafkaAdminClient(bootstrap_servers=bootstrap)) as admin:
+            quorum = admin.describe_metadata_quorum()
+        (partition,) = quorum["topics"][0]["partitions"]
+        assert partition["error"] is None
+        assert {each["replica_id"] for each in partition["current_voters"]} == {1, 2, 3}
+        return {
+            node["node_id"]: [f"{each['name']}://{each['host']}:{each['port']}" for each in node["listeners"]]
+            for node in quorum["nodes"]
+        }
+
+    def of_the_tool(bootstrap: str) -> dict[int, list[str]]:
+        ran = run_tool(
+            "kafka-metadata-quorum", ["--bootstrap-server", bootstrap, "describe", "--status"], version=kafka_version()
+        )
+        (voters,) = re.findall(r"^CurrentVoters: +(.*)", ran.output, re.MULTILINE)
+        return {each["id"]: each["endpoints"] for each in json.loads(voters)}
+
+    direct = {node_id: [f"CONTROLLER://{kafka3.address(node_id, 'CONTROLLER')}"] for node_id in kafka3.node_ids}
+    names = {name: address for address, name in _addresses(proxied3.bootstrap).items()}
+    proxied = {node_id: [f"CONTROLLER://{names[f'broker-{node_id}']}"] for node_id in kafka3.node_ids}
+    for asked in (of_kafka_python, of_the_tool):
+        assert asked(kafka3.bootstrap) == direct
+        assert asked(proxied3.bootstrap) == proxied
 
 
 @pytest.mark.parametrize("brokers", [pytest.param(1, marks=pytest.mark.soak), 3])

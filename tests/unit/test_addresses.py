@@ -7,7 +7,7 @@ import pytest
 from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
 from fencepost_proxy.errors import ConfigError, Error
 from fencepost_proxy.types import Address, NodeId
-from fencepost_proxy.wire.apis import APIS, DESCRIBE_CLUSTER, FIND_COORDINATOR, METADATA
+from fencepost_proxy.wire.apis import APIS, DESCRIBE_CLUSTER, DESCRIBE_QUORUM, FIND_COORDINATOR, METADATA
 from fencepost_proxy.wire.control import decode_response, encode_response
 from fencepost_proxy.wire.schema import Message
 
@@ -151,6 +151,38 @@ def test_the_addresses_of_controllers_are_refused() -> None:
     assert "not available through this proxy" in message.error_message
     assert new == ()
     assert not book.nodes
+
+
+def test_quorum_names_listeners_of_brokers_and_none_of_other_controllers() -> None:
+    def controller(node_id: int) -> Message:
+        listeners = [
+            Message(name=name, host=SECRET, port=port) for name, port in (("CONTROLLER", 9093), ("OTHER", 60000))
+        ]
+        return Message(node_id=node_id, listeners=listeners, unknown_tags=((5, b"later"),))
+
+    book = AddressBook(19092)
+    book.learn(NodeId(1), Address(SECRET, 9092))
+
+    message, body, new = through(DESCRIBE_QUORUM, 2, Message(nodes=[controller(1), controller(3000)]), book)
+
+    assert SECRET.encode() not in body
+    broker_too, alone = message.nodes
+    assert [(each.name, each.host, each.port) for each in broker_too.listeners] == [
+        ("CONTROLLER", HERE, 19094),
+        ("OTHER", HERE, 19094),
+    ]
+    assert (alone.node_id, alone.listeners, alone.unknown_tags) == (3000, [], ((5, b"later"),))
+    assert new == (), "a controller's address is no broker's"
+    assert book.nodes == {1: Address(SECRET, 9092)}
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_quorum_without_nodes_stays_unchanged(version: int) -> None:
+    response = Message(topics=[Message(topic_name="__cluster_metadata", partitions=[Message(leader_id=3000)])])
+
+    _, body, _ = through(DESCRIBE_QUORUM, version, response, AddressBook(19092))
+
+    assert body == encode_response(DESCRIBE_QUORUM, version, response)
 
 
 def test_a_brokers_own_refusal_to_name_controllers_passes() -> None:

@@ -30,7 +30,7 @@ NOT_A_BROKER = {
     ("DeleteAcls", "host"),
 }
 #: Treated here, and every address in it replaced by `addresses.py` or by the Produce path.
-ADDRESSES_REPLACED = {"Metadata", "FindCoordinator", "DescribeCluster", "Produce"}
+ADDRESSES_REPLACED = {"Metadata", "FindCoordinator", "DescribeCluster", "DescribeQuorum", "Produce"}
 
 
 #: What Kafka 4.4 added, and kio does not have: held against Kafka's own definitions in the integration tests.
@@ -170,7 +170,7 @@ def test_a_client_is_told_what_the_broker_and_the_table_have_in_common() -> None
         (0, 0, 12),
         (1, 4, 15),
         (3, 2, 7),
-        (55, 0, 1),
+        (55, 0, 2),
     ]
     assert told.throttle_time_ms == 3
     assert [each.name for each in told.supported_features] == ["transaction.version"]

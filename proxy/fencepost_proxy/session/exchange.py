@@ -34,6 +34,7 @@ from fencepost_proxy.wire.apis import (
     APIS,
     CONSUMER_GROUP_HEARTBEAT,
     DESCRIBE_CLUSTER,
+    DESCRIBE_QUORUM,
     DESCRIBE_TOPIC_PARTITIONS,
     FIND_COORDINATOR,
     INIT_PRODUCER_ID,
@@ -54,7 +55,7 @@ from fencepost_proxy.wire.control import (
 )
 from fencepost_proxy.wire.schema import Message
 
-_NAMES_BROKERS = (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER)
+_NAMES_BROKERS = (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER, DESCRIBE_QUORUM)
 _LISTS_TOPICS = (METADATA, DESCRIBE_TOPIC_PARTITIONS)
 
 AnswerExpanded = Callable[[Mapping[str, ExpansionOutcome]], bytes]

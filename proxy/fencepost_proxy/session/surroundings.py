@@ -15,7 +15,7 @@ from fencepost_proxy.topics.idempotence import IdempotenceMemory
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.apis import APIS, DESCRIBE_CLUSTER, FIND_COORDINATOR, Treatment
+from fencepost_proxy.wire.apis import APIS, DESCRIBE_CLUSTER, DESCRIBE_QUORUM, FIND_COORDINATOR, Treatment
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint
 
@@ -37,7 +37,7 @@ def passes_but_for(api_keys: frozenset[int]) -> Passes:
 
 def and_addresses(passes: Passes) -> Passes:
     """Where brokers' addresses are told as Kafka has them."""
-    apis = [APIS[key] for key in (FIND_COORDINATOR, DESCRIBE_CLUSTER)]
+    apis = [APIS[key] for key in (FIND_COORDINATOR, DESCRIBE_CLUSTER, DESCRIBE_QUORUM)]
     return MappingProxyType({**passes, **{api.key: (api.min_version, api.max_version, False) for api in apis}})
 
 

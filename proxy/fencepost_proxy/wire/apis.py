@@ -144,7 +144,8 @@ _TABLE: Final = (
     Api(52, "Vote", _WITHHELD, 0, 0, 0, _INTERNAL),
     Api(53, "BeginQuorumEpoch", _WITHHELD, 0, 0, 1, _INTERNAL),
     Api(54, "EndQuorumEpoch", _WITHHELD, 0, 0, 1, _INTERNAL),
-    Api(55, "DescribeQuorum", _RELAY, 0, 1, 0, "v2 names the controllers' addresses"),
+    Api(55, "DescribeQuorum", _ADDRESSES, 0, 2, 0, (
+        "v2 names controllers' addresses: a controller that is a broker too gets its listener here, another none")),
     Api(56, "AlterPartition", _WITHHELD, 0, 0, 0, _INTERNAL),
     Api(57, "UpdateFeatures", _RELAY, 0, 2, 0),
     Api(58, "Envelope", _WITHHELD, 0, 0, 0, _INTERNAL),
@@ -214,6 +215,7 @@ ALTER_CONFIGS: Final = 33
 SASL_AUTHENTICATE: Final = 36
 CREATE_PARTITIONS: Final = 37
 INCREMENTAL_ALTER_CONFIGS: Final = 44
+DESCRIBE_QUORUM: Final = 55
 DESCRIBE_CLUSTER: Final = 60
 DESCRIBE_PRODUCERS: Final = 61
 DESCRIBE_TRANSACTIONS: Final = 65
