@@ -16,7 +16,7 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ import pyspark.sql.functions as sf
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.helpers import create_ssl_context
 from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.files import KINDS, ORDER, rows_of
@@ -66,15 +67,15 @@ class Topic:
             self.bounds = dict(sorted(log.offsets(name, range(log.partition_count(name))).items()))
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """`partition`, `offset`, `key`, `value`, `timestamp`, read by tasks of `RANGE_RECORDS` at most."""
+        """`partition`, `offset`, `key` and `value`, read by tasks of `RANGE_RECORDS` at most."""
         ranges = [
             (partition, first, min(first + RANGE_RECORDS, end))
             for partition, (start, end) in self.bounds.items()
             for first in range(start, end, RANGE_RECORDS)
         ]
-        schema = "partition INT, offset BIGINT, key BINARY, value BINARY"
-        numbers = spark.range(0, len(ranges), 1, max(1, len(ranges)))
-        return numbers.mapInArrow(reader(self.name, ranges, self._client), schema)
+        source = source_of(self.name, ranges, self._client)
+        spark.dataSource.register(source)
+        return spark.read.format(source.name()).load()
 
 
 def consumer_options(client: dict[str, Any]) -> dict[str, Any]:
@@ -87,10 +88,38 @@ def consumer_options(client: dict[str, Any]) -> dict[str, Any]:
     return {"enable_auto_commit": False, "isolation_level": "read_committed", **options}
 
 
-def reader(
-    topic: str, ranges: list[tuple[int, int, int]], client: dict[str, Any]
-) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For `mapInArrow`, over the numbers of the ranges that are to be read."""
+def source_of(topic: str, ranges: Sequence[tuple[int, int, int]], client: dict[str, Any]) -> type[DataSource]:
+    """Reads these ranges (partition, first offset, end), a task each. `mapInArrow` would need pandas."""
+
+    class Source(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return f"verify-{topic}"
+
+        def schema(self) -> str:
+            return "partition INT, offset BIGINT, key BINARY, value BINARY"
+
+        def reader(self, schema: Any) -> DataSourceReader:
+            return Reader()
+
+    class Reader(DataSourceReader):
+        def partitions(self) -> list[InputPartition]:
+            return [InputPartition(each) for each in ranges]
+
+        def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+            # An empty list of partitions is read as one that is None.
+            return iter(()) if partition is None else read_range(partition.value)
+
+    def read_range(at: tuple[int, int, int]) -> Iterator[pa.RecordBatch]:
+        with asyncio.Runner() as runner:
+
+            def run(what: Any) -> Any:
+                async def waited_for() -> Any:
+                    return await what
+
+                return runner.run(waited_for())
+
+            yield from read(*at, run)
 
     async def start(at: TopicPartition, first: int) -> AIOKafkaConsumer:
         consumer = AIOKafkaConsumer(**consumer_options(client))
@@ -127,20 +156,7 @@ def reader(
         finally:
             run(consumer.stop())
 
-    def read_all(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with asyncio.Runner() as runner:
-
-            def run(what: Any) -> Any:
-                async def waited_for() -> Any:
-                    return await what
-
-                return runner.run(waited_for())
-
-            for batch in numbers:
-                for number in batch.column(0).to_pylist():
-                    yield from read(*ranges[number], run)
-
-    return read_all
+    return Source
 
 
 def _same(key: Column, value: Column) -> Column:

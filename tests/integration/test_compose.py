@@ -254,7 +254,7 @@ def test_the_image_by_itself(stack: Stack) -> None:
         _run(["docker", "rm", "-f", name], 60)
 
 
-def test_a_spark_job_loads_a_file(stack: Stack) -> None:
+def test_every_spark_job_runs(stack: Stack) -> None:
     topic = "guarded-rows"  # from birth, by deploy/fencepost.toml
     with closing(KafkaAdminClient(bootstrap_servers=stack.bootstrap)) as admin:
         admin.create_topics([NewTopic(topic, PARTITIONS, 1)])
@@ -268,6 +268,17 @@ def test_a_spark_job_loads_a_file(stack: Stack) -> None:
         assert [offset for offset, _ in records] == list(range(len(records)))
         ids += [int(json.loads(value)["id"]) for _, value in records]
     assert sorted(ids) == list(range(ROWS))
+
+    copy = create_topic(stack.bootstrap, "copy", check="true")
+    said = stack.spark(
+        *("stream", "--from", topic, "--to", copy, "--sink-id", "copy", "--checkpoint", "/home/spark/copy", "--once")
+    )
+    assert log_end(stack.bootstrap, copy) >= ROWS, said
+
+    for checked, order in ((topic, "partition"), (copy, "none")):
+        said = stack.spark("verify", "--input", "/data/rows.csv", "--topic", checked, "--order", order)
+        assert f"{ROWS} rows wanted: {ROWS} are there once" in said.replace(",", "")
+        assert "PROVED" in said.replace("NOT PROVED", "")
 
 
 def test_data_outlives_the_containers(stack: Stack) -> None:

@@ -1,12 +1,15 @@
-"""What is shipped: wheel and sdist, what is in them, and a proxy from the wheel where nothing else is installed."""
+"""What is shipped: wheel and sdist, what is in them, and each extra in an environment that has nothing else."""
 
 from __future__ import annotations
 
+import csv
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 from collections.abc import Iterator
@@ -19,8 +22,11 @@ import pytest
 from fencepost.errors import OffsetMismatch
 from fencepost.kafka_python import ConditionalProducer
 from fencepost_proxy.dev.cluster import KafkaCluster
+from fencepost_proxy.dev.jars import fetch
 from tests.support.clients import create_topic
 from tests.support.ports import free_ports_in_a_row
+from tests.support.proxy import ProxyProcess
+from tests.support.spark import SETTINGS
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -28,9 +34,14 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = {"fencepost", "fencepost_policies", "fencepost_proxy"}
 
 
-def run(*command: object, cwd: Path = ROOT) -> str:
+def run(*command: object, cwd: Path = ROOT, **environment: str) -> str:
     done = subprocess.run(
-        [str(each) for each in command], cwd=cwd, env=bare(), capture_output=True, text=True, check=False
+        [str(each) for each in command],
+        cwd=cwd,
+        env=bare() | environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
     return done.stdout
@@ -101,23 +112,26 @@ def test_the_sdist_makes_the_same_wheel(sdist: Path, wheel: Path, tmp_path: Path
     assert again.read_bytes() == wheel.read_bytes()
 
 
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its programs: an environment of its own with fencepost[proxy], of the versions that locks/proxy.txt pins.
+def environment(directory: Path, wheel: Path, extras: str, lock: str) -> Path:
+    """The programs of a new environment with fencepost[extras] alone, of the versions that the lock pins.
 
     They are what this environment was made of, so uv has them and asks nobody. Where it has not, pip gets them.
     """
-    directory = tmp_path_factory.mktemp("environment")
     venv.create(directory, symlinks=True)
     programs = directory / "bin"
     uv = [Path(sys.executable).with_name("uv"), "pip", "install", "-q", "--offline", "--python", programs / "python"]
     pip = [sys.executable, "-m", "pip", "--python", programs / "python", "install", "-q", "--disable-pip-version-check"]
     try:
-        run(*uv, f"{wheel}[proxy]", "--constraints", ROOT / "locks" / "proxy.txt")
+        run(*uv, f"{wheel}[{extras}]", "--constraints", ROOT / "locks" / lock)
     except AssertionError:
-        run(*pip, "--require-hashes", "-r", ROOT / "locks" / "proxy.txt")
+        run(*pip, "--require-hashes", "-r", ROOT / "locks" / lock)
         run(*pip, "--no-deps", wheel)
     return programs
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return environment(tmp_path_factory.mktemp("environment"), wheel, "proxy", "proxy.txt")
 
 
 def test_commands_run_where_nothing_else_is_installed(installed: Path, tmp_path: Path) -> None:
@@ -172,3 +186,57 @@ def test_a_proxy_from_the_wheel_in_front_of_kafka(installed: Path, proxy: tuple[
         assert producer.send(topic, b"first", partition=0, expected_offset=0).get(60).offset == 0
         with pytest.raises(OffsetMismatch):
             producer.send(topic, b"stale", partition=0, expected_offset=0).get(60)
+
+
+@pytest.mark.kafka
+def test_dev_command_from_its_extras_alone(wheel: Path, tmp_path: Path) -> None:
+    """`fencepost dev`: Kafka's jars by jgo, and the proxy."""
+    programs = environment(tmp_path / "environment", wheel, "proxy,dev", "run.txt")
+    with subprocess.Popen(
+        [programs / "fencepost", "dev", "--listen", f"127.0.0.1:{free_ports_in_a_row(3)}"],
+        cwd=tmp_path,
+        env=bare(),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            ready = process.stdout.readline()
+            assert ready.startswith("ready bootstrap=")
+            bootstrap = ready.split()[1].removeprefix("bootstrap=")
+            topic = create_topic(bootstrap, "dev", check="required")
+            with closing(ConditionalProducer(bootstrap_servers=bootstrap)) as producer:
+                assert producer.send(topic, b"first", partition=0, expected_offset=0).get(60).offset == 0
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+@pytest.mark.kafka
+@pytest.mark.spark
+def test_every_spark_job_from_its_extra_alone(
+    wheel: Path, kafka: KafkaCluster, proxied: ProxyProcess, tmp_path: Path
+) -> None:
+    """From locks/spark.txt, without what the tests' environment has beside it."""
+    programs = environment(tmp_path / "environment", wheel, "spark", "spark.txt")
+    loaded, copied = (create_topic(proxied.bootstrap, each, check="true") for each in ("loaded.rows", "copied.rows"))
+    rows = tmp_path / "rows.csv"
+    with rows.open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "name"), *((i, f"name {i}") for i in range(100))])
+    settings = {**SETTINGS, "spark.log.level": "WARN", "spark.jars": ",".join(map(str, fetch("spark-kafka")))}
+
+    def job(name: str, bootstrap: str, *arguments: object) -> str:
+        options = [word for pair in settings.items() for word in ("--conf", "=".join(pair))]
+        submit = (programs / "spark-submit", "--master", "local[2]", *options, ROOT / "spark_jobs" / f"{name}.py")
+        path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+        return run(*submit, "--bootstrap", bootstrap, *arguments, cwd=tmp_path, PATH=path, PYSPARK_PYTHON="python3")
+
+    stream = ("--from", loaded, "--to", copied, "--sink-id", "copy", "--checkpoint", tmp_path / "checkpoint", "--once")
+    assert "complete: 100 rows" in job("bulk_load", proxied.bootstrap, "--input", rows, "--topic", loaded)
+    job("stream", proxied.bootstrap, *stream)
+    assert "PROVED: every row exactly once" in job("verify", kafka.bootstrap, "--input", rows, "--topic", copied)
+
+
+def test_every_extra_has_a_test_here() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(extras) == {"proxy", "dev", "spark"}

@@ -61,7 +61,7 @@ RUN_BY: Final = {
     r"docker-compose up -d|docker build .*|deploy/docker/build-local\.sh": f"{_IMAGES}"
     "::test_clients_on_the_host_produce_and_consume",
     r"docker run .*": f"{_IMAGES}::test_the_image_by_itself",
-    r"docker-compose run --rm spark .*": f"{_IMAGES}::test_a_spark_job_loads_a_file",
+    r"docker-compose run --rm spark .*": f"{_IMAGES}::test_every_spark_job_runs",
     r"docker-compose down": f"{_IMAGES}::test_data_outlives_the_containers",
     r"curl localhost:18080/readyz": f"{_IMAGES}::test_the_status_page_is_on_the_loopback",
     r"\.venv/bin/python -m pytest -m docker": f"{_IMAGES}::pytest.mark.docker",
