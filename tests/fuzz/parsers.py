@@ -112,7 +112,9 @@ def _compressed(codec: int, data: bytes) -> bytes:
             block = bytes(cramjam.snappy.compress_raw(data))
             return b"\x82SNAPPY\0" + b"\0\0\0\1" * 2 + struct.pack(">i", len(block)) + block
         case 3:
-            return bytes(cramjam.lz4.compress(data))
+            compressor = cramjam.lz4.Compressor(block_linked=False)
+            compressor.compress(data)
+            return bytes(compressor.finish())
         case _:
             return bytes(cramjam.zstd.compress(data))
 

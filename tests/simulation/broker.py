@@ -21,7 +21,7 @@ from uuid import UUID
 import crc32c
 
 from fencepost_proxy.types import TopicPartition
-from fencepost_proxy.wire.batch import BatchHeader, parse_batch_header, verify_crc
+from fencepost_proxy.wire.batch import HEADER_BYTES, BatchHeader, parse_batch_header, verify_crc
 from fencepost_proxy.wire.produce import (
     BY_TOPIC_ID,
     PartitionResult,
@@ -34,7 +34,7 @@ from fencepost_proxy.wire.produce import (
 from tests.simulation.clock import Connection, End, Sim, take_frame
 
 NONE, UNKNOWN_TOPIC, NOT_LEADER, TIMED_OUT = 0, 3, 6, 7
-NOT_ENOUGH_REPLICAS, AFTER_APPEND, CORRUPT, TOO_LARGE = 19, 20, 2, 10
+NOT_ENOUGH_REPLICAS, AFTER_APPEND, CORRUPT, TOO_LARGE, SERVER_ERROR = 19, 20, 2, 10, -1
 DENIED, INVALID_TIMESTAMP = 29, 32
 OUT_OF_ORDER, WRONG_EPOCH, INVALID_TXN_STATE, INVALID_PRODUCER_ID_MAPPING = 45, 47, 48, 49
 CONCURRENT_TRANSACTIONS, DENIED_TRANSACTIONAL_ID, PRODUCER_FENCED = 51, 53, 90
@@ -394,6 +394,7 @@ class Cluster:
         unclean: bool,
         slow_requests: float,
         too_large: float,
+        server_errors: float,
         transactions_v2: bool,
     ) -> None:
         self.sim = sim
@@ -406,6 +407,7 @@ class Cluster:
         self.unclean = unclean
         self.slow_requests = slow_requests
         self.too_large = too_large
+        self.server_errors = server_errors
         self.transactions_v2 = transactions_v2
         self.partitions: dict[TopicPartition, Partition] = {}
         self.retired: list[Partition] = []
@@ -546,6 +548,9 @@ class Cluster:
         if refused != NONE:
             told = refused in (NOT_ENOUGH_REPLICAS, INVALID_RECORD, INVALID_TIMESTAMP)
             return done(PartitionResult(0, refused, log_start_offset=replica.log_start if told else -1))
+        failed = bool(self.server_errors) and sim.chance(self.server_errors)
+        if self._cannot_be_read(records) or (failed and sim.chance(0.5)):
+            return done(PartitionResult(0, SERVER_ERROR))
         header = parse_batch_header(memoryview(records))
         result = replica.append_as_leader(
             records, header, view.epoch, sim.wall_ms, from_zero=header.is_transactional and self._v2(header.producer_id)
@@ -562,6 +567,8 @@ class Cluster:
         self._note_end(partition, node)
         self._advance(partition, node)
         self._replicate_soon(partition, node)
+        if failed:
+            return done(PartitionResult(0, SERVER_ERROR))
         if acks != -1:
             return done(result)
         required = result.base_offset + header.record_count
@@ -571,6 +578,10 @@ class Cluster:
         if not waiting.over:
             sim.after(timeout_ms / 1000, self._expire_waiting, partition, waiting)
         return None
+
+    def _cannot_be_read(self, records: bytes) -> bool:
+        """Some batches never can, whoever sends them."""
+        return crc32c.crc32c(records[HEADER_BYTES:]) % 1000 < 1000 * self.server_errors
 
     def _refuse(self, node: int, partition: Partition, records: bytes, acks: int) -> int:
         """What is checked before anybody looks for duplicates, in Kafka's order."""

@@ -163,6 +163,8 @@ def refused(attempt: Try) -> bool:
         return bool(attempt.message) and "OFFSET_VIOLATION" not in attempt.message
     if result.error_code == 6:
         return result.base_offset == -1
+    if result.error_code == -1:  # Kafka says it of anything; of an append with an expectation the log was read
+        return attempt.write.expected is not None and attempt.write.kind != "transactional"
     return result.error_code in (32, 87, 45, 47, 48, 51, 2, 3, 10, 19)
 
 

@@ -25,6 +25,7 @@ from fencepost_proxy.partitions import gate_state as gate_state_module
 from fencepost_proxy.partitions import publishing as publishing_module
 from fencepost_proxy.partitions.gate import Gate
 from fencepost_proxy.partitions.memory import Memory
+from fencepost_proxy.partitions.settling import Settling
 from fencepost_proxy.session import guarded as guarded_module
 from fencepost_proxy.session import reading as reading_module
 from fencepost_proxy.session import short_way as short_way_module
@@ -1139,6 +1140,19 @@ def door_breaks_no_chain(patch: Patch) -> None:
 def door_left_when_sent(patch: Patch) -> None:
     sent = "turn.sent.update(turn.unsent())"
     patch.edit(Session, "_send_granted", (sent, f"{sent}; self._leave_door(turn, unsent=True)"))
+
+
+@mutant(
+    "an error that says nothing is a refusal", "only the log tells after it", "server-errors", "server-errors-required"
+)
+def error_is_final(patch: Patch) -> None:
+    patch.set(gate_module, "IN_DOUBT", gate_module.IN_DOUBT - gate_state_module.MAY_BE_FINAL)
+
+
+@mutant("the same error twice is final whatever the log has", "it is read after the second", "server-errors")
+def repeated_error_without_a_look(patch: Patch) -> None:
+    ends = "self._settled(ticket, now); self._answer(ticket, result)"
+    patch.edit(Settling, "_resent_stamped", ("self._settle_first(now)", ends))
 
 
 @mutant(

@@ -100,6 +100,7 @@ class Scenario:
     slow_links: float = 0.03
     lossy_reads: float = 0.02
     too_large: float = 0.0
+    server_errors: float = 0.0
     transactions_v2: bool = False
     transaction_timeout: float = 3.0
     pause_max: float = 5.0
@@ -997,6 +998,7 @@ class World:
             unclean=scenario.unclean,
             slow_requests=scenario.slow_requests,
             too_large=scenario.too_large,
+            server_errors=scenario.server_errors,
             transactions_v2=scenario.transactions_v2,
         )
         start = sim.rng.choice(scenario.start_offsets)
@@ -1053,7 +1055,7 @@ class World:
         self.sim.log("all faults end")
         self.quiet = True
         self.lossy_reads = 0.0
-        self.cluster.slow_requests = self.cluster.too_large = 0.0
+        self.cluster.slow_requests = self.cluster.too_large = self.cluster.server_errors = 0.0
         self.state.reachable = True
         for proxy in self.proxies:
             proxy.blind_until = float("-inf")

@@ -9,10 +9,11 @@ Prints `ready` once it has begun. A connection that is closed is opened again.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
-from itertools import repeat
+from itertools import cycle
 
-from tests.support import raw
+from tests.support import compressed, raw
 
 ABSENT_PARTITIONS = 300
 #: Of the topic `TOPIC-wide`.
@@ -44,9 +45,28 @@ def many_partitions(address: str, topic: str) -> Iterator[None]:
     return _produces(address, {topic: {0: records}, f"{topic}-wide": wide})
 
 
-def _produces(address: str, batches: raw.Batches) -> Iterator[None]:
+@way
+def linked_blocks(address: str, topic: str) -> Iterator[None]:
+    """LZ4 that Kafka answers with UNKNOWN_SERVER_ERROR, and the proxy without asking it."""
+    return _produces(address, *_after_a_good_one(topic, "lz4, linked blocks"))
+
+
+@way
+def error_after_error(address: str, topic: str) -> Iterator[None]:
+    """LZ4 that the proxy can read, and that Kafka answers with UNKNOWN_SERVER_ERROR."""
+    return _produces(address, *_after_a_good_one(topic, "lz4, missing content checksum"))
+
+
+def _after_a_good_one(topic: str, form: str) -> Iterator[raw.Batches]:
+    """So that it has proved that it may write, and an append of it may be sent again."""
+    odd = compressed.batch(*compressed.FORMS[form], base_timestamp_ms=int(time.time() * 1000))
+    for batch in (raw.batch(b"x"), *[odd] * 20):
+        yield {topic: {0: batch}}
+
+
+def _produces(address: str, *requests: raw.Batches) -> Iterator[None]:
     with raw.Connection(address) as connection:
-        for _ in repeat(None):
+        for batches in cycle(requests):
             connection.produce(batches, timeout_ms=_TIMEOUT_MS)
             yield
 

@@ -2548,3 +2548,121 @@ def test_a_config_of_the_topic_does_not_make_a_retry_another_append(same_log: bo
 def test_an_append_needs_no_gate_to_be_described() -> None:
     """`Append` has sensible defaults: a policy can be tried in a line."""
     assert Append("t", 0, 1, None).producer_id == -1
+
+
+# ------------------------------------------------------------------------------------ errors that Kafka gives each time
+
+SERVER_ERROR = -1
+
+
+def failed(talk: Talk) -> g.Ticket:
+    """Kafka has answered an append that expects 10 with -1, and nothing lies there."""
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.kafka(ticket, SERVER_ERROR)
+    assert talk.next(g.Look) == g.Look(ticket, 10)
+    talk.tell(g.Looked(ticket, g.NotYet(10)))
+    return ticket
+
+
+def resent(talk: Talk, ticket: g.Ticket, error: int = SERVER_ERROR) -> None:
+    talk.tail(10, next_sequence=10)
+    assert talk.next(g.Resend).ticket is ticket
+    talk.tell(g.Resent(ticket, PartitionResult(3, error)))
+
+
+def test_error_given_twice_is_answered_once_the_log_shows_nothing_was_appended() -> None:
+    talk = warm(10)
+    talk.may_write = True
+    ticket = failed(talk)
+    other = talk.offer(expecting(10, b"b"), connection=2)
+    resent(talk, ticket)
+    assert talk.next(g.Look) == g.Look(ticket, 10)  # after the second answer, at once
+    talk.tell(g.Looked(ticket, g.NotYet(10)))
+    talk.tail(10, next_sequence=10)
+    assert talk.answered(ticket) == PartitionResult(3, SERVER_ERROR)
+    talk.tail(10, next_sequence=10)
+    assert talk.granted(other) == g.Stamp(SHARED, 0, 10)
+
+
+@pytest.mark.parametrize("there", ["in the log", "not replicated yet", "by its sequence"])
+def test_error_given_twice_is_not_answered_where_the_log_has_the_append(there: str) -> None:
+    talk = warm(10)
+    talk.may_write, talk.tag = True, 7
+    ticket = failed(talk)
+    resent(talk, ticket)
+    talk.next(g.Look)
+    if there == "in the log":
+        talk.tell(g.Looked(ticket, in_log(ticket.records, 10, ticket.stamp)))
+        talk.accepted(ticket, 10)
+        return
+    talk.tell(g.Looked(ticket, g.NotYet(11 if there == "not replicated yet" else 10)))
+    if there == "by its sequence":
+        talk.tail(10, next_sequence=11)
+        assert talk.answered(ticket).error_code == TIMED_OUT
+    talk.silent()
+
+
+def test_another_error_of_the_second_try_is_not_final() -> None:
+    talk = warm(10)
+    talk.may_write = True
+    ticket = failed(talk)
+    resent(talk, ticket, error=56)
+    talk.silent()
+    talk.now += 0.1
+    talk.tell(g.Tick())
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, g.NotYet(10)))
+    resent(talk, ticket)
+    talk.silent()
+
+
+def test_error_given_twice_after_a_try_without_an_answer_is_unknown_at_once() -> None:
+    talk = warm(10)
+    talk.may_write = True
+    ticket = talk.offer(expecting(10, b"a"))
+    talk.granted(ticket)
+    talk.tell(g.Lost(ticket))
+    for _ in range(2):
+        talk.next(g.Look)
+        talk.tell(g.Looked(ticket, g.NotYet(10)))
+        resent(talk, ticket)
+        talk.now += 0.1
+        talk.tell(g.Tick())
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, g.NotYet(10)))
+    talk.tail(10, next_sequence=10)
+    assert talk.answered(ticket).error_code == TIMED_OUT  # the first try may be queued, and appended later
+
+
+def test_error_is_answered_after_one_read_where_the_client_has_not_proved_that_it_may_write() -> None:
+    talk = warm(10, Check.ON)
+    ticket = failed(talk)
+    talk.tail(10, next_sequence=10)
+    assert talk.answered(ticket) == PartitionResult(3, SERVER_ERROR)
+    talk.offer(batch(b"x", producer=(5, 0, 0)), connection=2)
+    talk.next(g.Grant)  # nothing is queued that it would have to wait for
+
+
+def test_error_of_an_unconditional_append_is_answered_as_kafka_gives_it() -> None:
+    talk = warm(10, Check.ON)
+    talk.may_write = True
+    own = talk.offer(batch(b"x", producer=(5, 0, 0)))
+    talk.granted(own)
+    talk.kafka(own, SERVER_ERROR)
+    assert talk.answered(own) == PartitionResult(3, SERVER_ERROR)
+    conditional = talk.offer(expecting(10, b"a"), connection=2)
+    talk.tail(10, next_sequence=10)
+    talk.granted(conditional)
+
+
+def test_transactional_append_that_timed_out_at_kafka_is_not_waited_for() -> None:
+    """`timeout_ms` is the client's to choose: it could keep others from appending for as long as a queue may take."""
+    talk = warm(10, Check.ON)
+    transactional = talk.offer(batch(b"x", producer=(5, 0, 0), transactional=True), within="t")
+    talk.granted(transactional)
+    talk.kafka(transactional, TIMED_OUT)
+    assert talk.answered(transactional).error_code == TIMED_OUT
+    conditional = talk.offer(expecting(12, b"a"), connection=2)
+    talk.tail(12, next_sequence=10, ended_transactions=frozenset({"t"}), transactions_as_of=talk.now)
+    talk.granted(conditional)

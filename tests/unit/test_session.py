@@ -1408,6 +1408,21 @@ def test_what_was_sent_after_an_append_to_an_absent_partition_fails_with_it() ->
     assert read(talk.answer())[ABSENT][0] == UNKNOWN_PARTITION  # it would have been appended without its predecessor
 
 
+def test_success_that_nothing_proves_is_unknown_and_not_to_be_retried() -> None:
+    """Kafka has answered -1 and appended; the gate has found it; Kafka does not say whether the client may write."""
+    talk = Talk()
+    (ticket,) = guarded(talk)
+    talk.upstream()
+    talk.kafka(produced(("guarded-a", 0, -1, -1)))
+    talk.next(m.ToGate)
+    talk.tell(m.TurnEnded(ticket, PartitionResult(0, 0, 5), None))
+    assert partitions_of(talk.upstream()) == {("guarded-a", 0)}  # an empty append: whether it may
+    talk.now += 3.0
+    talk.tell(m.Tick())
+    talk.counted()
+    assert read(talk.answer())["guarded-a", 0][0] == TIMED_OUT
+
+
 def in_part() -> tuple[Talk, g.Ticket, g.Ticket]:
     """An append to guarded-a was sent ahead of the one to guarded-b, which waits."""
     talk = Talk().may_write("guarded-a", "guarded-b")

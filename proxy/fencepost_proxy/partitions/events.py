@@ -89,7 +89,9 @@ class Ticket:
     not `at`. `sent_before` – it is the retry of a try that ended unknown. `is_there` – the log has it, or had it when
     it was read, though not where it expected: Kafka is to say where. `said_at` – where Kafka says that it lies, as a
     duplicate: that is to be read back. `seen_to` – in doubt, and what lies where it should be has not its sequence: up
-    to here it was looked for. `behind` – the answer of a failed batch ahead of it in its chain. `followers` – retries
+    to here it was looked for. `error_code` – Kafka's answer to its last try, where that alone does not say whether it
+    was appended; `repeated` – to the last two. `unanswered` – a try of it has no answer, and may be queued. `behind` –
+    the answer of a failed batch ahead of it in its chain. `followers` – retries
     of this very batch that wait for its outcome.
 
     `owns_partitions` – its transaction has appended to some guarded partition, as far as this process knows.
@@ -127,6 +129,9 @@ class Ticket:
     is_there: bool = False
     said_at: int | None = None
     seen_to: int | None = None
+    error_code: int = 0
+    repeated: bool = False
+    unanswered: bool = False
     may_write: bool = False
     topic_id: UUID | None = None
     behind: PartitionResult | None = None

@@ -95,7 +95,15 @@ from fencepost_proxy.partitions.events import (
     Violation,
     Withdrawn,
 )
-from fencepost_proxy.partitions.gate_state import ABOUT_THE_STAMP, IN_DOUBT, POLICY, Phase, chain_of, sent_behind
+from fencepost_proxy.partitions.gate_state import (
+    ABOUT_THE_STAMP,
+    IN_DOUBT,
+    MAY_BE_FINAL,
+    POLICY,
+    Phase,
+    chain_of,
+    sent_behind,
+)
 from fencepost_proxy.partitions.memory import same_write
 from fencepost_proxy.partitions.settling import Settling
 from fencepost_proxy.types import MARKER, SEQUENCE_MODULUS
@@ -409,8 +417,12 @@ class Gate(Settling):
         if ticket not in self._in_flight:
             return  # settled otherwise meanwhile: the log has decided
         error = result.error_code
-        if error in IN_DOUBT or (error != Error.NONE and result.base_offset != -1):
-            self._lost(ticket, now)
+        may_be_final = error in MAY_BE_FINAL and result.base_offset == -1
+        in_doubt = error in IN_DOUBT or (error != Error.NONE and result.base_offset != -1)
+        # An unconditional append under its producer's own id has Kafka's answer, as it would without a proxy.
+        if in_doubt and not (may_be_final and ticket.kind is Kind.OWN):
+            ticket.error_code = error if may_be_final else 0
+            self._lost(ticket, now, answered=True)
             return
         self._in_flight.remove(ticket)
         if ticket.transactional_id is not None:
@@ -483,16 +495,21 @@ class Gate(Settling):
         self._log_end = end
         self._end_as_of = ticket.sent_at or self._end_as_of
 
-    def _lost(self, ticket: Ticket, now: float) -> None:
+    def _lost(self, ticket: Ticket, now: float, *, answered: bool = False) -> None:
+        """Its outcome is not known. `answered`: Kafka has done with it, so it is in the log or never will be."""
         if ticket in self._in_flight:
             self._in_flight.remove(ticket)
             self._go_cold()
+            ticket.unanswered = ticket.unanswered or not answered
             if ticket.transactional_id is not None:
-                self._joined(ticket.transactional_id, now + self._limits.queued_seconds)
+                self._joined(ticket.transactional_id, now if answered else now + self._limits.queued_seconds)
             if not ticket.kind.stamped and not self._kafka_knows_a_duplicate(ticket):
                 # Sending it again might append it twice (or after its transaction, or for a client that may not write
                 # here); reading tells nothing of a batch without a place of its own.
-                self._answer_unknown(ticket, "the connection to Kafka was lost before it answered", now)
+                why = (
+                    "Kafka's answer does not say" if answered else "the connection to Kafka was lost before it answered"
+                )
+                self._answer_unknown(ticket, why, now, queued=not answered)
             else:
                 self._doubt(ticket, now + self._limits.settle_seconds)
 

@@ -44,6 +44,9 @@ IN_DOUBT = frozenset(
         13,  # NETWORK_EXCEPTION
     }
 )
+#: Of these, those that Kafka gives before it appends, or where something unexpected happens at any moment: given again
+#: for the same batch, while log end and sequence do not move, it is not appended and will not be.
+MAY_BE_FINAL = frozenset({Error.UNKNOWN_SERVER_ERROR, Error.KAFKA_STORAGE_ERROR})
 #: Answers to a stamped batch that speak of the stamp, not of the client's batch: read the log and decide anew.
 ABOUT_THE_STAMP = frozenset(
     {

@@ -31,7 +31,7 @@ from fencepost_proxy.partitions.events import (
     Unreadable,
     Violation,
 )
-from fencepost_proxy.partitions.gate_state import IN_DOUBT, Phase, chain_of
+from fencepost_proxy.partitions.gate_state import IN_DOUBT, MAY_BE_FINAL, Phase, chain_of
 from fencepost_proxy.partitions.landed import Landed, read_landed
 from fencepost_proxy.partitions.publishing import Publishing
 from fencepost_proxy.types import SEQUENCE_MODULUS
@@ -259,7 +259,9 @@ class Settling(Publishing):
         | or a sequence before its own   | did not hold then: a violation if it is found; else 7                 |
         | anything else                  | it can never land: its sequence is taken. Decide anew, as a mismatch  |
         | a batch not replicated yet     | look again until `settle_until`, then 7                               |
-        | nothing, and it ends there     | send it again, if the partition waits for this stamp; else 7          |
+        | nothing, and it ends there     | send it again, if the partition waits for this stamp; else 7. If      |
+        | … Kafka gave the same error    |                                                                       |
+        | to it twice (`MAY_BE_FINAL`)   | that error: it was not appended, and would not be the next time       |
         | nothing, and it ends before    | 7: its predecessor is missing. Should it come, Kafka compares it      |
         | what cannot be read now        | look again until `settle_until`, then 7                               |
         """
@@ -277,12 +279,12 @@ class Settling(Publishing):
                 # Its last try may still be queued in Kafka: see `_first_try_decides` at its turn.
                 self._settled(ticket, now)
                 self._decide_anew(ticket)
-            case NotYet(log_end) if log_end == ticket.at and self._may_resend(ticket):
+            case NotYet(log_end) if log_end == ticket.at and self._may_decide(ticket):
                 self._reads_to_resend = True
                 self._effects.append(ReadTail(self.partition))
             case NotYet(log_end) if log_end <= ticket.at:
                 self._settled(ticket, now)
-                self._answer_unknown(ticket, "the connection to Kafka was lost before it answered", now)
+                self._answer_in_doubt(ticket, now)
             case OutOfRange():
                 self._settled(ticket, now)
                 self._answer_unknown(ticket, "what was appended there is no longer readable", now, queued=False)
@@ -392,6 +394,10 @@ class Settling(Publishing):
         """Not for a client that may not write here, and not behind a hole in its chain."""
         return ticket.may_write and chain_of(ticket) not in self._holes and self._limits.stamping
 
+    def _may_decide(self, ticket: Ticket) -> bool:
+        """Whether the tail is worth reading: to send it again, or since Kafka's answer may be final."""
+        return self._may_resend(ticket) or bool(ticket.error_code and ticket.stamp)
+
     def _resend(self, ticket: Ticket, tail: Tail, now: float) -> None:
         """Nothing lay where the in-doubt batch should be; this is the tail as of after that look.
 
@@ -410,31 +416,52 @@ class Settling(Publishing):
             next_sequence = (
                 state.next_sequence if same_epoch else 0 if state.producer_epoch < stamp.producer_epoch else -1
             )
+        unmoved = next_sequence == stamp.base_sequence and tail.producer_id == stamp.producer_id
+        again = self._may_resend(ticket)
+        if unmoved and ticket.error_code and (ticket.repeated or not again):
+            self._settled(ticket, now)
+            if ticket.unanswered or ticket.sent_before:
+                self._answer_in_doubt(ticket, now)
+            else:
+                self._answer(ticket, PartitionResult(ticket.partition.partition, ticket.error_code))
+            return
         fits = (
-            next_sequence == stamp.base_sequence
+            unmoved
             and (ticket.check is not Check.REQUIRED or tail.stamp_base[0] == stamp.producer_epoch)
-            and tail.producer_id == stamp.producer_id
             and not self._another_transaction_is_open(ticket, tail)
             and self._timestamps(ticket, tail, now) is None
             and now <= tail.requested_at + self._limits.cold_send_seconds
         )
-        if fits and self._may_resend(ticket):
+        if fits and again:
             self._tail = tail
             self._effects.append(Resend(ticket))
         else:
             self._settled(ticket, now)
-            self._answer_unknown(ticket, "the connection to Kafka was lost before it answered", now)
+            self._answer_in_doubt(ticket, now)
+
+    def _answer_in_doubt(self, ticket: Ticket, now: float) -> None:
+        queued = ticket.unanswered or ticket.sent_before or not ticket.error_code
+        why = "the connection to Kafka was lost before it answered"
+        if ticket.error_code:
+            why = f"Kafka's answer, error {ticket.error_code}, does not say"
+        self._answer_unknown(ticket, why, now, queued=queued)
 
     def _resent(self, ticket: Ticket, result: PartitionResult | None, now: float) -> None:
         if ticket not in self._doubts:
             return
+        if result is None:
+            ticket.unanswered = True
+        shows_nothing = result is not None and result.error_code in MAY_BE_FINAL and result.base_offset == -1
+        error_code = result.error_code if result is not None and shows_nothing else 0
+        ticket.repeated = shows_nothing and error_code == ticket.error_code
+        ticket.error_code = error_code
         if ticket.kind.stamped:
             self._resent_stamped(ticket, result, now)
         elif result is not None and result.error_code == Error.NONE:
             self._is_not_queued(ticket)
             self._settled(ticket, now)
             self._answer(ticket, result)
-        elif result is None or result.error_code in IN_DOUBT or result.error_code in _FOR_NOW:
+        elif result is None or result.error_code in (IN_DOUBT - MAY_BE_FINAL) | _FOR_NOW:
             self._settle_later(ticket, now)
         else:
             # Kafka looks at size, time stamps and rights before it looks for duplicates, and forgets all but a
@@ -445,7 +472,9 @@ class Settling(Publishing):
 
     def _resent_stamped(self, ticket: Ticket, result: PartitionResult | None, now: float) -> None:
         appended_now = result is not None and result.error_code == Error.NONE and result.log_append_time_ms == -1
-        if result is None or not appended_now:
+        if ticket.repeated:
+            self._settle_first(now)
+        elif result is None or not appended_now:
             self._settle_later(ticket, now)  # only the log can tell: one of the sends may lie there, or another's batch
         elif result.base_offset == ticket.at:
             self._landed_at(ticket, result.log_append_time_ms, result.log_start_offset, now)

@@ -969,13 +969,17 @@ class GuardedProduce(AtDoors):
                 for key in turn.partitions()
             }
             message = "TRY_AGAIN Kafka did not say in time whether this client may write"
+            untold = self._told_without_proof(turn)
             unproved = {
                 key: PartitionResult(
                     partition=key.partition, error_code=Error.NOT_LEADER_OR_FOLLOWER, error_message=message
                 )
-                for key in self._told_without_proof(turn)
+                for key in untold
+                if key not in turn.sent
             }
-            told = Turn(turn.request, results=results | turn.results | unproved)
+            # Without a proof, what was sent stays unknown: it may be in the log.
+            known = {key: each for key, each in turn.results.items() if key not in turn.sent or key not in untold}
+            told = Turn(turn.request, results=results | known | unproved)
             for key, ticket in turn.tickets.items():
                 if key not in turn.results:
                     self._chain_failed(slot, ticket, results[key])

@@ -30,6 +30,7 @@ from fencepost_proxy.wire.batch import (
     scan_batch,
     verify_crc,
 )
+from fencepost_proxy.wire.compression import UndecodableBatch
 from fencepost_proxy.wire.keys import record_keys
 from fencepost_proxy.wire.produce import ProduceRequest, parse_produce_request
 
@@ -237,7 +238,9 @@ def _too_large(where: TopicPartition, limit: LimitError) -> Refusal:
 
 def _malformed(where: TopicPartition, error: ProtocolError) -> Refusal:
     message = f"MALFORMED topic={where.topic} partition={where.partition}: {error}"
-    return Refusal(Error.INVALID_RECORD, "malformed", message)
+    # As Kafka answers.
+    code = Error.UNKNOWN_SERVER_ERROR if isinstance(error, UndecodableBatch) else Error.INVALID_RECORD
+    return Refusal(code, "malformed", message)
 
 
 def append_of(partition: TopicPartition, scan: BatchScan) -> Append:

@@ -1,0 +1,42 @@
+"""Every form of a compressed batch, odd and broken ones too: a checked topic answers what Kafka alone answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from fencepost_proxy.dev.cluster import KafkaCluster
+from tests.support import raw
+from tests.support.compressed import FORMS, batch
+from tests.support.proxy import ProxyProcess
+
+pytestmark = pytest.mark.kafka
+
+UNKNOWN_SERVER_ERROR, OK, INVALID_RECORD = -1, 0, 87
+#: Forms that a checked topic answers in another way, and its answer; docs/contract.md says why.
+OTHERWISE: dict[str, int] = {}
+
+
+def test_checked_topic_takes_each_compressed_form_that_kafka_takes(
+    kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str]
+) -> None:
+    answers: dict[str, dict[str, int]] = {}
+    ends = []
+    for address in (kafka.bootstrap, proxy.bootstrap):
+        name = unique_topic("checked")
+        with raw.Connection(address) as connection:
+            connection.create_topic(name)
+            assert raw.settled(connection, name, raw.batch(b"first")).error_code == OK
+            now_ms = int(time.time() * 1000)
+            answers[address] = {
+                form: raw.settled(connection, name, batch(codec, data, base_timestamp_ms=now_ms)).error_code
+                for form, (codec, data) in FORMS.items()
+            }
+        ends.append(raw.Log(kafka.bootstrap).end(name))
+    direct, proxied = answers.values()
+    print("\n" + "\n".join(f"| {form} | {direct[form]} | {proxied[form]} |" for form in FORMS))
+    assert proxied == direct | OTHERWISE
+    assert ends[0] == ends[1]
+    assert set(direct.values()) == {UNKNOWN_SERVER_ERROR, OK, INVALID_RECORD}, "else this would prove little"
