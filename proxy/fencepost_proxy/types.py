@@ -25,6 +25,8 @@ NO_TOPIC_ID = UUID(int=0)
 SEQUENCE_MODULUS = 1 << 31
 #: In place of a transactional id, which Kafka wants to have a character: an admin has a transaction marker written.
 MARKER = ""
+#: Of one producer id: 0 to 32,767.
+PRODUCER_EPOCHS = 1 << 15
 
 
 class TopicPartition(NamedTuple):

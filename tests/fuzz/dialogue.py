@@ -40,7 +40,7 @@ from fencepost_proxy.topics.planning import Known
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
 from fencepost_proxy.transactions.table import Table
-from fencepost_proxy.types import NodeId, ProducerId, TopicPartition
+from fencepost_proxy.types import NodeId, TopicPartition
 from fencepost_proxy.wire.apis import (
     API_VERSIONS,
     APIS,
@@ -214,7 +214,7 @@ class Around(Counting):
         self.unread: dict[int, int] = {}
         super().__init__()
 
-    shared_producer_id = SHARED
+    shared_producer_ids = frozenset({SHARED})
     tag = 5
     is_alone = True
     is_taken_over = True
@@ -564,7 +564,7 @@ class _Run:
                 except ConfigError:
                     continue
 
-        exchanges = Exchanges(book, lambda: known, lambda: ProducerId(SHARED), open_listeners)
+        exchanges = Exchanges(book, lambda: known, lambda: frozenset({SHARED}), open_listeners)
         self.switch = self.around.switch = Switch(self.around, exchanges, self.limits, self.around.header_names)
         append_time = NOW_MS if setup["append_time"] else None
         self.logs = {

@@ -147,7 +147,9 @@ class _Run:
 
     def _offer(self, records: bytes, connection: int) -> None:
         check = Check.REQUIRED if self.program.setup["required"] else Check.ON
-        bid = Bid(connection, TopicPolicy(check), HeaderNames(), 20_000, SHARED, self.now, self.now + 1.0, tag=5)
+        bid = Bid(
+            connection, TopicPolicy(check), HeaderNames(), 20_000, frozenset({SHARED}), self.now, self.now + 1.0, tag=5
+        )
         ticket = make_ticket(bid, PARTITION, PartitionData(0, memoryview(records)))
         if isinstance(ticket, Refusal):
             return

@@ -20,7 +20,18 @@ from kafka.protocol.producer import AddPartitionsToTxnRequest, EndTxnRequest
 
 from fencepost_proxy.dev.cluster import KafkaCluster
 from tests.support.proxy import GUARDED_FOR_LONG, ProxyProcess
-from tests.support.raw import Answer, Connection, Log, Producer, batch, filled_topic, produce_request, settled, until
+from tests.support.raw import (
+    Answer,
+    Closed,
+    Connection,
+    Log,
+    Producer,
+    batch,
+    filled_topic,
+    produce_request,
+    settled,
+    until,
+)
 
 pytestmark = pytest.mark.kafka
 
@@ -328,6 +339,46 @@ def test_the_stamp_itself_under_the_last_epoch_there_is(
             assert b"x%d" % at not in there
     assert answers[0].error_code != OK
     assert until(watch.reported, "the ERROR")
+
+
+def test_partition_that_knows_the_last_epoch_stays_writable(
+    proxy: ProxyProcess, client: Connection, log: Log, new_topic: NewTopic
+) -> None:
+    """Each bypassing append needs a new epoch, and of the shared producer id there is none: the next id is taken."""
+    topic = new_topic("required", length=3)
+    first = shared_producer_id(log, topic)
+    with log.connect(topic) as direct:
+        assert direct.append(topic, batch(b"lie", producer=Producer(first, LAST_EPOCH))).base_offset == 3
+        for end in (4, 6, 8):
+            refused = settled(client, topic, batch(b"stale", expected=0))
+            assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, end), refused
+            assert settled(client, topic, batch(b"mine", expected=end))[:2] == (OK, end)
+            assert direct.append(topic, batch(b"around")).base_offset == end + 1
+        # Of the next id too.
+        second = log.batches(topic)[-2].producer_id
+        assert second not in (first, -1)
+        assert direct.append(topic, batch(b"lie", producer=Producer(second, LAST_EPOCH))).base_offset == 10
+    refused = settled(client, topic, batch(b"stale", expected=0))
+    assert (refused.error_code, refused.base_offset) == (POLICY_VIOLATION, 11), refused
+    for end in (11, 12):
+        assert settled(client, topic, batch(b"mine", expected=end))[:2] == (OK, end)
+    assert log.batches(topic)[-1].producer_id not in (first, second, -1)
+
+
+@pytest.mark.parametrize("topics", [1, 2])
+def test_shared_producer_id_is_refused_on_topics_without_checks(
+    topics: int, client: Connection, proxy: ProxyProcess, log: Log, new_topic: NewTopic
+) -> None:
+    shared = shared_producer_id(log, new_topic("required", length=1))
+    plain = [new_topic("plain", length=1) for _ in range(topics)]
+    lie = batch(b"lie", producer=Producer(shared, LAST_EPOCH))
+    with Connection(proxy.bootstrap) as liar:
+        liar.send_produce({topic: {0: lie} for topic in plain})
+        with pytest.raises((Closed, OSError)):
+            liar.receive_produce()
+    for topic in plain:
+        assert log.values(topic) == [b"old"]
+    until(lambda: "PRODUCER_ID_TAKEN" in proxy.log, "the log line", within_seconds=60)
 
 
 def test_a_stamp_that_fits_is_a_race_lost_fairly(

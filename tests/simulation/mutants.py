@@ -252,6 +252,17 @@ def epoch_not_adopted(patch: Patch) -> None:
     patch.set(Gate, "_tail_read", read)
 
 
+@mutant("the last epoch of a producer id is never left", "go on with the next producer id", "rotating")
+def epochs_run_out(patch: Patch) -> None:
+    orig = Gate._new_base
+
+    def last(self: Gate, tail: g.Tail, reason: str) -> g.PublishBase:
+        wanted = orig(self, tail, reason)
+        return replace(wanted, producer_epoch=min(wanted.producer_epoch, self._limits.producer_epochs - 1))
+
+    patch.set(Gate, "_new_base", last)
+
+
 @mutant("published bases are not read", "whoever gets 47 adopts what is published: rule 6", "bypass")
 def base_not_read(patch: Patch) -> None:
     patch.set(StateView, "stamp_base", lambda self, topic_id, partition: None)
@@ -721,7 +732,7 @@ def shared_id_let_through(patch: Patch) -> None:
     orig = turn_module.make_ticket
 
     def make(bid: Any, *rest: Any) -> Any:
-        return orig(replace(bid, shared_producer_id=-1), *rest)
+        return orig(replace(bid, shared_producer_ids=frozenset()), *rest)
 
     for module in (guarded_module, short_way_module):
         patch.set(module, "make_ticket", make)

@@ -399,6 +399,22 @@ SCENARIOS = {
             faults=("cut", "kill", "state"),
             airtight=False,
         ),
+        # Each bypassing append costs an epoch, or uses the last one of the shared producer id.
+        Scenario(
+            "rotating",
+            clients=("bypass", "bypass", "honest", "sequenced", "chain"),
+            proxies=2,
+            faults=("cut", "kill", "state"),
+            airtight=False,
+            limits=GateLimits(
+                queue_max=50,
+                in_flight_max=4,
+                cold_send_seconds=0.5,
+                settle_seconds=3.0,
+                queued_seconds=9.0,
+                producer_epochs=6,
+            ),
+        ),
         Scenario(
             "liars",
             clients=("liar", "liar", "honest", "sequenced"),

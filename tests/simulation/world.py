@@ -299,8 +299,11 @@ class Proxy(Counting):
     # ---- Surroundings
 
     @property
-    def shared_producer_id(self) -> int:
-        return -1 if self._view.producer_id is None else self._view.producer_id
+    def shared_producer_ids(self) -> frozenset[int]:
+        return self._view.shared_producer_ids
+
+    def shared_producer_id(self, number: int) -> int | None:
+        return self._view.producer_id(number)
 
     @property
     def tag(self) -> int:
@@ -821,22 +824,22 @@ class ControlCall:
 
     def _producers(self, partition: Partition, before: int) -> None:
         replica = partition.replicas[self.node]
-        known = replica.producers.get(self.proxy.shared_producer_id)
-        state = None
-        if known is not None:
-            state = gates.ProducerState(known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS)
+        states = {
+            producer: gates.ProducerState(known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS)
+            for producer, known in replica.producers.items()
+        }
         in_transaction = {
             producer: gates.ProducerState(known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS)
             for producer, known in replica.producers.items()
             if known.transaction_start is not None
         }
-        self._step(self._end_after, partition, before, state, in_transaction)
+        self._step(self._end_after, partition, before, states, in_transaction)
 
     def _end_after(
         self,
         partition: Partition,
         before: int,
-        state: gates.ProducerState | None,
+        states: dict[int, gates.ProducerState],
         in_transaction: dict[int, gates.ProducerState],
     ) -> None:
         proxy = self.proxy
@@ -851,8 +854,8 @@ class ControlCall:
             requested_at=self.asked_at,
             log_end_offset=end,
             log_start_offset=partition.replicas[self.node].log_start,
-            producer_id=proxy.shared_producer_id,
-            producer_state=state,
+            producer_id=-1,
+            producer_state=None,
             stamp_base=(0, 0),
             open_transactions=frozenset(in_transaction),
             in_transaction=in_transaction,
@@ -864,13 +867,21 @@ class ControlCall:
             expiration_seconds=proxy.world.scenario.expiration_seconds,
             wall_minus_monotonic_seconds=WALL_MINUS_MONOTONIC,
         )
-        proxy.later(proxy.world.delay(), self._tail_came, tail)
+        proxy.later(proxy.world.delay(), self._tail_came, tail, states)
 
-    def _tail_came(self, tail: gates.Tail) -> None:
+    def _tail_came(self, tail: gates.Tail, states: dict[int, gates.ProducerState]) -> None:
         proxy = self.proxy
         base = proxy.stamp_base(proxy.leader(self.wanted.partition)[2], self.wanted.partition.partition)
-        proxy.sim.log(f"proxy {proxy.number} reads end {tail.log_end_offset}, state {tail.producer_state}, base {base}")
-        self._tell(gates.TailRead(replace(tail, stamp_base=base)))
+        epochs = proxy.world.scenario.limits.producer_epochs
+        producer_id = proxy.shared_producer_id(base[0] // epochs)
+        if producer_id is None:
+            self._tell(gates.TailUnknown("no producer id is agreed on yet"))
+            return
+        state = states.get(producer_id)
+        if state is not None:
+            state = replace(state, producer_epoch=base[0] // epochs * epochs + state.producer_epoch)
+        proxy.sim.log(f"proxy {proxy.number} reads end {tail.log_end_offset}, state {state}, base {base}")
+        self._tell(gates.TailRead(replace(tail, stamp_base=base, producer_id=producer_id, producer_state=state)))
 
     def _fetch(self, look: gates.Look) -> None:
         """By the high watermark, as a consumer reads."""
@@ -939,11 +950,23 @@ class ControlCall:
             LogEndOffset(effect.base),
         )
 
+        number = effect.producer_epoch // proxy.world.scenario.limits.producer_epochs
+
+        def acquired(ok: bool) -> None:
+            if ok:
+                proxy.publish(record, published)
+            else:
+                self._tell(gates.BasePublished(False))
+
         def published(ok: bool) -> None:
             won = proxy.winning_base(topic_id, effect.partition.partition, effect.producer_epoch)
             self._tell(gates.BasePublished(ok, ours=ok and won == record.key))
 
-        proxy.publish(record, published)
+        if proxy.shared_producer_id(number) is not None:
+            proxy.publish(record, published)
+            return
+        proposal, producer_id = UUID(int=proxy.sim.rng.getrandbits(128)), ProducerId(SHARED * 10 + number)
+        proxy.publish(encode_producer_id(proposal, _CLUSTER_ID, producer_id, number), acquired)
 
     def _tell(self, event: gates.Event) -> None:
         if self.proxy.alive and self._incarnation == self.proxy.incarnation:

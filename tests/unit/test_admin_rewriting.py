@@ -183,7 +183,7 @@ def marked(
         ]
     )
     request = decode_request(WRITE_TXN_MARKERS, 1, encode_request(WRITE_TXN_MARKERS, 1, asked))
-    known = replace(world.known(), fresh=fresh, shared_producer_id=SHARED)
+    known = replace(world.known(), fresh=fresh, shared_producer_ids=frozenset({SHARED}))
     plan = plan_request(WRITE_TXN_MARKERS, 1, request, known)
     assert plan is not None
     sent = decode_request(WRITE_TXN_MARKERS, 1, encode_request(WRITE_TXN_MARKERS, 1, plan.forward))

@@ -61,7 +61,7 @@ class Talk:
             policy=TopicPolicy(self.check),
             names=HeaderNames(),
             decompressed_bytes_max=1 << 20,
-            shared_producer_id=SHARED,
+            shared_producer_ids=frozenset({SHARED}),
             now=self.now,
             deadline=self.now + wait,
             tag=self.tag,
@@ -1156,15 +1156,110 @@ def test_what_was_there_before_this_process_is_nobodys_fault() -> None:
 def test_whoever_uses_the_stamp_under_an_epoch_of_his_own_is_reported_and_followed(check: Check) -> None:
     talk = Talk(check)
     ticket = talk.offer(expecting(12, b"a"))
-    talk.tail(12, epoch=32_767, next_sequence=2)
+    talk.tail(12, epoch=32_766, next_sequence=2)
     if check is Check.REQUIRED:
         publish = talk.next(g.PublishBase)
-        assert (publish.producer_epoch, publish.base) == (32_767, 10)
+        assert (publish.producer_epoch, publish.base) == (32_766, 10)
         talk.tell(g.BasePublished(True, ours=True))
     assert talk.next(g.Violation) == g.Violation(TP, 11, log_end_offset=12)
     if check is Check.REQUIRED:
-        talk.tail(12, epoch=32_767, next_sequence=2, stamp_base=(32_767, 10))
-    assert talk.granted(ticket) == g.Stamp(SHARED, 32_767, 2)
+        talk.tail(12, epoch=32_766, next_sequence=2, stamp_base=(32_766, 10))
+    assert talk.granted(ticket) == g.Stamp(SHARED, 32_766, 2)
+
+
+# ------------------------------------------------------------------- the last epoch, and the producer id after it
+
+NEXT_ID = SHARED + 1
+LAST = 32_767
+
+
+def test_last_epoch_of_another_writer_leads_to_the_next_producer_id() -> None:
+    talk = Talk()
+    ticket = talk.offer(expecting(12, b"a"))
+    talk.tail(12, epoch=LAST, next_sequence=2)
+    publish = talk.next(g.PublishBase)
+    assert (publish.producer_epoch, publish.base) == (LAST + 1, 12)
+    talk.tell(g.BasePublished(True, ours=True))
+    assert talk.next(g.Violation) == g.Violation(TP, 11, log_end_offset=12)
+    talk.tail(12, stamp_base=(LAST + 1, 12), producer_id=NEXT_ID)
+    assert talk.granted(ticket) == g.Stamp(NEXT_ID, 0, 0)
+    talk.kafka(ticket, base_offset=12)
+    talk.accepted(ticket, 12)
+    second = talk.offer(expecting(13, b"b"))
+    assert talk.granted(second) == g.Stamp(NEXT_ID, 0, 1)
+
+
+def test_last_epoch_is_good_for_one_append() -> None:
+    """Sequence 0 of the last epoch: from then on Kafka refuses what still comes under that producer id."""
+    talk = Talk()
+    first = talk.offer(expecting(12, b"a"))
+    behind = talk.offer(expecting(13, b"b"))
+    talk.tail(12, epoch=LAST - 1, next_sequence=3, stamp_base=(LAST, 12))
+    assert talk.granted(first) == g.Stamp(SHARED, LAST, 0)
+    talk.silent()
+    talk.kafka(first, base_offset=12)
+    talk.accepted(first, 12)
+    talk.tail(13, epoch=LAST, next_sequence=1, stamp_base=(LAST, 12))
+    publish = talk.next(g.PublishBase)
+    assert (publish.producer_epoch, publish.base) == (LAST + 1, 13)
+    talk.tell(g.BasePublished(True, ours=True))
+    talk.tail(13, stamp_base=(LAST + 1, 13), producer_id=NEXT_ID)
+    assert talk.granted(behind) == g.Stamp(NEXT_ID, 0, 0)
+
+
+def test_last_epoch_that_kafka_has_forgotten_is_not_used_again() -> None:
+    talk = Talk()
+    talk.offer(expecting(13, b"a"))
+    talk.tail(13, stamp_base=(LAST, 12))
+    assert talk.next(g.PublishBase).producer_epoch == LAST + 1
+
+
+def test_epochs_of_the_next_producer_id_go_on_counting() -> None:
+    talk = Talk()
+    ticket = talk.offer(expecting(20, b"a"))
+    known = {"producer_id": NEXT_ID}
+    talk.tail(20, epoch=LAST + 6, next_sequence=3, stamp_base=(LAST + 6, 10), **known)
+    assert talk.next(g.PublishBase).producer_epoch == LAST + 7
+    talk.tell(g.BasePublished(True, ours=True))
+    talk.tail(20, epoch=LAST + 6, next_sequence=3, stamp_base=(LAST + 7, 20), **known)
+    assert talk.granted(ticket) == g.Stamp(NEXT_ID, 6, 0)
+
+
+def test_append_in_doubt_under_the_next_producer_id_is_sent_again() -> None:
+    talk = Talk()
+    talk.may_write = True
+    ticket = talk.offer(expecting(20, b"a"))
+    known = {"producer_id": NEXT_ID, "epoch": LAST + 6, "next_sequence": 10, "stamp_base": (LAST + 6, 10)}
+    talk.tail(20, **known)
+    talk.granted(ticket)
+    talk.tell(g.Lost(ticket))
+    talk.next(g.Look)
+    talk.tell(g.Looked(ticket, g.NotYet(20)))
+    talk.tail(20, **known)
+    assert talk.next(g.Resend) == g.Resend(ticket)
+
+
+def test_bases_of_a_bypassed_partition_are_published_at_a_bounded_rate() -> None:
+    """Each appends at Kafka itself would cost an epoch: 32,767 in a quarter of an hour."""
+    talk = Talk()
+    talk.offer(expecting(99_999, b"a"), wait=10_000)
+    began, published = talk.now, 0
+    for end in range(1, 2_000):
+        talk.tail(end, next_sequence=0, stamp_base=(published, 0))
+        if talk.effects and isinstance(talk.effects[0], g.PublishBase):
+            talk.effects.pop()
+            published += 1
+            talk.tell(g.BasePublished(True, ours=True))
+            continue
+        talk.silent()
+        talk.now += 0.5
+        talk.tell(g.Tick())
+        while not talk.effects:
+            talk.now += 0.5
+            talk.tell(g.Tick())
+    limits = g.GateLimits()
+    assert published > limits.bases_burst
+    assert published <= limits.bases_burst + 2 + (talk.now - began) / limits.base_seconds
 
 
 # --------------------------------------------------------------------------------------------- rules 12, 13: cold

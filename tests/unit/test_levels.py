@@ -623,7 +623,7 @@ def init_producer_id(
     exchanges = Exchanges(
         AddressBook(1),
         lambda: _KNOWN,
-        lambda: None,
+        frozenset[int],
         lambda nodes: None,
         some_are_safe=lambda: safe,
         make_up_producer_id=lambda: MADE_UP,

@@ -116,7 +116,7 @@ def test_a_batch_that_unpacks_beyond_the_limit_is_refused_and_its_request_answer
         policy=TopicPolicy(Check.ON),
         names=HeaderNames(),
         decompressed_bytes_max=10_000,
-        shared_producer_id=7000,
+        shared_producer_ids=frozenset({7000}),
         now=0.0,
         deadline=1.0,
     )

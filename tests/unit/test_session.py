@@ -56,7 +56,7 @@ class Around(Counting):
     state_topic: str = "__state"
     passes: Passes = field(default_factory=lambda: PASSES)
     state_topic_marks: tuple[bytes, ...] = (b"__state",)
-    shared_producer_id: int = 7000
+    shared_producer_ids: frozenset[int] = frozenset({7000})
     is_fresh: bool = True
     free_bytes: int = 1 << 20
     newest_produce: int = 12
@@ -295,10 +295,50 @@ def test_a_produce_of_one_unguarded_topic_is_streamed_once_its_topic_is_known() 
     talk = Talk()
     ask = produce(("plain", 0, batch(b"v" * 1000)))
     talk.client(ask[:60])
-    assert talk.upstream() == ask[:60]
-    talk.client(ask[60:])
-    assert talk.upstream() == ask[60:]
+    begun = talk.upstream()
+    assert ask[:60].startswith(begun)
+    talk.client(ask[60:200])  # with the producer id of its batch
+    assert begun + talk.upstream() == ask[:200]
+    talk.client(ask[200:])
+    assert talk.upstream() == ask[200:]
     assert talk.around.free_bytes == 1 << 20
+
+
+def relayed(talk: Talk, data: bytes, cut: int) -> bytes:
+    """What reaches Kafka of these bytes, which come in pieces, as a connection hands them to its session."""
+    up = b""
+    for at in range(0, len(data), cut):
+        piece = memoryview(data[at : at + cut])
+        taken, out = talk.session.take_up(piece, talk.now)
+        up += b"".join(out)
+        if taken < len(piece):
+            talk.client(bytes(piece[taken:]))
+        while talk.commands and isinstance(talk.commands[0], m.ToUpstream):
+            up += talk.upstream()
+    return up
+
+
+@pytest.mark.parametrize("cut", [1, 7, 61, 400, 1 << 20])
+@pytest.mark.parametrize("version", [3, 8, 9, 12])
+@pytest.mark.parametrize("partitions", [1, 3, 101])
+def test_relayed_produce_with_a_shared_producer_id_is_not_sent(partitions: int, version: int, cut: int) -> None:
+    """In whatever pieces it comes, in the last of its partitions, after requests that began the same."""
+    talk = Talk()
+    good, bad = (batch(b"v" * 100, producer=(producer_id, 32_767, 0)) for producer_id in (6999, 7000))
+    entries = [("plain", number, good) for number in range(partitions - 1)]
+    for _ in range(2):
+        ask = produce(*entries, ("plain", partitions - 1, good), version=version)
+        assert relayed(talk, ask, cut) == ask
+    talk.silent()
+    ask = produce(*entries, ("plain", partitions - 1, bad), version=version)
+    assert len(relayed(talk, ask, cut)) < len(ask)
+    assert "PRODUCER_ID_TAKEN" in talk.next(m.CloseClient).reason
+
+
+def test_collected_produce_with_a_shared_producer_id_is_not_sent() -> None:
+    talk = Talk()
+    talk.client(produce(("plain", 0, batch(b"v")), ("other", 0, batch(b"v", producer=(7000, 32_767, 0)))))
+    assert "PRODUCER_ID_TAKEN" in talk.next(m.CloseClient).reason
 
 
 def test_the_start_of_a_produce_is_kept_until_it_tells_its_topic() -> None:
@@ -1313,7 +1353,7 @@ def test_too_many_unanswered_requests_are_not_read() -> None:
 def test_a_broker_that_no_listener_can_be_opened_for_costs_the_connection_and_not_the_process() -> None:
     known = Known(StateView("cluster-1"), lambda topic: {}, lambda topic: None, "__state")
     talk = Talk()
-    exchanges = Exchanges(AddressBook(19092), lambda: known, lambda: None, lambda nodes: None)
+    exchanges = Exchanges(AddressBook(19092), lambda: known, frozenset[int], lambda nodes: None)
     talk.session = Session(1, "proxy.local", talk.around, exchanges, 0.0)
     talk.client(encode_request_frame(METADATA, 9, 1, "test", Message(topics=[])))
     talk.upstream()

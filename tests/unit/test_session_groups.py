@@ -47,7 +47,7 @@ class Talk(SessionTalk):
     def __post_init__(self) -> None:
         known = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__state")
         desk = Desk(self.watch, Grown(), lambda: self.now)
-        exchanges = Exchanges(AddressBook(1), lambda: known, lambda: None, lambda nodes: None, desk)
+        exchanges = Exchanges(AddressBook(1), lambda: known, frozenset[int], lambda nodes: None, desk)
         self.around = Around(passes=passes_but_for(FOLLOWING))
         self.session = Session(1, "proxy.local", self.around, exchanges, 0.0)
         self.commands = []
@@ -157,7 +157,7 @@ def test_the_state_topic_is_not_assigned(with_desk: bool) -> None:
     state, other = UUID(int=9), UUID(int=8)
     known = Known(StateView("cluster"), lambda topic: {}, lambda topic: None, "__state", state)
     desk = Desk(Watch(), Grown(), lambda: 100.0) if with_desk else None
-    exchanges = Exchanges(AddressBook(1), lambda: known, lambda: None, lambda nodes: None, desk)
+    exchanges = Exchanges(AddressBook(1), lambda: known, frozenset[int], lambda nodes: None, desk)
     key = apis.CONSUMER_GROUP_HEARTBEAT
     both = [Message(topic_id=state, partitions=[0]), Message(topic_id=other, partitions=[0])]
     asked = Message(

@@ -303,7 +303,7 @@ class _GateRun(gates._Run):
             TopicPolicy(check),
             HeaderNames(),
             20_000,
-            SHARED,
+            frozenset({SHARED}),
             self.now,
             self.now + 1.0,
             tag=5,

@@ -96,13 +96,39 @@ def test_processes_get_tags_in_turn_and_lose_them_to_the_255th_after_them() -> N
 
 
 def test_the_first_proposal_of_a_producer_id_wins() -> None:
-    assert view_of().producer_id is None
-    assert view_of(producer(A, 10), producer(B, 20), producer(A, 30)).producer_id == 10
+    assert view_of().producer_id() is None
+    assert view_of(producer(A, 10), producer(B, 20), producer(A, 30)).producer_id() == 10
 
 
 def test_another_clusters_state_is_not_served() -> None:
     with pytest.raises(StateError, match="belongs to cluster cluster-2, but this is cluster cluster-1"):
         view_of(producer(A, 10, cluster="cluster-2"))
+
+
+def test_producer_ids_are_agreed_on_by_number() -> None:
+    second = encode_producer_id(B, "cluster-1", ProducerId(20), 1)
+    late = encode_producer_id(A, "cluster-1", ProducerId(30), 1)
+    view = view_of(producer(A, 10), second, late)
+    assert (view.producer_id(), view.producer_id(1), view.producer_id(2)) == (10, 20, None)
+    assert view.shared_producer_ids == {10, 20}
+
+
+def test_older_bases_are_dropped_for_a_newer_one() -> None:
+    view = view_of(base(A, 5, 50), base(B, 6, 60), base(C, 40_000, 70))
+    older = view.older_stamp_bases(ORDERS, 0, ProducerEpoch(40_000))
+    assert [each.key for each in older] == [base(A, 5, 50).key, base(B, 6, 60).key]
+    assert all(each.value is None for each in older)
+    dropped = view_of(base(A, 5, 50), base(B, 6, 60), base(C, 40_000, 70), *older)
+    assert dropped.stamp_base(ORDERS, 0) == (40_000, 70)
+    assert dropped.older_stamp_bases(ORDERS, 0, ProducerEpoch(40_000)) == []
+
+
+def test_older_bases_are_dropped_in_bounded_batches() -> None:
+    """A partition may have thousands, of a version that kept them all."""
+    view = view_of(*(base(A, epoch, 10) for epoch in range(5_000)))
+    older = view.older_stamp_bases(ORDERS, 0, ProducerEpoch(5_000))
+    assert len(older) == 1_000
+    assert sum(len(each.key) for each in older) < 200_000
 
 
 def test_a_deleted_producer_id_is_not_served() -> None:

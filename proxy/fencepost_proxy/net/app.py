@@ -79,7 +79,7 @@ from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.topics.virtual_configs import TopicPolicy, durability_warnings, is_safe
 from fencepost_proxy.transactions.table import Table
 from fencepost_proxy.transactions.watching import Pace
-from fencepost_proxy.types import Address, Monotonic, NodeId, ProducerId, TopicPartition, Transactor
+from fencepost_proxy.types import Address, Monotonic, NodeId, TopicPartition, Transactor
 from fencepost_proxy.wire.apis import END_TXN, PRODUCE, api_name
 from fencepost_proxy.wire.batch import HeaderNames
 from fencepost_proxy.wire.produce import NodeEndpoint
@@ -219,7 +219,7 @@ class Proxy:
         exchanges = Exchanges(
             self._book,
             self._known,
-            self._shared_producer_id,
+            lambda: self.shared_producer_ids,
             self._open_listeners,
             self._groups.desk,
             own_addresses=not self._beside_a_broker,
@@ -561,11 +561,8 @@ class Proxy:
         return self._state_topic_marks
 
     @property
-    def shared_producer_id(self) -> int:
-        return -1 if (producer_id := self._shared_producer_id()) is None else producer_id
-
-    def _shared_producer_id(self) -> ProducerId | None:
-        return None if self._state is None else self._state.view.producer_id
+    def shared_producer_ids(self) -> frozenset[int]:
+        return frozenset() if self._state is None else self._state.view.shared_producer_ids
 
     @property
     def tag(self) -> int:
@@ -712,7 +709,7 @@ class Proxy:
             state_topic=self.config.state_topic,
             state_topic_id=None if state_topic is None else state_topic.topic_id,
             fresh=self.fresh(time.monotonic()),
-            shared_producer_id=self.shared_producer_id,
+            shared_producer_ids=self.shared_producer_ids,
         )
 
     def release_group(self, group: str, topic: str) -> None:

@@ -17,7 +17,14 @@ from fencepost_proxy.partitions.landed import read_landed
 from fencepost_proxy.session.switch import ForControl
 from fencepost_proxy.session.turn import batch_to_send
 from fencepost_proxy.topics.state import encode_stamp_base
-from fencepost_proxy.types import SEQUENCE_MODULUS, LogEndOffset, Offset, ProducerEpoch, TopicPartition
+from fencepost_proxy.types import (
+    PRODUCER_EPOCHS,
+    SEQUENCE_MODULUS,
+    LogEndOffset,
+    Offset,
+    ProducerEpoch,
+    TopicPartition,
+)
 from fencepost_proxy.wire.batch import HeaderNames, parse_batch_header
 
 _log = logs.get("net.reads")
@@ -35,7 +42,6 @@ _COMPARED_HERE_BYTES = 8 * 1024
 #: moves it.
 _CONSISTENT_READS_MAX = 10
 _RESEND_TIMEOUT_MS = 5_000
-_PRODUCER_EPOCH_MAX = 32_767
 #: What the states of a transaction begin with whose markers are being written (PrepareCommit, PrepareAbort).
 _ENDING = "Prepare"
 
@@ -146,9 +152,6 @@ class GateReads:
     async def _tail(
         self, partition: TopicPartition, transactional_ids: Sequence[str]
     ) -> gates.TailRead | gates.TailUnknown:
-        producer_id = self._state.view.producer_id
-        if producer_id is None:
-            return gates.TailUnknown("no producer id is agreed on yet")
         try:
             facts = await self.facts(partition.topic)
             # Before the log end: where a transaction is over, its marker is in what is read behind.
@@ -165,6 +168,10 @@ class GateReads:
             return gates.TailUnknown("the log moved while it was read")
         topic = self._control.topic(partition.topic)
         base = None if topic is None else self._state.view.stamp_base(topic.topic_id, partition.partition)
+        number = 0 if base is None else base.producer_epoch // PRODUCER_EPOCHS
+        producer_id = self._state.view.producer_id(number)
+        if producer_id is None:
+            return gates.TailUnknown("no producer id is agreed on yet")
         known = reading.producers.get(producer_id)
         return gates.TailRead(
             gates.Tail(
@@ -174,7 +181,9 @@ class GateReads:
                 producer_id=producer_id,
                 producer_state=None
                 if known is None
-                else gates.ProducerState(known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS),
+                else gates.ProducerState(
+                    number * PRODUCER_EPOCHS + known.epoch, (known.last_sequence + 1) % SEQUENCE_MODULUS
+                ),
                 stamp_base=(0, 0) if base is None else (base.producer_epoch, base.base),
                 open_transactions=frozenset(reading.open_transactions),
                 in_transaction={
@@ -269,15 +278,20 @@ class GateReads:
             new_epoch=producer_epoch,
             new_base=base,
         )
-        if topic is None or producer_epoch > _PRODUCER_EPOCH_MAX:
+        if topic is None:
             return gates.BasePublished(False)
-        record = encode_stamp_base(
-            topic.topic_id, partition.partition, ProducerEpoch(producer_epoch), uuid4(), LogEndOffset(base)
-        )
+        epoch, view = ProducerEpoch(producer_epoch), self._state.view
+        record = encode_stamp_base(topic.topic_id, partition.partition, epoch, uuid4(), LogEndOffset(base))
+        older = view.older_stamp_bases(topic.topic_id, partition.partition, epoch)
+        number, used = divmod(producer_epoch, PRODUCER_EPOCHS)
         try:
-            await asyncio.wait_for(self._state.append([record]), _READ_SECONDS)
+            async with asyncio.timeout(_READ_SECONDS):
+                # The next one long before the first partition needs it.
+                for each in (number, number + 1) if used >= PRODUCER_EPOCHS // 2 else (number,):
+                    await self._state.acquire_producer_id(each, timeout_seconds=_READ_SECONDS)
+                await self._state.append([record, *older])
         except (FencepostError, TimeoutError) as error:
             _log.error("the new stamp base could not be stored", partition=partition, reason=error)
             return gates.BasePublished(False)
-        won = self._state.view.stamp_base_proposal(topic.topic_id, partition.partition, ProducerEpoch(producer_epoch))
+        won = view.stamp_base_proposal(topic.topic_id, partition.partition, epoch)
         return gates.BasePublished(True, ours=won == record.key)

@@ -323,23 +323,31 @@ class StateTopic:
             )
             return _End(asked_at, end)
 
-    async def acquire_producer_id(self, *, timeout_seconds: float | None = None) -> ProducerId:
+    async def acquire_producer_id(self, number: int = 0, *, timeout_seconds: float | None = None) -> ProducerId:
         """The producer id that all proxies of this cluster stamp with: the one agreed on, else a new one is proposed.
+
+        `number` – 0: the first one; else the one that partitions go on with that have used the epochs of those before.
 
         Raises UpstreamUnavailable, StateError.
         """
         deadline = deadline_in(self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
-        while (agreed := self.view.producer_id) is None:
+        while (agreed := self.view.producer_id(number)) is None:
             self._raise_failure()
             producer_id, _ = await self._control.init_producer_id(timeout_seconds=remaining(deadline))
             # A name that was never used before, and never will be again: see `topics/state.py`.
-            proposal = encode_producer_id(uuid4(), self._cluster_id, producer_id)
+            proposal = encode_producer_id(uuid4(), self._cluster_id, producer_id, number)
             try:
                 await self.append([proposal], timeout_seconds=remaining(deadline))
             except OutcomeUnknown:
                 if not remaining(deadline):
                     raise
                 await asyncio.sleep(_LOOK_AGAIN_SECONDS)
+            if number and self.view.producer_id(number) == producer_id:
+                _log.warning(
+                    "another producer id was acquired: a partition has used many epochs of the one before",
+                    producer_id=producer_id,
+                    number=number,
+                )
         return agreed
 
     @property

@@ -13,7 +13,7 @@ from uuid import UUID
 from fencepost_policies.append import Append, Check
 from fencepost_policies.values import value
 from fencepost_proxy.partitions.landed import Landed
-from fencepost_proxy.types import TopicPartition
+from fencepost_proxy.types import PRODUCER_EPOCHS, TopicPartition
 from fencepost_proxy.wire.produce import PartitionResult
 
 # --------------------------------------------------------------------------------------------------------------- values
@@ -42,6 +42,8 @@ class GateLimits:
     `violation_seconds` – for finding out who wrote around the proxy, before its victim is told.
     `transaction_wait_seconds` – for how long one transaction is told to come again because another has the partition,
     where what it owns by other processes is not known here.
+    `producer_epochs` – of one producer id: fewer only in tests. `bases_burst`, `base_seconds` – so many new fence bases
+    are published at once, then one in so long: a writer that bypasses the proxy costs one for each of its appends.
     `stamping` is off only in tests that show what it is for.
     """
 
@@ -57,6 +59,9 @@ class GateLimits:
     remembered_producers_max: int = 1000
     remembered_batches_max: int = 1000
     decompressed_bytes_max: int = 128 * 1024 * 1024
+    producer_epochs: int = PRODUCER_EPOCHS
+    bases_burst: int = 20
+    base_seconds: float = 1.0
     stamping: bool = True
 
 
@@ -157,7 +162,10 @@ class Ticket:
 
 @value
 class ProducerState:
-    """What the leader remembers of a producer id. `next_sequence` is 0 .. 2^31-1."""
+    """What the leader remembers of a producer id. `next_sequence` is 0 .. 2^31-1.
+
+    `producer_epoch` – of a shared producer id: counted on from the ids before it, as those of fence bases are.
+    """
 
     producer_epoch: int
     next_sequence: int

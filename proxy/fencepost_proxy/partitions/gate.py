@@ -587,10 +587,9 @@ class Gate(Settling):
         if self._check is Check.REQUIRED:
             reason = self._stamp_left_behind(tail)
             if reason is not None:
-                self.phase = Phase.PUBLISHING
                 if accounted and (first := self._first_unstamped(tail)) is not None:
                     self._effects.append(Violation(self.partition, first, log_end_offset=tail.log_end_offset))
-                self._effects.append(self._new_base(tail, reason))
+                self._publish(tail, reason, now)
                 return
             self._epoch, self._shift = published_epoch, base
             self._accounted = True
@@ -821,7 +820,7 @@ class Gate(Settling):
         ticket.at = at
         if ticket.kind.stamped and self._limits.stamping:
             sequence = (at - self._shift) % SEQUENCE_MODULUS
-            ticket.stamp = Stamp(tail.producer_id, self._epoch, sequence, ticket.tag)
+            ticket.stamp = Stamp(tail.producer_id, self._epoch % self._limits.producer_epochs, sequence, ticket.tag)
 
     @staticmethod
     def _keep_from_stamping(ticket: Ticket) -> None:

@@ -110,6 +110,7 @@ class GateState:
         self._foreign: Tail | None = None  # PUBLISHING, since the partition knows an epoch that this process does not
         self._holes: set[tuple[int, int]] = set()  # chains of which a batch was not found where it should be
         self._accounted = False  # every append up to `_log_end` passed a gate, as far as this one knows
+        self._bases_due = float("-inf")  # by when its bases would have been published at one per `base_seconds`
 
     # ---- what others may look at
 
@@ -151,6 +152,10 @@ class GateState:
             and ticket.leader_epoch == self._warm_epoch
             and not self._transactions
         )
+
+    def _is_last_epoch(self, epoch: int) -> bool:
+        """Of its producer id. On `required` topics it is good for one append, whose sequence is 0; see `Publishing`."""
+        return epoch % self._limits.producer_epochs == self._limits.producer_epochs - 1
 
     def _tail_is_fresh(self, now: float) -> bool:
         return (
@@ -223,6 +228,8 @@ class GateState:
             tail = self._tail
             self._warm_until = min(now + tail.expiration_seconds / 4, tail.expiration_known_until)
             self._warm_since, self._warm_epoch = now, ticket.leader_epoch
+            if self._check is Check.REQUIRED and self._is_last_epoch(self._epoch):
+                self._go_cold()
         if ticket.at + ticket.append.record_count >= self._stamped_queued_to:
             self._stamped_queued_until = float("-inf")  # its sequence is taken now
         return landed

@@ -410,12 +410,12 @@ class Settling(Publishing):
         if tail.log_end_offset != ticket.at:
             self._settle_later(ticket, now)
             return
+        epochs = self._limits.producer_epochs
+        epoch = tail.stamp_base[0] // epochs * epochs + stamp.producer_epoch
         next_sequence = stamp.base_sequence
         if state is not None:
-            same_epoch = state.producer_epoch == stamp.producer_epoch
-            next_sequence = (
-                state.next_sequence if same_epoch else 0 if state.producer_epoch < stamp.producer_epoch else -1
-            )
+            same_epoch = state.producer_epoch == epoch
+            next_sequence = state.next_sequence if same_epoch else 0 if state.producer_epoch < epoch else -1
         unmoved = next_sequence == stamp.base_sequence and tail.producer_id == stamp.producer_id
         again = self._may_resend(ticket)
         if unmoved and ticket.error_code and (ticket.repeated or not again):
@@ -427,7 +427,7 @@ class Settling(Publishing):
             return
         fits = (
             unmoved
-            and (ticket.check is not Check.REQUIRED or tail.stamp_base[0] == stamp.producer_epoch)
+            and (ticket.check is not Check.REQUIRED or tail.stamp_base[0] == epoch)
             and not self._another_transaction_is_open(ticket, tail)
             and self._timestamps(ticket, tail, now) is None
             and now <= tail.requested_at + self._limits.cold_send_seconds

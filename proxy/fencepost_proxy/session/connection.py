@@ -189,7 +189,7 @@ class Connection:
     @property
     def passing_up_bytes(self) -> int:
         """How many of the client's next bytes just go to the broker; see `ClientPassed`."""
-        return self._client.passing_bytes
+        return self._client.unseen_bytes
 
     @property
     def passing_down_bytes(self) -> int:

@@ -43,7 +43,7 @@ class Surroundings(Protocol):
     decompressed_bytes_max: int
 
     @property
-    def shared_producer_id(self) -> int: ...
+    def shared_producer_ids(self) -> frozenset[int]: ...
 
     def policy(self, topic: str) -> TopicPolicy | None: ...
 
@@ -228,7 +228,7 @@ class CountedTurn:
             UNGUARDED,
             around.header_names,
             around.decompressed_bytes_max,
-            around.shared_producer_id,
+            around.shared_producer_ids,
             now,
             self.deadline,
         )

@@ -10,6 +10,8 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from fencepost_proxy.errors import LimitError, ProtocolError
+from fencepost_proxy.session.producer_ids import ProducerIdWatch
+from fencepost_proxy.wire.shortcuts import PARTITION_HEAD_BYTES
 
 LENGTH_BYTES = 4
 #: How a client's TLS begins, taken for a length: a record of a handshake, some version 3.
@@ -40,6 +42,8 @@ class FrameCutter:
         "_left",
         "_pos",
         "_stash",
+        "_until_look",
+        "_watch",
         "state",
     )
 
@@ -53,6 +57,8 @@ class FrameCutter:
         self._left = 0
         self._stash = b""
         self._collected: bytearray | None = None
+        self._watch: ProducerIdWatch | None = None
+        self._until_look = 0
 
     @property
     def buffered_bytes(self) -> int:
@@ -67,6 +73,11 @@ class FrameCutter:
     def passing_bytes(self) -> int:
         """How many of the next bytes belong to the frame that passes."""
         return self._left if self.state is CutterState.PASSING else 0
+
+    @property
+    def unseen_bytes(self) -> int:
+        """How many of them nothing here has to look at."""
+        return self.passing_bytes if self._watch is None else min(self.passing_bytes, self._until_look)
 
     @property
     def at_start(self) -> bool:
@@ -124,9 +135,12 @@ class FrameCutter:
             raise self._fault(f"a login token of {length} bytes: 0 to {bytes_max} are accepted")
         return length
 
-    def pass_frame(self, length: int) -> None:
+    def pass_frame(self, length: int, watch: ProducerIdWatch | None = None) -> None:
         self.state = CutterState.PASSING
         self._left = length + LENGTH_BYTES
+        self._watch = watch
+        if watch is not None:
+            self._until_look = LENGTH_BYTES + watch.first_at
 
     def collect_frame(self, length: int) -> None:
         self.state = CutterState.COLLECTING
@@ -134,7 +148,12 @@ class FrameCutter:
         self._left = length
 
     def take(self) -> memoryview:
-        """The next bytes of a passing frame, its length prefix included; empty if none are there."""
+        """The next bytes of a passing frame, its length prefix included; empty if none are there.
+
+        Raises what its watch raises.
+        """
+        if self._watch is not None:
+            return self._take_watched(self._watch)
         view = self._data[self._pos : self._pos + self._left]
         self._pos += len(view)
         self._left -= len(view)
@@ -142,10 +161,30 @@ class FrameCutter:
             self.state = CutterState.START
         return view
 
+    def _take_watched(self, watch: ProducerIdWatch) -> memoryview:
+        begin, end = self._pos, len(self._data)
+        while self._left:
+            if not self._until_look:
+                head = self._data[self._pos : self._pos + min(PARTITION_HEAD_BYTES, self._left)]
+                if len(head) < min(PARTITION_HEAD_BYTES, self._left):
+                    break
+                self._until_look = watch.look(head)
+            step = min(self._until_look, self._left, end - self._pos)
+            if not step:
+                break
+            self._pos += step
+            self._left -= step
+            self._until_look -= step
+        if not self._left:
+            self.state = CutterState.START
+            self._watch = None
+        return self._data[begin : self._pos]
+
     def passed(self, byte_count: int) -> None:
-        """So many of `passing_bytes` went by without being fed."""
-        assert byte_count <= self.passing_bytes
+        """So many of `unseen_bytes` went by without being fed."""
+        assert byte_count <= self.unseen_bytes
         self._left -= byte_count
+        self._until_look -= byte_count
         if not self._left:
             self.state = CutterState.START
 

@@ -27,7 +27,7 @@ from fencepost_proxy.topics.idempotence import make_up_producer_id
 from fencepost_proxy.topics.planning import ExpansionOutcome, ExpansionRequest, Joins, Known, Plan
 from fencepost_proxy.topics.rewriting import plan_request
 from fencepost_proxy.topics.state import TopicConfigChange
-from fencepost_proxy.types import NodeId, ProducerId
+from fencepost_proxy.types import NodeId
 from fencepost_proxy.wire.api_versions import restrict_api_versions, unsupported_api_versions
 from fencepost_proxy.wire.apis import (
     API_VERSIONS,
@@ -105,7 +105,7 @@ class Exchange:
 
 
 class Exchanges:
-    """`known` and `shared_producer_id` are asked anew for each request.
+    """`known` and `shared_producer_ids` are asked anew for each request.
 
     `open_listeners` is told of brokers that are new or have moved; when it returns they may be told to clients.
     `own_addresses` – False: clients are told the brokers' addresses as Kafka has them.
@@ -116,7 +116,7 @@ class Exchanges:
         self,
         book: AddressBook,
         known: Callable[[], Known],
-        shared_producer_id: Callable[[], ProducerId | None],
+        shared_producer_ids: Callable[[], frozenset[int]],
         open_listeners: Callable[[Sequence[NodeId]], None],
         groups: Desk | None = None,
         *,
@@ -130,7 +130,7 @@ class Exchanges:
         self._groups = groups
         self._book = book
         self._known = known
-        self._shared_producer_id = shared_producer_id
+        self._shared_producer_ids = shared_producer_ids
         self._open_listeners = open_listeners
 
     def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
@@ -280,7 +280,7 @@ class Exchanges:
             changed = hide(response, known, asked=named, by_name=by_name) or self._own_addresses
         elif api_key == API_VERSIONS:
             restrict_api_versions(response)
-        elif api_key == INIT_PRODUCER_ID and response.producer_id == self._shared_producer_id():
+        elif api_key == INIT_PRODUCER_ID and response.producer_id in self._shared_producer_ids():
             raise UpstreamProtocolError(
                 f"Kafka gave a client producer id {response.producer_id}, which stamps the conditional appends here"
             )

@@ -31,6 +31,7 @@ from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.doors import AtDoors
 from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED, downgraded, levelled_turn
 from fencepost_proxy.session.messages import Count, ReadBatches, ToGate, TopicStale
+from fencepost_proxy.session.producer_ids import refuse_producer_id
 from fencepost_proxy.session.proofs import PROVES_NOTHING
 from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
 from fencepost_proxy.session.slots import Answer, Failed, Slot
@@ -53,6 +54,7 @@ from fencepost_proxy.wire.produce import (
     parse_produce_response,
 )
 from fencepost_proxy.wire.schema import Message
+from fencepost_proxy.wire.shortcuts import names_producer
 
 #: The first version whose answer says where the log starts.
 LOG_START_OFFSET_FROM = 5
@@ -111,6 +113,12 @@ class GuardedProduce(AtDoors):
             self._read_elsewhere(many.read, lambda: self._produce_many(frame, many))
             return
         self.client_id = request.client_id
+        for topic in request.topics:
+            policy = around.policy(topic.name)
+            if policy is not None and (policy.guarded or policy.counted):
+                continue  # they are refused one by one
+            if any(names_producer(data.records, around.shared_producer_ids) for data in topic.partitions):
+                raise refuse_producer_id()
         if (
             not self._owner
             and around.fresh(now)
@@ -502,7 +510,7 @@ class GuardedProduce(AtDoors):
             policy,
             around.header_names,
             around.decompressed_bytes_max,
-            around.shared_producer_id,
+            around.shared_producer_ids,
             now,
             deadline,
             around.tag,

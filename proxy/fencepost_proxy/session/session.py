@@ -55,6 +55,7 @@ from fencepost_proxy.session.messages import (
     UpstreamLost,
     UpstreamPassed,
 )
+from fencepost_proxy.session.producer_ids import ProducerIdWatch
 from fencepost_proxy.session.short_way import ShortWay
 from fencepost_proxy.session.slots import Answer, Begun, Slot
 from fencepost_proxy.session.surroundings import Surroundings
@@ -67,6 +68,7 @@ from fencepost_proxy.wire.apis import (
     api_name,
 )
 from fencepost_proxy.wire.produce import FLEXIBLE, encode_produce_response, parse_produce_response, peek_produce
+from fencepost_proxy.wire.shortcuts import UNREADABLE, partitions_of
 
 #: Produce requests below it carry no v2 record batches, and brokers since 4.0 refuse them.
 _PRODUCE_VERSION_MIN = 3
@@ -74,6 +76,8 @@ _PRODUCE_VERSION_MIN = 3
 _PEEK_BYTES_MAX = 4096
 #: Control messages up to this size do not count as held in memory.
 _SMALL_FRAME_BYTES = 16 * 1024
+#: A Produce request with more partitions is collected: looking at each takes time in one go.
+_STREAMED_PARTITIONS_MAX = 1000
 
 
 class Session(ShortWay):
@@ -302,8 +306,8 @@ class Session(ShortWay):
         # Small ones are gone again with this call or the next, and must pass while others hold all the memory.
         return self._collect(length, now, counted=length > _SMALL_FRAME_BYTES)
 
-    def _relay(self, slot: Slot, length: int) -> None:
-        self._client.pass_frame(length)
+    def _relay(self, slot: Slot, length: int, watch: ProducerIdWatch | None = None) -> None:
+        self._client.pass_frame(length, watch)
         self._to_client.append(slot)
         self._from_upstream.append(slot)
 
@@ -376,12 +380,22 @@ class Session(ShortWay):
             ):
                 self._note_known(version, bytes(head[:_PEEK_BYTES_MAX]), peek, guarded=True)
             return self._collect(length, now)
+        flexible = version >= FLEXIBLE
+        try:
+            count, first_at = partitions_of(head, peek.end, flexible=flexible)
+        except UNREADABLE:
+            if len(head) < min(peek.end + 5, length):
+                return False
+            count, first_at = 0, length
+        if count > _STREAMED_PARTITIONS_MAX:
+            return self._collect(length, now)
+        watch = ProducerIdWatch(first_at, count, around.shared_producer_ids, flexible=flexible)
         if peek.acks == 0:
             around.note_unanswered(now)
-            self._client.pass_frame(length)
+            self._client.pass_frame(length, watch)
             self._silent_to = self._received_bytes - self._client.unread_bytes + self._client.passing_bytes
         else:
-            self._relay(self._produce_slot(version, correlation_id), length)
+            self._relay(self._produce_slot(version, correlation_id), length, watch)
             self._note_known(version, bytes(head[:_PEEK_BYTES_MAX]), peek, guarded=False)
         return True
 

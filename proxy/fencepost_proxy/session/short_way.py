@@ -37,7 +37,7 @@ from fencepost_proxy.wire.produce import (
     ProducePeek,
     parse_produce_request,
 )
-from fencepost_proxy.wire.shortcuts import names_no_broker
+from fencepost_proxy.wire.shortcuts import is_free_of, names_no_broker
 from fencepost_proxy.wire.single import encode_single, encode_single_answer, read_single, read_single_answer
 
 _FRAME_PREFIX = struct.Struct(">ihhi")
@@ -113,6 +113,9 @@ class ShortWay(GuardedProduce):
             elif api_key != PRODUCE or not self._is_known(data[at:end], version) or not around.fresh(now):
                 break
             elif not self._known.guarded:
+                topic_end = at + LENGTH_BYTES + REQUEST_BYTES_MIN + len(self._known.prefix)
+                if not is_free_of(data, topic_end, version, around.shared_producer_ids):
+                    break
                 if around.policy(self._known.topic_name) is not None:
                     break
                 slot = self._produce_slot(version, correlation_id)

@@ -71,8 +71,8 @@ class Surroundings(counted.Surroundings, Protocol):
         """Bytes that occur in every request that concerns the state topic: its name, its id."""
 
     @property
-    def shared_producer_id(self) -> int:
-        """What stamped batches are appended under, -1 while it is not known."""
+    def shared_producer_ids(self) -> frozenset[int]:
+        """What stamped batches are, or were, appended under. A client may not use them."""
 
     @property
     def tag(self) -> int:

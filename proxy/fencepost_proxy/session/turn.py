@@ -228,7 +228,7 @@ class Bid:
     policy: TopicPolicy
     names: HeaderNames
     decompressed_bytes_max: int
-    shared_producer_id: int
+    shared_producer_ids: frozenset[int]
     now: float
     deadline: float
     tag: int = 0
@@ -255,7 +255,7 @@ def make_ticket(
         not_permitted = check_idempotence(partition.topic, partition.partition, header.producer_id, Level.OFF)
         assert not_permitted is not None
         return not_permitted
-    if header.producer_id >= 0 and header.producer_id == bid.shared_producer_id:
+    if header.producer_id in bid.shared_producer_ids:
         message = f"PRODUCER_ID_TAKEN {where}: producer id {header.producer_id} is the proxy's own"
         return Refusal(Error.POLICY_VIOLATION, "shared_producer_id", message)
     return Ticket(

@@ -21,7 +21,7 @@ class Known:
 
     `topic_id` – the id of a topic's living incarnation, None where it is not known.
     `state_topic_id` – None until the state topic was found or created. `fresh` – whether `view` is recent enough to
-    rely on. `shared_producer_id` – of fenced appends; -1 until it is known.
+    rely on. `shared_producer_ids` – of fenced appends.
     """
 
     view: StateView
@@ -30,7 +30,7 @@ class Known:
     state_topic: str
     state_topic_id: UUID | None = None
     fresh: bool = True
-    shared_producer_id: int = -1
+    shared_producer_ids: frozenset[int] = frozenset()
 
     def policy(self, topic: str) -> TopicPolicy | None:
         """What holds for a topic; None where the virtual configs are too old to say."""

@@ -4,7 +4,7 @@ One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…
 
 | key | value | of several |
 |---|---|---|
-| `producer-id/<proposal uuid>` | `{"cluster_id", "producer_id"}` | the lowest offset wins, for ever |
+| `producer-id/<proposal uuid>` | `{"cluster_id", "producer_id", "number"}` | of a number the lowest offset wins |
 | `stamp-base/<topic id>/<partition>/<producer epoch>/<proposal uuid>` | `{"base"}` | the same, for each epoch |
 | `process/<uuid>` | `{"started_ms", "place"}` | all count: the n-th of them has tag n mod 255 + 1 |
 | `alive/<uuid>` | `{"at_ms"}` | sent again and again; a tombstone when the process ends well |
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -57,6 +58,7 @@ _TOPIC_CONFIG: Final = "topic-config"
 _PROCESS: Final = "process"
 _ALIVE: Final = "alive"
 _TAGS: Final = 255
+_OLDER_BASES_MAX: Final = 1000
 #: From then on a process should take a new tag; at twice that its old one is somebody else's.
 TAG_AGE_MAX: Final = 127
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
@@ -99,15 +101,20 @@ class TopicConfigChange:
     inherited_from: UUID | None = None
 
 
-def encode_producer_id(proposal: UUID, cluster_id: str, producer_id: ProducerId) -> StateRecord:
-    """The proposal that stamped batches of this cluster are appended under this producer id."""
-    return record(f"{_PRODUCER_ID}/{proposal}", {"cluster_id": cluster_id, "producer_id": producer_id})
+def encode_producer_id(proposal: UUID, cluster_id: str, producer_id: ProducerId, number: int = 0) -> StateRecord:
+    """The proposal that fenced batches of this cluster are appended under this producer id: the first one, or the
+    `number`-th one after it, for partitions that have used the epochs of those before."""
+    value = {"cluster_id": cluster_id, "producer_id": producer_id, **({"number": number} if number else {})}
+    return record(f"{_PRODUCER_ID}/{proposal}", value)
 
 
 def encode_stamp_base(
     topic_id: UUID, partition: int, producer_epoch: ProducerEpoch, proposal: UUID, base: LogEndOffset
 ) -> StateRecord:
-    """The proposal that this partition's stamps under this epoch count from `base`."""
+    """The proposal that this partition's stamps under this epoch count from `base`.
+
+    Epochs go on from one shared producer id to the next: `PRODUCER_EPOCHS` of the first, then those of the second.
+    """
     return record(f"{_STAMP_BASE}/{topic_id}/{partition}/{producer_epoch}/{proposal}", {"base": base})
 
 
@@ -163,7 +170,9 @@ class StateView:
     def __init__(self, cluster_id: str) -> None:
         self._cluster_id = cluster_id
         self._next_offset = Offset(0)
-        self._producer_id: ProducerId | None = None
+        self._producer_ids: dict[int, ProducerId] = {}
+        #: Every producer id that fenced batches are, or were, appended under.
+        self.shared_producer_ids: frozenset[int] = frozenset()
         self._topic_configs: dict[str, SetConfigs] = {}
         self._processes: dict[UUID, int] = {}
         self._places: dict[UUID, str] = {}
@@ -217,8 +226,9 @@ class StateView:
                 f"the state topic belongs to cluster {cluster_id}, but this is cluster {self._cluster_id}: it was "
                 "copied from there. If no topic of this cluster was guarded here yet, delete the state topic"
             )
-        if self._producer_id is None:
-            self._producer_id = ProducerId(producer_id)
+        number = typed(value, "number", int) if "number" in value else 0
+        self._producer_ids.setdefault(number, ProducerId(producer_id))
+        self.shared_producer_ids = frozenset(self._producer_ids.values())
 
     def _apply_stamp_base(self, key: str, rest: str, raw: bytes | None) -> None:
         topic_id, partition, epoch, _ = rest.split("/")
@@ -250,10 +260,9 @@ class StateView:
         """The offset behind the last record applied."""
         return self._next_offset
 
-    @property
-    def producer_id(self) -> ProducerId | None:
-        """The shared producer id, None while none is agreed on."""
-        return self._producer_id
+    def producer_id(self, number: int = 0) -> ProducerId | None:
+        """The shared producer id of that number, None while none is agreed on."""
+        return self._producer_ids.get(number)
 
     def place(self, process: UUID) -> str | None:
         """Where that process said that it runs."""
@@ -339,6 +348,12 @@ class StateView:
             return None
         epoch = max(bases)
         return StampBase(epoch, bases[epoch][1])
+
+    def older_stamp_bases(self, topic_id: UUID, partition: int, producer_epoch: ProducerEpoch) -> list[StateRecord]:
+        """Tombstones of bases that nothing relies on once there is one under that epoch: as many as fit in a batch."""
+        bases = self._stamp_bases.get((topic_id, partition), {})
+        older = (StateRecord(key.encode(), None) for epoch, (key, _) in bases.items() if epoch < producer_epoch)
+        return list(islice(older, _OLDER_BASES_MAX))
 
     def stamp_base_proposal(self, topic_id: UUID, partition: int, producer_epoch: ProducerEpoch) -> bytes | None:
         """The key of the proposal that won under that epoch."""

@@ -115,7 +115,7 @@ def plan_write_markers(request: Message, known: Known) -> Plan:
 def _marker_error(producer_id: int, topic: str, known: Known) -> int | None:
     if known.is_state_topic(topic):
         return DENIED
-    if producer_id == known.shared_producer_id:
+    if producer_id in known.shared_producer_ids:
         return Error.POLICY_VIOLATION
     return Error.NOT_LEADER_OR_FOLLOWER if known.check(topic) is None else None
 

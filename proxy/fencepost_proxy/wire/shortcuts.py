@@ -2,14 +2,88 @@
 
 from __future__ import annotations
 
+from struct import Struct
+from struct import error as StructError
 from typing import Final
 
+from fencepost_proxy.wire.primitives import Malformed, read_uvarint
 from fencepost_proxy.wire.produce import FLEXIBLE
 
 _ONE_BYTE_VARINT_MAX: Final = 0x7F
 #: Index, error code, base offset, log append time, log start offset.
 _PARTITION_BYTES: Final = 30
 _THROTTLE_AND_TAGS_BYTES: Final = 5
+_INT32: Final = Struct(">i")
+_INT64: Final = Struct(">q")
+_BATCH_HEADER_BYTES: Final = 61
+_PRODUCER_ID_AT: Final = 43
+_FEW_PARTITIONS: Final = 100
+#: Tags of the partition before, index, length of the records, and the batch as far as its producer id.
+PARTITION_HEAD_BYTES: Final = 1 + 4 + 5 + _PRODUCER_ID_AT + 8
+#: What is wrong with bytes that cannot be read here. Kafka says it too.
+UNREADABLE: Final = (IndexError, StructError, Malformed)
+
+
+def partitions_of(data: memoryview, at: int, *, flexible: bool) -> tuple[int, int]:
+    """Of the topic of a Produce request whose name ends at `at`: how many partitions, and where the first begins.
+
+    Raises `UNREADABLE`.
+    """
+    if flexible:
+        count, at = read_uvarint(data, at)
+        return count - 1, at
+    return _INT32.unpack_from(data, at)[0], at + 4
+
+
+def producer_id_of(data: memoryview, at: int, *, flexible: bool) -> tuple[int, int]:
+    """Of the partition that begins at `at`: the producer id of its batch, -1 for none, and where its records end.
+
+    Raises `UNREADABLE`.
+    """
+    if flexible:
+        length, at = read_uvarint(data, at + 4)
+        length -= 1
+    else:
+        (length,) = _INT32.unpack_from(data, at + 4)
+        at += 8
+    if length < _BATCH_HEADER_BYTES:
+        return -1, at + max(length, 0)
+    return _INT64.unpack_from(data, at + _PRODUCER_ID_AT)[0], at + length
+
+
+def names_producer(records: memoryview | None, producer_ids: frozenset[int]) -> bool:
+    """Whether the first batch of these records has one of these producer ids."""
+    if records is None or len(records) < _BATCH_HEADER_BYTES:
+        return False
+    return _INT64.unpack_from(records, _PRODUCER_ID_AT)[0] in producer_ids
+
+
+def is_free_of(frame: memoryview, at: int, api_version: int, producer_ids: frozenset[int]) -> bool:
+    """Whether a Produce request for few partitions has none of these producer ids. `at`: where its only topic's name
+    ends. What lies behind the request in `frame` is read where its own lengths lead there: Kafka refuses such a one."""
+    flexible = api_version >= FLEXIBLE
+    try:
+        if flexible and frame[at] == 2:  # one partition
+            at += 5
+            while frame[at] > _ONE_BYTE_VARINT_MAX:
+                at += 1
+            return _INT64.unpack_from(frame, at + 1 + _PRODUCER_ID_AT)[0] not in producer_ids
+        count, at = partitions_of(frame, at, flexible=flexible)
+        if not 0 < count <= _FEW_PARTITIONS:
+            return False
+        while True:
+            producer_id, at = producer_id_of(frame, at, flexible=flexible)
+            if producer_id in producer_ids:
+                return False
+            count -= 1
+            if not count:
+                return True
+            if flexible:
+                if frame[at]:
+                    return False
+                at += 1
+    except UNREADABLE:
+        return False
 
 
 def names_no_broker(frame: memoryview, api_version: int) -> bool:

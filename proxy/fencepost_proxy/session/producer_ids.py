@@ -1,0 +1,53 @@
+"""The producer ids of a Produce request that is streamed: a client may not use those that fence appends here."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+from fencepost_proxy.errors import ClientProtocolError
+from fencepost_proxy.wire.shortcuts import UNREADABLE, producer_id_of
+
+_NO_MORE: Final = sys.maxsize
+
+
+def refuse_producer_id() -> ClientProtocolError:
+    return ClientProtocolError("PRODUCER_ID_TAKEN a Produce request has a producer id of the proxy's own")
+
+
+class ProducerIdWatch:
+    """Looks at one partition after the other, each when its first bytes are there.
+
+    `first_at` – where the first one begins in the frame. `count` – of the partitions.
+    """
+
+    __slots__ = ("_flexible", "_left", "_producer_ids", "_tags_before", "first_at")
+
+    def __init__(self, first_at: int, count: int, producer_ids: frozenset[int], *, flexible: bool) -> None:
+        self.first_at = first_at
+        self._left = count
+        self._producer_ids = producer_ids
+        self._flexible = flexible
+        self._tags_before = False
+
+    def look(self, head: memoryview) -> int:
+        """How many bytes pass before the next look. `head` – `PARTITION_HEAD_BYTES`, or less at the frame's end.
+
+        What cannot be read is refused by Kafka. Raises ClientProtocolError.
+        """
+        if not self._left:
+            return _NO_MORE
+        at = 0
+        if self._tags_before:
+            if head[0]:
+                raise ClientProtocolError("tagged fields of a partition of a Produce request: Kafka knows none")
+            at = 1
+        try:
+            producer_id, at = producer_id_of(head, at, flexible=self._flexible)
+        except UNREADABLE:
+            return _NO_MORE
+        if producer_id in self._producer_ids:
+            raise refuse_producer_id()
+        self._left -= 1
+        self._tags_before = self._flexible
+        return at if self._left else _NO_MORE
