@@ -10,12 +10,20 @@ import crc32c
 
 NOW_MS = 1_700_000_000_000
 
+
+def _lz4(data: bytes) -> bytes:
+    """Kafka takes no frame whose blocks may be linked."""
+    compressor = cramjam.lz4.Compressor(block_linked=False)
+    compressor.compress(data)
+    return bytes(compressor.finish())
+
+
 #: By the codec's number in a batch's attributes.
 CODECS: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
     "none": (0, bytes),
     "gzip": (1, lambda data: bytes(cramjam.gzip.compress(data))),
     "snappy": (2, lambda data: bytes(cramjam.snappy.compress_raw(data))),
-    "lz4": (3, lambda data: bytes(cramjam.lz4.compress(data))),
+    "lz4": (3, _lz4),
     "zstd": (4, lambda data: bytes(cramjam.zstd.compress(data))),
 }
 
