@@ -975,7 +975,11 @@ class _Run:
         if wanted.partition not in self.logs:
             kind = "no-topic"
         event = carry_out(wanted.effect, wanted.partition, log, bases, asked_at=asked_at, kind=kind, error=error)
+        event = self._compared(wanted.effect, event)
         self._perform(self.call(self.switch.gate_event, wanted.partition, event, self.now))
+
+    def _compared(self, effect: object, event: g.Event) -> g.Event:
+        return event
 
     # ---- the end
 

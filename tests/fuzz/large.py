@@ -16,6 +16,7 @@ from typing import Any
 
 from fencepost_proxy.config import Limits
 from fencepost_proxy.partitions import events as g
+from fencepost_proxy.partitions.landed import read_landed
 from fencepost_proxy.session.reading import HERE_BYTES_MAX, PARTITIONS_MAX
 from fencepost_proxy.wire.control import decode_request, encode_request, request_header_is_flexible
 from fencepost_proxy.wire.schema import Message
@@ -91,6 +92,14 @@ class _LargeRun(_Run):
 
     def _surroundings(self, setup: dict[str, Any]) -> Around:
         return _Around(setup)
+
+    def _compared(self, effect: object, event: g.Event) -> g.Event:
+        """As `net/reads.py` does it, in a thread."""
+        match effect, event:
+            case g.Look(ticket, offset), g.Looked(_, g.Found(batch)):
+                names, bytes_max = self.around.header_names, self.around.decompressed_bytes_max
+                return g.Looked(ticket, g.Found(batch, offset, read_landed(batch, offset, ticket, names, bytes_max)))
+        return event
 
     def _check_bounds(self) -> None:
         """Of thousands of gates, after each event, that would take all the time."""
