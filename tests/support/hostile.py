@@ -8,17 +8,26 @@ Prints `ready` once it has begun. A connection that is closed is opened again.
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import random
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import cycle
+from itertools import cycle, islice, repeat
 
 from tests.support import compressed, raw
+from tests.support.bytewise import record
 
 ABSENT_PARTITIONS = 300
 #: Of the topic `TOPIC-wide`.
 WIDE_PARTITIONS = 60
 _TIMEOUT_MS = 5_000
+PIPELINED = 200
+CONNECTIONS = 100
+BOMB_BYTES = 100_000_000
+TINY_RECORDS = 200_000
 
 #: Sends something once for each `next`.
 Way = Callable[[str, str], Iterator[None]]
@@ -55,6 +64,148 @@ def linked_blocks(address: str, topic: str) -> Iterator[None]:
 def error_after_error(address: str, topic: str) -> Iterator[None]:
     """LZ4 that the proxy can read, and that Kafka answers with UNKNOWN_SERVER_ERROR."""
     return _produces(address, *_after_a_good_one(topic, "lz4, missing content checksum"))
+
+
+@way
+def wrong_expectations(address: str, topic: str) -> Iterator[None]:
+    """None of which holds."""
+    return _produces(address, {topic: {0: raw.batch(raw.Record(b"x", expected=1 << 40))}})
+
+
+@way
+def appends_without_an_answer(address: str, topic: str) -> Iterator[None]:
+    """Its connection is gone before Kafka can answer."""
+    records = raw.batch(b"x")
+    for _ in repeat(None):
+        connection = raw.Connection(address)
+        connection.append(topic, records)
+        connection.send_produce({topic: {0: records}})
+        connection.reset()
+        yield
+
+
+@way
+def damaged_batches(address: str, topic: str) -> Iterator[None]:
+    """Many at once, which the proxy refuses itself."""
+    damaged = raw.batch(b"x")[:-1] + b"?"
+    with raw.Connection(address) as connection:
+        for _ in repeat(None):
+            for _ in range(PIPELINED):
+                connection.send_produce({topic: {0: damaged}}, timeout_ms=_TIMEOUT_MS)
+            for _ in range(PIPELINED):
+                connection.receive_produce()
+            yield
+
+
+@way
+def very_many_requests(address: str, topic: str) -> Iterator[None]:
+    """To another partition, as fast as they are answered."""
+    wide = {f"{topic}-wide": {0: raw.batch(b"x")}}
+    with raw.Connection(address) as connection:
+        for _ in repeat(None):
+            for _ in range(PIPELINED):
+                connection.send_produce(wide, timeout_ms=_TIMEOUT_MS)
+            for _ in range(PIPELINED):
+                connection.receive_produce()
+            yield
+
+
+@way
+def decompression_bomb(address: str, topic: str) -> Iterator[None]:
+    records = [record(0, value=bytes(BOMB_BYTES), timestamp_delta=1)]
+    return _produces(address, {topic: {0: compressed.batch(1, gzip.compress(records[0]), records=records)}})
+
+
+@way
+def tiny_records(address: str, topic: str) -> Iterator[None]:
+    """Very many of them, in few bytes."""
+    tiny = [record(0, timestamp_delta=1, value=None)] * TINY_RECORDS
+    return _produces(address, {topic: {0: compressed.batch(1, gzip.compress(b"".join(tiny)), records=tiny)}})
+
+
+@way
+def silent_connections(address: str, topic: str) -> Iterator[None]:
+    return _many(address, lambda connection: None)
+
+
+@way
+def half_a_frame(address: str, topic: str) -> Iterator[None]:
+    """And a byte of it now and then."""
+    request = raw.produce_request({topic: {0: raw.batch(b"x" * 50_000)}}, -1, _TIMEOUT_MS, None, None)
+    with raw.Connection(address) as connection:
+        _, frame = connection.frame(request, 9)
+    places: dict[raw.Connection, int] = {}
+
+    def one(connection: raw.Connection) -> None:
+        at = places.get(connection, 0)
+        until = len(frame) // 2 if not at else min(at + 1, len(frame) - 1)
+        connection.socket.sendall(frame[at:until])
+        places[connection] = until
+
+    return _many(address, one)
+
+
+@way
+def asks_and_never_reads(address: str, topic: str) -> Iterator[None]:
+    asked = raw.MetadataRequest(topics=None, allow_auto_topic_creation=False)
+
+    def one(connection: raw.Connection) -> None:
+        connection.socket.settimeout(0.001)
+        with contextlib.suppress(TimeoutError):
+            for _ in range(PIPELINED):
+                connection.send(asked, 5)
+
+    return _many(address, one)
+
+
+@way
+def comes_and_goes(address: str, topic: str) -> Iterator[None]:
+    for _ in repeat(None):
+        connection = raw.Connection(address)
+        connection.socket.sendall(b"\0\0")
+        connection.reset()
+        yield
+
+
+@way
+def absurd_length(address: str, topic: str) -> Iterator[None]:
+    return _closed(address, struct.pack(">ihhi", 2**31 - 1, 0, 9, 1))
+
+
+@way
+def many_elements(address: str, topic: str) -> Iterator[None]:
+    """A Metadata request that claims a hundred million topics."""
+    return _closed(address, struct.pack(">ihhihi", 4_000_014, 3, 5, 1, -1, 100_000_000) + bytes(4_000_000))
+
+
+@way
+def random_bytes(address: str, topic: str) -> Iterator[None]:
+    chance = random.Random(20_261)
+    for _ in repeat(None):
+        noise = chance.randbytes(1000)
+        yield from islice(_closed(address, struct.pack(">ihhi", len(noise) + 8, chance.randrange(70), 5, 1) + noise), 1)
+
+
+def _closed(address: str, data: bytes) -> Iterator[None]:
+    for _ in repeat(None):
+        with raw.Connection(address, timeout_seconds=1.0) as connection, contextlib.suppress(OSError):
+            connection.socket.sendall(data)
+            connection.is_closed(1.0)
+        yield
+
+
+def _many(address: str, one: Callable[[raw.Connection], None]) -> Iterator[None]:
+    """Does that on each of many connections, in turn; one that is closed is opened again."""
+    connections = [raw.Connection(address) for _ in range(CONNECTIONS)]
+    while True:
+        for number, connection in enumerate(connections):
+            try:
+                one(connection)
+            except (OSError, raw.Closed):
+                connection.close()
+                connections[number] = raw.Connection(address)
+        yield
+        time.sleep(0.01)
 
 
 def _after_a_good_one(topic: str, form: str) -> Iterator[raw.Batches]:

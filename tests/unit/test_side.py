@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from fencepost_proxy.net import side as side_module
 from fencepost_proxy.net.side import Buffers, Side
 
 
@@ -170,3 +171,41 @@ class TestPacing:
             far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             far.close()  # by a reset: the connection has no peer any more
             asyncio.run(_made(near))
+
+
+class _Counting(Side):
+    """Notes how much each read brought, and takes `seconds` for it."""
+
+    def __init__(self, sock: socket.socket, loop: asyncio.AbstractEventLoop, clock: list[float]) -> None:
+        super().__init__(sock, Buffers(), loop)
+        self.clock, self.seconds = clock, 0.0
+        self.reads: list[int] = []
+
+    def _received(self, data: memoryview) -> None:
+        self.reads.append(len(data))
+        self.clock[0] += self.seconds
+
+    def _lost(self, error: OSError | None) -> None: ...
+
+
+def test_bytes_that_take_long_are_read_in_smaller_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One connection's requests must not keep the others waiting for all that its socket holds."""
+    clock = [100.0]
+    monkeypatch.setattr(side_module, "monotonic", lambda: clock[0])
+
+    async def read() -> list[int]:
+        near, far = socket.socketpair()
+        with near, far:
+            near.setblocking(False)
+            far.sendall(bytes(60_000))
+            side = _Counting(near, asyncio.get_running_loop(), clock)
+            side.seconds = 0.06
+            side._read_bytes_max = 30_000
+            side._readable()
+            side._readable()
+            side.seconds = 0.0
+            for _ in range(3):
+                side._readable()
+        return side.reads
+
+    assert asyncio.run(read()) == [30_000, 1024, 1024, 2048, 4096]

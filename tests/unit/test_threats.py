@@ -8,6 +8,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from tests.support.hostile import WAYS
+
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "threats.md").read_text("utf-8")
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`")
@@ -27,8 +29,18 @@ def test_each_test_that_is_named_exists() -> None:
 
 def test_each_threat_has_a_test_or_says_that_nothing_stops_it() -> None:
     rows = [row for row in TEXT.splitlines() if row.startswith("| ") and not row.startswith(("| what", "| who"))]
+    rows = [row for row in rows if row.count(" | ") == 2]
     assert len(rows) > 25
     for row in rows:
         _, stops, tests = row.strip("| ").split(" | ")
         assert NAMED.search(tests) or ("**" in stops and tests == "–"), row
         assert not re.sub(NAMED, "", tests).strip(", –"), f"not the name of a test: {row}"
+
+
+def test_each_way_of_a_hostile_client_has_its_rates() -> None:
+    rates = [
+        row.strip("| ").split(" | ") for row in TEXT.splitlines() if row.startswith("| ") and row.count(" | ") == 4
+    ]
+    assert [row[0] for row in rates[1:]] == list(WAYS)
+    kept = {row[0]: int(row[4].split("%")[0]) for row in rates[1:]}
+    assert all(percent >= 50 or "**not kept**" in row[4] for row, percent in zip(rates[1:], kept.values(), strict=True))

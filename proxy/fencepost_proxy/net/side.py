@@ -28,6 +28,9 @@ from fencepost_proxy.net.tls import TlsBuffers, TlsSocket
 
 #: For every connection of the process: what was read is handled before the next read, so nothing of it outlives that.
 RECEIVE_BUFFER_BYTES: Final = 256 * 1024
+#: Small requests may take long for their bytes: of a socket whose bytes took longer, less is read the next time.
+_READ_SECONDS_MAX: Final = 0.002
+_READ_BYTES_MIN: Final = 1024
 #: Kept for a peer that does not take it; above it the other side is not read. One read may go beyond it.
 UNSENT_BYTES_MAX: Final = 64 * 1024
 #: What one `sendmsg` takes (IOV_MAX of Linux and macOS).
@@ -164,6 +167,7 @@ class Side:
         "_fd",
         "_hangs_up",
         "_loop",
+        "_read_bytes_max",
         "_reading",
         "_sock",
         "_unsent",
@@ -196,6 +200,7 @@ class Side:
         self.paused = 0
         self.passing_bytes = 0
         self.received_at = 0.0
+        self._read_bytes_max = RECEIVE_BUFFER_BYTES
         self.closing_since: float | None = None
 
     # ---- for the subclass
@@ -234,16 +239,24 @@ class Side:
         if self.passing_bytes >= SPLICE_BYTES_MIN and self._splice():
             return
         try:
-            count = self._sock.recv_into(self._buffers.received)
+            count = self._sock.recv_into(self._buffers.received[: self._read_bytes_max])
         except _AGAIN:
             return
         except OSError as error:
             self._end(error)
             return
-        if count:
-            self._received(self._buffers.received[:count])
-        else:
+        if not count:
             self._end_of_input()
+            return
+        began = monotonic()
+        self._received(self._buffers.received[:count])
+        seconds = monotonic() - began
+        if seconds > _READ_SECONDS_MAX:
+            # What is left stays readable, unless TLS has read it already: others have their turn first.
+            if not isinstance(self._sock, TlsSocket):
+                self._read_bytes_max = max(_READ_BYTES_MIN, int(count * _READ_SECONDS_MAX / seconds))
+        elif count == self._read_bytes_max < RECEIVE_BUFFER_BYTES:
+            self._read_bytes_max = min(2 * count, RECEIVE_BUFFER_BYTES)
 
     def _passes(self, byte_count: int) -> None:
         """So many of the next bytes just go to the other side."""
