@@ -16,7 +16,7 @@ ALL_AT_ONCE := -n $(WORKERS)
 KAFKA_VERSIONS_OLDER := 4.2.2 4.1.2 4.0.2 3.9.2
 
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-fast test-kafka test-long test-brokers simulate fuzz mutants soak order-proof eos-proof sasl-ssl-proof releases spark-faults crash-steps docs dist lint lock clean
+.PHONY: help demo bench test test-fast test-kafka test-long test-brokers simulate fuzz mutants soak order-proof eos-proof sasl-ssl-proof releases test-foreign spark-faults crash-steps docs dist lint lock clean
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
@@ -68,6 +68,9 @@ sasl-ssl-proof: jars  ## every client and mechanism, with TLS, at Kafka and thro
 
 releases: jars  ## each Kafka release: what it tells its clients, a story through the proxy. Prints the tables
 	@$(BIN)/python -m tests.releases
+
+test-foreign: jars  ## client authors' own tests, at Kafka and through the proxy. Prints the table; SOURCES=DIR for what no registry has
+	@$(KEEP_BYTECODE) $(BIN)/python -m tests.foreign $(if $(SOURCES),--sources $(SOURCES)) $(FOREIGN)
 
 spark-faults: jars  ## Spark drivers, tasks, executors, checkpoints, proxy and broker fail under the sink, and Spark's own. Prints the table
 	@$(KEEP_BYTECODE) $(BIN)/python -m tests.spark_faults $(FAULTS)
