@@ -42,6 +42,7 @@ from typing import Any, Final, NamedTuple, Self
 import pytest
 
 from fencepost_policies.append import Check
+from fencepost_proxy.net import side as side_module
 from fencepost_proxy.net.link import ClientSide, Link, UpstreamSide
 from fencepost_proxy.net.metrics import Traffic
 from fencepost_proxy.net.side import Buffers
@@ -78,7 +79,7 @@ BUDGETS: Final[dict[tuple[int, int], dict[str, Cost]]] = {
         #                                                opcodes, held_bytes, left_objects, left_kilobytes, idle_bytes
         "Heartbeat, relayed":                            Cost(    872,    2177,       0,       0,    2454),
         "Fetch of 1 MiB, relayed in pieces of 64 KiB":   Cost(   8884,    3344,       0,       0,    2478),
-        "Produce, unguarded, 1 KB":                      Cost(    926,    2216,       0,       0,    2818),
+        "Produce, unguarded, 1 KB":                      Cost(   1033,    2216,       0,       0,    2990),
         "Produce, guarded, unconditional":               Cost(   3749,    6381,       0,       0,    3098),
         "Produce, conditional by header":                Cost(   3966,    6442,       0,       0,    3101),
         "Produce, conditional by base offset":           Cost(   3745,    6373,       0,       0,    3092),
@@ -580,6 +581,7 @@ def main() -> None:
     parser.add_argument("--case", choices=CASES, action="append")
     parser.add_argument("--waste", choices=_WASTE)
     options = parser.parse_args()
+    side_module._READ_SECONDS_MAX = float("inf")  # being counted takes long
     if options.waste:
         _waste(options.waste)
     if options.json:

@@ -183,6 +183,7 @@ class _Counting(Side):
 
     def _received(self, data: memoryview) -> None:
         self.reads.append(len(data))
+        self.received_at = self.clock[0]
         self.clock[0] += self.seconds
 
     def _lost(self, error: OSError | None) -> None: ...

@@ -200,7 +200,7 @@ class Side:
         self.paused = 0
         self.passing_bytes = 0
         self.received_at = 0.0
-        self._read_bytes_max = RECEIVE_BUFFER_BYTES
+        self._read_bytes_max = 0  # no limit
         self.closing_since: float | None = None
 
     # ---- for the subclass
@@ -238,8 +238,9 @@ class Side:
     def _readable(self) -> None:
         if self.passing_bytes >= SPLICE_BYTES_MIN and self._splice():
             return
+        received, limit = self._buffers.received, self._read_bytes_max
         try:
-            count = self._sock.recv_into(self._buffers.received[: self._read_bytes_max])
+            count = self._sock.recv_into(received[:limit] if limit else received)
         except _AGAIN:
             return
         except OSError as error:
@@ -248,15 +249,18 @@ class Side:
         if not count:
             self._end_of_input()
             return
-        began = monotonic()
-        self._received(self._buffers.received[:count])
-        seconds = monotonic() - began
+        self._received(received[:count])
+        seconds = monotonic() - self.received_at
+        if limit or seconds > _READ_SECONDS_MAX:
+            self._limit_reads(count, seconds)
+
+    def _limit_reads(self, count: int, seconds: float) -> None:
+        """What is left stays readable, unless TLS has read it already: others have their turn first."""
         if seconds > _READ_SECONDS_MAX:
-            # What is left stays readable, unless TLS has read it already: others have their turn first.
             if not isinstance(self._sock, TlsSocket):
                 self._read_bytes_max = max(_READ_BYTES_MIN, int(count * _READ_SECONDS_MAX / seconds))
-        elif count == self._read_bytes_max < RECEIVE_BUFFER_BYTES:
-            self._read_bytes_max = min(2 * count, RECEIVE_BUFFER_BYTES)
+        elif count == self._read_bytes_max:
+            self._read_bytes_max = 2 * count if 2 * count < RECEIVE_BUFFER_BYTES else 0
 
     def _passes(self, byte_count: int) -> None:
         """So many of the next bytes just go to the other side."""
