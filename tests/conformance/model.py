@@ -49,6 +49,7 @@ class ModelKafka(Kafka):
             unclean=False,
             slow_requests=0.0,
             too_large=0.0,
+            server_errors=0.0,
             transactions_v2=False,
         )
         self.cluster.commits_under_min_isr = False
