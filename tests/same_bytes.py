@@ -16,8 +16,8 @@ from pathlib import Path
 _HERE = Path(__file__).parents[1]
 _SOURCES = ("policies", "proxy", "client")
 _FUZZER_SEEDS = range(100, 104)
-#: The columns of the fuzzer's summary that are equal on every run: target, inputs, events; states, failures, digest.
-_FUZZER_COLUMNS = (0, 1, 2, -3, -2, -1)
+#: The columns of the fuzzer's summary that are equal on every run.
+_FUZZER_COLUMNS = frozenset({"target", "inputs", "events", "states", "failures", "digest"})
 
 
 def _start(checkout: Path, *command: object) -> subprocess.Popen[str]:
@@ -41,8 +41,9 @@ def simulated(lines: Sequence[str]) -> list[str]:
 
 def fuzzed(lines: Sequence[str]) -> list[str]:
     head = next(place for place, line in enumerate(lines) if line.startswith("target"))
-    rows = [line.split() for line in lines[head + 1 :] if line]
-    return [" ".join(row[column] for column in _FUZZER_COLUMNS) for row in rows]
+    names = lines[head].split()
+    rows = [row for row in map(str.split, lines[head + 1 :]) if len(row) == len(names)]
+    return [" ".join(word for name, word in zip(names, row, strict=True) if name in _FUZZER_COLUMNS) for row in rows]
 
 
 def difference(ours: Sequence[str], theirs: Sequence[str]) -> str:

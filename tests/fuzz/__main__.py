@@ -88,13 +88,13 @@ def main() -> int:
 def _summary(results: list[Result], corpus: Path) -> int:
     print(
         f"\n{'target':<9}{'inputs':>8}{'events':>9}{'seconds':>9}{'kept':>6}{'lines':>13}{'pairs':>7}{'states':>8}"
-        f"{'failures':>10}{'slowest':>9}  digest"
+        f"{'failures':>10}{'slowest_ms':>11}  digest"
     )
     for each in results:
         lines = f"{each.lines}/{each.lines_all}"
         print(
             f"{each.target:<9}{each.inputs:>8}{each.events:>9}{each.seconds:>9.1f}{each.kept:>6}{lines:>13}"
-            f"{each.pairs:>7}{each.features:>8}{len(each.failures):>10}{each.slowest_seconds * 1000:>6.1f} ms"
+            f"{each.pairs:>7}{each.features:>8}{len(each.failures):>10}{each.slowest_seconds * 1000:>11.1f}"
             f"  {each.digest}"
         )
     slowest = max(results, key=lambda each: each.slowest_seconds)
