@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -186,3 +187,11 @@ class ProxyProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def blocked_by(log: str, packages: str) -> list[str]:
+    """Lines of the watchdog that name code of these packages. On a busy machine every callback is late, so only those
+    count whose look used the CPU for 0.5 s: it is 0.25 s long when all is well."""
+    late = [line for line in log.splitlines() if "the event loop was late" in line]
+    named = [line for line in late if re.search(rf"frame=\S*({packages})/", line)]
+    return [line for line in named if float(re.search(r"cpu_seconds=([\d.]+)", line)[1]) > 0.5]  # type: ignore[index]
