@@ -487,7 +487,8 @@ class Proxy:
             now = time.monotonic()
             if hasten.is_set():
                 until = min(until, now)
-            if left is None and now >= until - READ_SECONDS:
+            # Before sessions give up what they wait for.
+            if left is None and now >= until - READ_SECONDS - 5 * _DRAIN_LOOK_SECONDS:
                 left = Counter(key for session in self.switch.sessions.values() for key in session.unanswered)
             for link in list(self.links.values()):
                 since = link.client.closing_since
