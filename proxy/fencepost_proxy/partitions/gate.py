@@ -173,7 +173,7 @@ class Gate(Settling):
 
     def take(self, ticket: Ticket, now: float) -> bool:
         """`Offered`, its `Grant` and `Sent` in one: True, send it now. False: nothing has happened; offer it."""
-        if self._queue or self._granted or self._doubts or self._looking or now < self._paused_until:
+        if self._queue or self._granted or self._doubts or self._looking or self._awaits_marker(now):
             return False
         append = ticket.append
         if append.transactional or POLICY.check(append, _FACTS[ticket.check]) is not None:
@@ -526,16 +526,17 @@ class Gate(Settling):
         self._go_cold()
 
     def _marker_comes(self) -> None:
-        """Nothing that expects an offset is sent until it has been answered: it takes one."""
         self._markers += 1
-        self._paused_until = float("inf")
         self._moves_unfenced()
 
     def _marker_answered(self, written_by: float) -> None:
         self._markers = max(0, self._markers - 1)  # it may be a gate that was made since
         self._written_by = max(self._written_by, written_by)
-        self._paused_until = float("inf") if self._markers else self._written_by
         self._moves_unfenced()
+
+    def _awaits_marker(self, now: float) -> bool:
+        """Nothing that expects an offset is sent meanwhile: a marker takes one."""
+        return self._markers > 0 or now < self._written_by
 
     def _moves_unfenced(self) -> None:
         """The log end moves by what is no append of a client that bypasses the proxy."""
@@ -616,8 +617,9 @@ class Gate(Settling):
                 self._answer(ticket, PartitionResult(ticket.partition.partition, error_code))
 
     def _tick(self, now: float) -> None:
-        paused = now < self._paused_until
-        why = "a transaction marker is being written" if paused else "the log end could not be known in time"
+        why = "the log end could not be known in time"
+        if self._awaits_marker(now):
+            why = "a transaction marker is being written"
         for ticket in [t for t in self._queue if t.deadline <= now]:
             self._queue.remove(ticket)
             self._answer_later(ticket, why)
@@ -650,7 +652,7 @@ class Gate(Settling):
         if self._doubts and not self._in_flight and self._granted is None and self.phase in (Phase.COLD, Phase.OPEN):
             self._settle(now)
         while self._queue and self._granted is None and self.phase in (Phase.COLD, Phase.OPEN):
-            if now < self._paused_until:
+            if self._awaits_marker(now):
                 return
             if self._waits_for_what_may_be_queued(self._queue[0], now) and not self._let_others_pass(now):
                 return

@@ -106,7 +106,6 @@ class GateState:
         self._reads_to_resend = False  # SETTLING, and the tail was asked for
         self._markers = 0  # that connections are about to have written, or wait for the answer to
         self._written_by = float("-inf")  # one without an answer, at the latest
-        self._paused_until = float("-inf")  # for markers: nothing is sent that expects an offset
         self._foreign: Tail | None = None  # PUBLISHING, since the partition knows an epoch that this process does not
         self._holes: set[tuple[int, int]] = set()  # chains of which a batch was not found where it should be
         self._accounted = False  # every append up to `_log_end` passed a gate, as far as this one knows
