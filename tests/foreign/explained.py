@@ -6,7 +6,7 @@ from typing import Final
 
 _NOT_A_MULTIPLE: Final = (
     "it asks for a number of partitions that is no multiple of the last; ordered topics expand by a multiple "
-    "([how to grow a topic](growing-topics.md))"
+    "([how to grow a topic](partition-expansion.md))"
 )
 #: By suite and test.
 EXPLAINED: Final[dict[tuple[str, str], str]] = {

@@ -30,7 +30,7 @@ Shows how topics with ordered.partition.expansion have grown, and what goes on n
   - consumer groups that have not got a new partition yet: how many records are left to them before they may have it.
 
 A topic grows by any tool, through the proxy (kafka-topics --alter --partitions). This command only shows; `open` below
-changes one thing. docs/growing-topics.md is the whole story.
+changes one thing. docs/partition-expansion.md is the whole story.
 
 Ask a proxy process by its status page (its --status), or any proxy as a Kafka client (--bootstrap): that one tells what
 every client may know, thresholds, and nothing of groups."""

@@ -186,7 +186,7 @@ _WARNING: Final[_Table] = (
     ),
     (
         "has grown around the proxy",
-        "Nothing brings that order back. Let partitions be added through the proxy only: docs/growing-topics.md.",
+        "Nothing brings that order back. Let partitions be added through the proxy only: docs/partition-expansion.md.",
     ),
     (
         "is being started",

@@ -155,7 +155,7 @@ def _of_expansions(
             yield Problem(
                 True,
                 f"Appends to {each.topic} have been held for {seconds:.0f} s: it grows to {each.to_count:,} partitions",
-                f"{waits}{_open_at(each.topic, seen)} see docs/growing-topics.md.",
+                f"{waits}{_open_at(each.topic, seen)} see docs/partition-expansion.md.",
                 "/expansions",
             )
 
