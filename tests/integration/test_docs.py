@@ -14,13 +14,19 @@ from kafka import KafkaAdminClient
 from kafka.admin import NewTopic
 from kafka.errors import PolicyViolationError
 
+from fencepost_proxy.dev.errors import ToolError
+from fencepost_proxy.dev.tools import compile_java, run_java
+from tests.support.clients import set_check
 from tests.support.docs import ROOT, Command, blocks, commands
 from tests.support.kafka import running_kafka, unique_topic
 from tests.support.proxy import ProxyProcess
+from tests.support.raw import Log
+from tests.support.spark import create, running_spark
 from tests.support.tools import run_tools
 
 pytestmark = [pytest.mark.kafka, pytest.mark.timeout(600)]
 
+README = ROOT / "README.md"
 QUICKSTART = ROOT / "docs" / "quickstart.md"
 _KNOWN_SECONDS = 90.0
 
@@ -56,9 +62,64 @@ def test_the_quickstart_does_what_it_says(proxy: ProxyProcess, capsys: pytest.Ca
         if index + 1 < len(shown) and shown[index + 1].language == "text":
             assert shown[index + 1].text.replace("topic=orders", f"topic={topic}") in told, block.where
             said += 1
-    assert said == 2
-    for name in ("producer", "with_library"):
+    assert said == 3
+    for name in ("producer", "plain"):
         names[name].close()  # type: ignore[attr-defined]
+
+
+_JAVA_MAIN = """
+import java.util.Map;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+
+public final class Readme {
+    public static void main(String[] args) throws Exception {
+        String string = "org.apache.kafka.common.serialization.StringSerializer";
+        try (var producer = new KafkaProducer<String, String>(
+                Map.of("bootstrap.servers", args[0], "key.serializer", string, "value.serializer", string))) {
+            BLOCK
+        }
+    }
+}
+"""
+
+
+def test_readme_producers_append_once(proxy: ProxyProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The first Python block, then the Java block, on the same topic."""
+    topic = unique_topic("readme")
+    code = {}
+    for block in reversed([*blocks(README)]):
+        code[block.language] = block.text.replace('"orders"', f'"{topic}"').replace("get(30)", "get(120)")
+
+    exec(compile(code["python"].replace("127.0.0.1:19092", proxy.bootstrap), "README.md", "exec"), {})
+    assert capsys.readouterr().out == "0 1\n"
+
+    source = tmp_path / "Readme.java"
+    source.write_text(_JAVA_MAIN.replace("BLOCK", code["java"]), "utf-8")
+    classes = compile_java([source])
+    run_java("Readme", [proxy.bootstrap], classes=classes)
+    assert Log(proxy.bootstrap).values(topic) == [b"first", b"second"]
+    with pytest.raises(ToolError, match=r"PolicyViolationException: OFFSET_MISMATCH .* expected=1 actual=2"):
+        run_java("Readme", [proxy.bootstrap], classes=classes)
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_readme_spark_load_is_resumable(proxy: ProxyProcess) -> None:
+    topic = unique_topic("readme-flights")
+    create(proxy.bootstrap, topic, partitions=2)
+    set_check(proxy.bootstrap, topic, "required")
+    (block,) = [each for each in blocks(README) if each.language == "python" and "register(spark)" in each.text]
+    code = block.text.replace("127.0.0.1:19092", proxy.bootstrap).replace('"flights"', f'"{topic}"')
+    with running_spark({}) as spark:
+        rows = spark.range(500).selectExpr("CAST(id AS STRING) AS key", "CAST(id AS STRING) AS value")
+        for _ in range(2):
+            exec(compile(code, block.where, "exec"), {"spark": spark, "rows": rows})
+
+    log = Log(proxy.bootstrap)
+    assert sorted(value for partition in (0, 1) for value in log.values(topic, partition)) == sorted(
+        b"%d" % number for number in range(500)
+    )
 
 
 def test_kafkas_own_tools_do_what_pages_say(proxy: ProxyProcess, tmp_path: Path) -> None:

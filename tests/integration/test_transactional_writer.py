@@ -401,7 +401,7 @@ def test_a_writer_that_goes_around_the_proxy_costs_a_transaction_but_never_half_
     assert committed() == [[b"first", b"second"], [b"first", b"around", b"second"]]
 
 
-# --- unmodified clients: the table of docs/client.md, "A commit that is refused" --------------------------------------
+# --- unmodified clients: a refused commit, as docs/other-clients.md has it --------------------------------------------
 
 
 class _KafkaPython:

@@ -105,7 +105,7 @@ def _killed(
 def test_java_writers_do_it_by_hand(
     version: int, kafka: KafkaCluster, bank_proxy: ProxyProcess, unique_topic: Callable[..., str]
 ) -> None:
-    """As docs/client.md shows it, in clusters of both transaction versions."""
+    """As docs/other-clients.md shows it, in clusters of both transaction versions."""
     release, before = kafka_version(), PAID_IN
     classes = compile_java([JAVA], version=release)
     topic = unique_topic("bank-java")

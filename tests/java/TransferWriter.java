@@ -21,7 +21,7 @@ import org.apache.kafka.common.serialization.StringDeserializer;
 import org.apache.kafka.common.serialization.StringSerializer;
 
 /**
- * Compare-and-append over two partitions by hand, as docs/client.md shows it. Arguments: bootstrap, topic, name, number of
+ * Compare-and-append over two partitions by hand, as docs/other-clients.md shows it. Arguments: bootstrap, topic, name, number of
  * transfers. Each moves 1 from one account to the other; a record is "NAME-NUMBER BALANCE". Prints how often it decided.
  */
 public final class TransferWriter {

@@ -299,7 +299,7 @@ class _JavaProducer:
 
 @dataclass(frozen=True)
 class Client:
-    """A row of the tables in docs/client.md: a library as it is configured there."""
+    """A row of the tables in docs/other-clients.md: a client library as it is configured there."""
 
     name: str
     library: str  # java, kafka-python, aiokafka, confluent-kafka
@@ -380,8 +380,8 @@ def free_proxy_port() -> int:
 
 
 def documented(heading: str) -> Iterator[dict[str, str]]:
-    """The rows of the table below this heading in docs/client.md, by the names of its columns."""
-    lines = (Path(__file__).parents[2] / "docs" / "client.md").read_text().splitlines()
+    """The rows of the table below this heading in docs/other-clients.md, by the names of its columns."""
+    lines = (Path(__file__).parents[2] / "docs" / "other-clients.md").read_text().splitlines()
     below = itertools.islice(lines, lines.index(heading) + 1, None)
     table = itertools.takewhile(
         lambda line: line.startswith("|"), itertools.dropwhile(lambda line: not line.startswith("|"), below)
