@@ -1,10 +1,11 @@
-"""A topic grows while a producer writes counters per key and a consumer that assigns partitions by hand reads them.
+"""Partitions are added to a topic while a producer writes counters for each key and a consumer reads them in order.
 
-    python examples/growing_topic.py --bootstrap PROXY
+    .venv/bin/fencepost dev                         # in one terminal: Kafka and the proxy
+    .venv/bin/python examples/growing_topic.py --bootstrap 127.0.0.1:19092     # in another
 
-Prints, for each growth, how many records of keys that moved were seen out of order: none. With `--plain`, the same with
-Kafka's own producer and consumer on a topic that nobody orders. The consumer lags, as consumers do: once it
-stands still until the topic has grown.
+The producer is an OrderedProducer. The consumer is an OrderedConsumer that lags behind. The program prints each
+expansion with its thresholds, and the number of records that were read out of order: none. With `--plain` it uses
+Kafka's own producer and consumer, and some records are read out of order.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from fencepost.kafka_python import OrderedConsumer, OrderedProducer
 KEYS = [f"customer {n}".encode() for n in range(20)]
 GROWTHS = (4, 8)
 ROUNDS = 150
-#: Per record: slower than the producer, so that something is left to read when the topic grows.
+#: Pause per record. The consumer is slower than the producer, so that records are left to read at each expansion.
 LAG_SECONDS = 0.002
-#: When it has read so much, the consumer stands still until the topic has grown for the first time.
+#: After this many records the consumer pauses until the first expansion.
 STANDS_STILL_AT = ROUNDS // 6 * len(KEYS)
 
 
@@ -63,7 +64,7 @@ def write(bootstrap: str, topic: str, *, plain: bool) -> None:
 
 
 def await_growth(bootstrap: str, topic: str) -> None:
-    """Until there is something to read in new partitions."""
+    """Waits until every new partition has records."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     consumer = KafkaConsumer(bootstrap_servers=bootstrap)
     while True:
@@ -77,7 +78,7 @@ def await_growth(bootstrap: str, topic: str) -> None:
 
 
 def read(bootstrap: str, topic: str, *, plain: bool) -> int:
-    """Reads all by hand; returns how many records came before one that was written earlier with the same key."""
+    """Reads all partitions; returns the number of records that were read out of order for their key."""
     options: dict[str, Any] = {
         "bootstrap_servers": bootstrap,
         "auto_offset_reset": "earliest",
@@ -117,7 +118,7 @@ def read(bootstrap: str, topic: str, *, plain: bool) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="the proxy")
-    parser.add_argument("--plain", action="store_true", help="without any of it")
+    parser.add_argument("--plain", action="store_true", help="use Kafka's own producer and consumer")
     args = parser.parse_args()
     topic = f"growing-{uuid.uuid4().hex[:8]}"
     create(args.bootstrap, topic, plain=args.plain)

@@ -1,21 +1,20 @@
-"""KIP-27's worked example: a key-value store whose log is a Kafka partition, and two leaders that fight over it.
+"""A key-value store whose log is a Kafka partition, with two leaders that compete for it (KIP-27's worked example).
 
-Normally a shard has one leader. Here two believe to be it at the same time, and both take operations whose result
-depends on the state: `add N to KEY`, logged as "KEY goes from OLD to NEW". Each leader
+Both leaders accept operations whose result depends on the state: `add N to KEY`, logged as "KEY goes from OLD to NEW".
+Each leader
 
-1. reads the partition and applies every operation to its own state, up to the end of the log;
-2. turns a batch of requests into operations on that state, and appends them at the offset behind what it has read;
-3. on success, applies them and answers its clients;
-4. on OffsetMismatch, the other leader was first: it drops the batch, goes back to 1, and decides the same requests
-   again on the new state.
+1. reads the partition to its end and applies every operation to its own state;
+2. turns a batch of requests into operations on that state, and appends them at the offset that it has read up to;
+3. on success, applies them;
+4. on OffsetMismatch, discards the batch, goes back to 1, and decides the same requests again.
 
-At the end both read on to the end, and a third one replays the log from the start. All three must hold the same state,
-every request must be in the log exactly once, and no operation may start from a value that was not there.
+At the end both leaders read to the end, and a third reader replays the log from the start. The program verifies that
+all three hold the same state, that every request is in the log once, and that no operation started from a stale value.
 
-With `--unchecked` the leaders append without an expected offset. The same run then shows why one needs it.
+With `--unchecked` the leaders append without an expected offset, and the verification fails.
 
-    .venv/bin/fencepost dev                                              # in one terminal: Kafka and the proxy
-    .venv/bin/python examples/kv_store.py --bootstrap 127.0.0.1:9092     # in another
+    .venv/bin/fencepost dev                         # in one terminal: Kafka and the proxy
+    .venv/bin/python examples/kv_store.py           # in another
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ PARTITION = 0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client of the store asks for."""
+    """A request of a client of the store."""
 
     id: str
     key: str
@@ -52,7 +51,7 @@ class Request:
 
 @dataclass(slots=True)
 class State:
-    """What every reader of the log arrives at. `conflicts`: operations decided on a value that was not the current."""
+    """The state that results from the log. `conflicts`: operations that were decided on a stale value."""
 
     values: dict[str, int] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
@@ -71,7 +70,7 @@ class State:
 
 
 def decide(requests: Sequence[Request], state: State) -> list[dict[str, object]]:
-    """Operations for `requests`, each on the state that those before it leave behind."""
+    """Operations for `requests`, each on the state after the one before it."""
     values: dict[str, int] = {}
     operations: list[dict[str, object]] = []
     for request in requests:
@@ -82,7 +81,7 @@ def decide(requests: Sequence[Request], state: State) -> list[dict[str, object]]
 
 
 class UncheckedLogWriter(LogWriter):
-    """What one would write without conditional publish: hopes to be the only one."""
+    """Appends without expected offsets: correct only if there is no other writer."""
 
     def __init__(self, topic: str, partition: int, *, retry: RetryPolicy, bootstrap_servers: str) -> None:
         super().__init__(topic, partition, retry=retry, bootstrap_servers=bootstrap_servers)
@@ -114,7 +113,7 @@ class Leader:
     error: BaseException | None = None
 
     def run(self) -> None:
-        """Serves all requests. Never raises: a thread's exception would be lost, so `error` keeps it."""
+        """Serves all requests. Stores an exception in `error`, since a thread's exception would be lost."""
         try:
             self._serve()
         except BaseException as error:
@@ -145,7 +144,7 @@ class Leader:
 
 
 def make_topic(bootstrap: str, topic: str, *, checked: bool) -> None:
-    """Creates the topic, and switches its check on: any admin client can, `kafka-configs` too."""
+    """Creates the topic and switches its check on, as any admin client or `kafka-configs` can."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         try:
@@ -163,22 +162,22 @@ def make_topic(bootstrap: str, topic: str, *, checked: bool) -> None:
 
 
 def replay(bootstrap: str, topic: str, retry: RetryPolicy) -> tuple[State, int]:
-    """The state of somebody who only reads, from the start of the log; and the log's end."""
+    """The state of a reader that replays the whole log, and the log end offset."""
     state = State()
     with LogWriter(topic, PARTITION, retry=retry, bootstrap_servers=bootstrap) as log:
         return state, log.read_to_end(state.apply)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0: all states equal, nothing lost, doubled or decided on stale state. 1: not so."""
+    """Returns 0 if all states are equal and no request is lost, duplicated or decided on stale state; else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bootstrap", default="127.0.0.1:9092", help="the proxy (default: %(default)s)")
+    parser.add_argument("--bootstrap", default="127.0.0.1:19092", help="the proxy (default: %(default)s)")
     parser.add_argument("--topic", default=f"kv-store-{int(time.time())}", help="a new topic (default: %(default)s)")
     parser.add_argument("--requests", type=int, default=300, help="for each leader (default: %(default)s)")
     parser.add_argument("--keys", type=int, default=5, help="fewer keys, more conflicts (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=10, help="operations in an append, at most (default: %(default)s)")
-    parser.add_argument("--pause-ms", type=int, default=10, help="of a leader between appends (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=None, help="of the requests; printed if not given")
+    parser.add_argument("--pause-ms", type=int, default=10, help="pause between appends (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the requests; printed if not given")
     parser.add_argument("--unchecked", action="store_true", help="append without expected offsets")
     options = parser.parse_args(arguments)
 
@@ -219,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(leaders: Sequence[Leader], truth: State, end: int, took: float) -> int:
-    """Prints what happened and whether it is right; returns the exit status."""
+    """Prints the result and returns the exit status."""
     for leader in leaders:
         print(
             f"leader {leader.name}: {leader.appended} appends succeeded, {leader.fenced} were refused because the "

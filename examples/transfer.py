@@ -1,23 +1,22 @@
-"""Two accounts on two partitions, and many writers that move money between them: none is made, none is lost.
+"""Two accounts on two partitions, and many writers that move money between them without creating or losing any.
 
-Every record of an account's partition says what it changes and the balance that comes of it, so a transfer must be
-decided on both balances as they are. A writer
+Each record of an account states the change and the new balance, so a transfer depends on both balances. A writer
 
 1. reads both partitions to their ends: the balances, and the offset to expect on each;
-2. decides the transfer, and appends one record to each partition in one transaction, each at the offset expected there;
-3. on OffsetMismatch or TransactionConflict another writer was first: back to 1, after a pause of random length.
+2. decides the transfer, and appends one record to each partition in one transaction, each at its expected offset;
+3. on OffsetMismatch or TransactionConflict, goes back to 1 after a random pause.
 
-At the end an auditor reads both partitions, as everybody does who reads what is committed. The balances must add up to
-what was paid in, every balance must follow from the one before it, and every transfer must be in both partitions, once.
+At the end an auditor reads the committed records of both partitions. The program verifies that the balances add up to
+what was paid in, that each balance follows from the one before, and that each transfer is in both partitions once.
 
-    .venv/bin/fencepost dev                                              # in one terminal: Kafka and the proxy
-    .venv/bin/python examples/transfer.py --bootstrap 127.0.0.1:9092     # in another
+    .venv/bin/fencepost dev                         # in one terminal: Kafka and the proxy
+    .venv/bin/python examples/transfer.py           # in another
 
-With `--plain` the writers use Kafka's transactions without expected offsets: each transfer is all or nothing, and money
-is lost all the same, since two of them were decided on the same balances.
+With `--plain` the writers use transactions without expected offsets. Money is lost, since two transfers can be decided
+on the same balances.
 
-With `--kills N` writers and proxies are killed (kill -9) N times and start again. The proxies are then this program's
-own, in front of the Kafka that `--kafka` names.
+With `--kills N`, writers and proxies are killed (`kill -9`) N times and restarted. The program then starts its own
+proxies, in front of the Kafka that `--kafka` names.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ Appends = Mapping[Place, tuple[int | None, Sequence[Record]]]
 
 @dataclass(slots=True)
 class Books:
-    """What a reader of both partitions arrives at. `conflicts`: balances that do not follow from the one before."""
+    """The balances that result from the log. `conflicts`: balances that do not follow from the one before."""
 
     balances: dict[int, int] = field(default_factory=lambda: dict.fromkeys(ACCOUNTS, 0))
     seen: dict[int, Counter[str]] = field(default_factory=lambda: {account: Counter() for account in ACCOUNTS})
@@ -93,7 +92,7 @@ class Writer(Protocol):
 
 
 class PlainWriter:
-    """What one would write without expectations: a transaction, and the hope to be the only one."""
+    """Transactions without expected offsets: correct only if there is no other writer."""
 
     def __init__(self, transactional_id: str, bootstrap: str) -> None:
         self._producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=transactional_id)
@@ -112,7 +111,7 @@ class PlainWriter:
 
 
 class Awaited:
-    """aiokafka's, for this program's writers, which do one thing at a time."""
+    """Runs aiokafka's coroutines for writers that are synchronous."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._runner = asyncio.Runner()
@@ -159,7 +158,7 @@ def open_writer(client: str, bootstrap: str, name: str, *, plain: bool) -> Write
 
 
 class Teller:
-    """One writer: it makes its transfers one after the other, those that an earlier life of it has not made yet."""
+    """Makes the transfers of one writer that are not in the log yet, one after the other."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -219,7 +218,7 @@ def entry(transfer: str, change: int, balance: int) -> Record:
 
 
 class Proxies:
-    """This program's own, to be killed."""
+    """The proxies that this program starts and kills."""
 
     def __init__(self, kafka: str, ports: Sequence[int], directory: Path) -> None:
         self._kafka = kafka
@@ -275,22 +274,22 @@ def make_topic(bootstrap: str, topic: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0: the money is there, and every transfer once. 1: not so."""
+    """Returns 0 if the balances are right and every transfer is there once; else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bootstrap", default="127.0.0.1:9092", help="the proxy (default: %(default)s)")
+    parser.add_argument("--bootstrap", default="127.0.0.1:19092", help="the proxy (default: %(default)s)")
     parser.add_argument("--topic", default=f"transfer-{int(time.time())}", help="a new topic (default: %(default)s)")
     parser.add_argument("--writers", type=int, default=4, help="processes (default: %(default)s)")
-    parser.add_argument("--transfers", type=int, default=25, help="of each writer (default: %(default)s)")
+    parser.add_argument("--transfers", type=int, default=25, help="transfers of each writer (default: %(default)s)")
     parser.add_argument(
-        "--client", choices=[*CLIENTS, "all"], default="all", help="of the writers (default: all, mixed)"
+        "--client", choices=[*CLIENTS, "all"], default="all", help="client of the writers (default: all, mixed)"
     )
     parser.add_argument("--plain", action="store_true", help="transactions, but without expected offsets")
-    parser.add_argument("--kills", type=int, default=0, help="how often a writer or a proxy is killed")
-    parser.add_argument("--kafka", help="for --kills: where Kafka itself can be reached")
+    parser.add_argument("--kills", type=int, default=0, help="number of kills of writers and proxies")
+    parser.add_argument("--kafka", help="for --kills: address of Kafka itself")
     parser.add_argument(
-        "--ports", default="19192,19292", help="for --kills: of the proxies, each with some above it free"
+        "--ports", default="19192,19292", help="for --kills: ports of the proxies; the ports above each must be free"
     )
-    parser.add_argument("--seed", type=int, default=None, help="of the transfers; printed if not given")
+    parser.add_argument("--seed", type=int, default=None, help="seed of the transfers; printed if not given")
     parser.add_argument("--writer", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.writer is not None:
@@ -346,7 +345,7 @@ def run(options: argparse.Namespace, proxies: Proxies | None) -> int:
 
 
 class Writers:
-    """Their processes. `done` – what each said of its transfers."""
+    """The writers' processes. `done`: the transfers that each has reported."""
 
     def __init__(self, options: argparse.Namespace, proxies: Proxies | None) -> None:
         self._options = options
@@ -401,7 +400,7 @@ class Writers:
 
 
 def audit(bootstrap: str, topic: str) -> Books:
-    """The books of somebody who only reads; once every transaction has got its markers."""
+    """The books of a reader, once every transaction has its markers."""
     deadline = time.monotonic() + RETRY.total_seconds
     while True:
         books = Books()
@@ -417,7 +416,7 @@ def audit(bootstrap: str, topic: str) -> Books:
 
 
 def report(options: argparse.Namespace, books: Books) -> int:
-    """Prints what came of it and whether it is right; returns the exit status."""
+    """Prints the result and returns the exit status."""
     asked = {f"writer-{w}-{n}" for w in range(options.writers) for n in range(options.transfers)} | {"deposit"}
     lost = len(asked - (books.seen[0].keys() & books.seen[1].keys()))
     doubled = sum(count > 1 for seen in books.seen.values() for count in seen.values())
