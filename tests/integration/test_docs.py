@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import inspect
 import re
 import shlex
 import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, KafkaProducer
 from kafka.admin import NewTopic
-from kafka.errors import PolicyViolationError
+from kafka.errors import InvalidPartitionsError, PolicyViolationError
 
+from fencepost import OffsetMismatch
 from fencepost_proxy.dev.errors import ToolError
 from fencepost_proxy.dev.tools import compile_java, run_java
 from tests.support.clients import set_check
@@ -120,6 +125,74 @@ def test_readme_spark_load_is_resumable(proxy: ProxyProcess) -> None:
     assert sorted(value for partition in (0, 1) for value in log.values(topic, partition)) == sorted(
         b"%d" % number for number in range(500)
     )
+
+
+class _State:
+    """The application's state in the examples: it decides on nothing but the number of records."""
+
+    def __init__(self) -> None:
+        self.applied = 0
+
+    def apply(self, *_: object) -> None:
+        self.applied += 1
+
+    def decide(self, *_: object) -> list[bytes]:
+        return [b"%d" % self.applied, b"%d" % self.applied]
+
+    def apply_all(self, records: list[object]) -> None:
+        self.applied += len(records)
+
+
+class _Handled(Exception):
+    """Ends the loop of a consumer."""
+
+
+def test_python_examples_of_client_pages_run(proxy: ProxyProcess, capsys: pytest.CaptureFixture[str]) -> None:
+    accounts, orders = unique_topic("accounts"), unique_topic("orders")
+    checked = {"check.expected.offsets": "true"}
+    ordered = {"ordered.partition.expansion": "true", "check.partition.count": "true"}
+    with closing(KafkaAdminClient(bootstrap_servers=proxy.bootstrap)) as admin:
+        admin.create_topics(
+            [NewTopic(accounts, 4, 1, topic_configs=checked), NewTopic(orders, 2, 1, topic_configs=ordered)]
+        )
+
+    def handle(records: list[Any]) -> None:
+        raise _Handled(records[0].value)
+
+    state = _State()
+    names: dict[str, Any] = {"state": state, "requests": ["one", "two"], "handle": handle}
+    names |= {"time": time, "InvalidPartitionsError": InvalidPartitionsError, "key": b"k", "value": b"v"}
+    outcomes = []
+    for block in blocks(ROOT / "docs" / "client.md", ROOT / "docs" / "other-clients.md"):
+        if block.language != "python":
+            continue
+        text = block.text.replace("localhost:19092", proxy.bootstrap)
+        text = text.replace('"accounts"', f'"{accounts}"').replace('"orders"', f'"{orders}"')
+        if block.page.name == "other-clients.md":
+            names["producer"] = KafkaProducer(bootstrap_servers=proxy.bootstrap, enable_idempotence=False)
+        code = compile(text, block.where, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        try:
+            running = eval(code, names)
+            if inspect.isawaitable(running):
+                asyncio.run(_awaited(running))
+        except (OffsetMismatch, _Handled) as error:
+            outcomes.append((type(error).__name__, str(error)))
+        producer = names.pop("producer", None)
+        if hasattr(producer, "close"):  # aiokafka's is closed by its context
+            producer.flush()
+            producer.close()
+
+    mismatch = f"{accounts}-3: expected offset 41, but the log ends at 0"
+    assert capsys.readouterr().out.splitlines() == ["41 0", mismatch]
+    assert outcomes == [("OffsetMismatch", mismatch), ("_Handled", "b'...'")]
+    assert state.applied == 4
+    log = Log(proxy.bootstrap)
+    assert log.values(accounts, 3) == [b"0", b"0", b"2", b"2"]
+    assert sum(len(log.values(accounts, partition)) for partition in (0, 1, 2, 3)) == 4 + 2 + 1
+
+
+async def _awaited(running: Any) -> None:
+    await running
 
 
 def test_kafkas_own_tools_do_what_pages_say(proxy: ProxyProcess, tmp_path: Path) -> None:
