@@ -107,10 +107,7 @@ def values(topic: Topic) -> list[bytes | None]:
 # --- duplicates -------------------------------------------------------------------------------------------------------
 
 
-@case(
-    "A batch among a producer's last five on the partition is answered 0 with its first offset and its time; an "
-    "older one 45",
-)
+@case("A producer's last five batches are recognized; older ones get 45")
 def the_last_five_batches_are_known_again(kafka: Kafka) -> None:
     """Each with its own offset and time; the one before them is a gap, not a duplicate."""
     topic = kafka.create()
@@ -122,7 +119,7 @@ def the_last_five_batches_are_known_again(kafka: Kafka) -> None:
     assert topic.end() == 6
 
 
-@case("A sequence that is not the next one is answered 45, and nothing changes")
+@case("A sequence gap is refused with 45")
 def a_gap_is_refused_and_changes_nothing(kafka: Kafka) -> None:
     topic = kafka.create()
     first = stamped(kafka, 0, b"a", b"b")
@@ -134,10 +131,7 @@ def a_gap_is_refused_and_changes_nothing(kafka: Kafka) -> None:
     assert topic.append(stamped(kafka, 2)) == appended(2)
 
 
-@case(
-    "A producer that the partition does not know may begin at any sequence, where somebody else's records lie "
-    "before it",
-)
+@case("An unknown producer may start at any sequence")
 def a_producer_that_is_not_known_begins_anywhere(kafka: Kafka) -> None:
     """The leniency that the whole stamp stands on."""
     topic = kafka.create()
@@ -149,7 +143,7 @@ def a_producer_that_is_not_known_begins_anywhere(kafka: Kafka) -> None:
     assert topic.append(stamped(kafka, 42)) == appended(2)
 
 
-@case("The loser of a race with equal sequences is told 0 and the winner's offset; only `log_append_time` tells")
+@case("With equal sequences, a race's loser gets success; only `log_append_time` differs")
 def equal_sequences_are_a_duplicate_whatever_they_hold(kafka: Kafka) -> None:
     """The loser of a race is told 0, at its own expected offset. Only the time betrays that it is another's batch."""
     topic = kafka.create()
@@ -160,7 +154,7 @@ def equal_sequences_are_a_duplicate_whatever_they_hold(kafka: Kafka) -> None:
     assert values(topic) == [b"ours", b"ours"]
 
 
-@case("A duplicate has the same first and the same last sequence; else it is 45")
+@case("A duplicate has the same first and last sequence")
 def another_count_of_records_is_no_duplicate(kafka: Kafka) -> None:
     topic = kafka.create()
     assert topic.append(stamped(kafka, 0, b"a", b"b")) == appended(0)
@@ -169,7 +163,7 @@ def another_count_of_records_is_no_duplicate(kafka: Kafka) -> None:
     assert topic.end() == 2
 
 
-@case("Other writers' batches in between do not hide a duplicate")
+@case("Other producers' batches do not hide a duplicate")
 def a_duplicate_is_found_behind_other_writers(kafka: Kafka) -> None:
     """The answer is where it lies, not where the log ends."""
     topic = kafka.create()
@@ -181,7 +175,7 @@ def a_duplicate_is_found_behind_other_writers(kafka: Kafka) -> None:
     assert topic.append(stamped(kafka, 1)) == appended(4)
 
 
-@case("Whoever goes around the stamp shifts it: the next sequence fits at another offset")
+@case("An unfenced append shifts the next sequence's offset")
 def a_cached_shift_accepts_at_the_wrong_place(kafka: Kafka) -> None:
     """No race is needed: whoever goes around the stamp moves the log end, and the next sequence still fits."""
     topic = kafka.create()
@@ -190,7 +184,7 @@ def a_cached_shift_accepts_at_the_wrong_place(kafka: Kafka) -> None:
     assert topic.append(stamped(kafka, 1)) == appended(2), "expected at 1"
 
 
-@case("Two that believe in different shifts are both accepted")
+@case("Appends with different sequence offsets both succeed")
 def two_that_believe_in_different_shifts_both_win(kafka: Kafka) -> None:
     """Both expect 2, cold. Hence one owner of a shift, or none; or its own epoch for each."""
     topic = kafka.create()
@@ -199,7 +193,7 @@ def two_that_believe_in_different_shifts_both_win(kafka: Kafka) -> None:
     assert topic.append(stamped(kafka, 3, b"by one who believes in a shift of -1")) == appended(3), "expected at 2"
 
 
-@case("A log end and a sequence that were read one after the other make no shift")
+@case("Log end and sequence, read separately, may not match")
 def the_end_and_then_the_sequence_make_no_shift(kafka: Kafka) -> None:
     """Between the two reads somebody else appends. Read the other way round, what moved would be in the end."""
     topic = kafka.create()
@@ -213,7 +207,7 @@ def the_end_and_then_the_sequence_make_no_shift(kafka: Kafka) -> None:
     assert topic.append(stamped(kafka, end - shift)) == appended(2), "expected at 1"
 
 
-@case("On LogAppendTime topics a duplicate's answer is a fresh one's")
+@case("With LogAppendTime, a duplicate looks like a new append")
 def log_append_time_hides_duplicates(kafka: Kafka) -> None:
     """A duplicate's answer is a fresh one's, byte for byte."""
     topic = kafka.create(Settings(log_append_time=True))
@@ -226,7 +220,7 @@ def log_append_time_hides_duplicates(kafka: Kafka) -> None:
     assert topic.producers()[SHARED].last_timestamp_ms == fresh.log_append_time_ms
 
 
-@case("Of a batch without a timestamp (-1) a duplicate's answer is a fresh one's")
+@case("So does one with timestamp −1")
 def without_a_timestamp_a_duplicate_looks_fresh(kafka: Kafka) -> None:
     """Timestamp -1: the time in a duplicate's answer is that of the batch, and so is there none."""
     topic = kafka.create()
@@ -236,7 +230,7 @@ def without_a_timestamp_a_duplicate_looks_fresh(kafka: Kafka) -> None:
     assert values(topic) == [b"ours"]
 
 
-@case("Behind sequence 2³¹-1 comes 0, within a batch too")
+@case("Sequence 0 follows 2³¹−1, within a batch too")
 def sequences_wrap(kafka: Kafka) -> None:
     """Behind 2^31 - 1 comes 0, within a batch and between batches."""
     topic = kafka.create()
@@ -253,10 +247,7 @@ def sequences_wrap(kafka: Kafka) -> None:
     assert exactly.append(stamped(kafka, 0)) == appended(1)
 
 
-@case(
-    "Attribute bits that Kafka has not assigned are stored as sent, unless the broker writes the batch anew "
-    "(LogAppendTime, its own compression, a header that lies about the time)",
-)
+@case("Unassigned attribute bits survive, unless the broker rewrites the batch")
 def attributes_without_a_meaning_are_kept_where_the_batch_is(kafka: Kafka) -> None:
     """A tag that says whose stamp it is survives in them; where the broker writes the batch anew, it is gone."""
     tag = 0x5A00
@@ -276,7 +267,7 @@ def attributes_without_a_meaning_are_kept_where_the_batch_is(kafka: Kafka) -> No
 # --- epochs -----------------------------------------------------------------------------------------------------------
 
 
-@case("A new epoch begins at sequence 0 and fences the old one (47), for what is there too")
+@case("A new epoch starts at 0 and fences the old (47)")
 def a_new_epoch_begins_at_zero_and_fences_the_old(kafka: Kafka) -> None:
     topic = kafka.create()
     old = stamped(kafka, 5)
@@ -292,7 +283,7 @@ def a_new_epoch_begins_at_zero_and_fences_the_old(kafka: Kafka) -> None:
     assert next_sequence(topic) == (9, 0)
 
 
-@case("A producer that is not known may begin with any epoch")
+@case("An unknown producer may start with any epoch")
 def a_producer_that_is_not_known_begins_with_any_epoch_and_sequence(kafka: Kafka) -> None:
     topic = kafka.create()
     assert topic.append(stamped(kafka, 17, epoch=4)) == appended(0)
@@ -307,7 +298,7 @@ def _limited(kafka: Kafka) -> Topic:
     return kafka.create(Settings(max_message_bytes=500, timestamp_after_max_ms=60_000))
 
 
-@case("A batch that is answered 2, 10, 32 or 87 leaves the sequence as it was")
+@case("Errors 2, 10, 32, 87 leave the sequence unchanged")
 def a_refused_batch_leaves_the_sequence_alone(kafka: Kafka) -> None:
     """Warm: what was chained behind it meets a gap, as wanted."""
     topic = _limited(kafka)
@@ -324,7 +315,7 @@ def a_refused_batch_leaves_the_sequence_alone(kafka: Kafka) -> None:
     assert topic.append(stamped(kafka, 1)) == appended(1)
 
 
-@case("Cold, the second of a chain lands in the place of a first that was refused")
+@case("While unconfirmed, a pipelined append may replace a refused one")
 def behind_a_refused_first_batch_the_second_lands_in_its_place(kafka: Kafka) -> None:
     """Cold: hence one at a time."""
     topic = _limited(kafka)
@@ -338,7 +329,7 @@ def behind_a_refused_first_batch_the_second_lands_in_its_place(kafka: Kafka) -> 
     assert values(topic) == [b"there", b"second"]
 
 
-@case("2, 10, 29, 32 and 87 are answered to a resend of what is there")
+@case("Errors 2, 10, 29, 32, 87 precede the duplicate check")
 def errors_come_before_duplicates(kafka: Kafka) -> None:
     """45, 10, 32, 2, 29 and the like to a resend say nothing about whether the first try is there."""
     topic = _limited(kafka)
@@ -357,7 +348,7 @@ def errors_come_before_duplicates(kafka: Kafka) -> None:
     assert topic.end() == 1
 
 
-@case("Base offset, size and checksum are checked in that order")
+@case("Base offset, size and checksum are checked in this order")
 def of_several_errors_the_first_is_told(kafka: Kafka) -> None:
     """Base offset, size, checksum."""
     topic = _limited(kafka)
@@ -370,7 +361,7 @@ def of_several_errors_the_first_is_told(kafka: Kafka) -> None:
     assert topic.producers() == {}
 
 
-@case("DescribeProducers needs READ, Produce needs WRITE alone")
+@case("DescribeProducers needs READ; Produce needs WRITE alone")
 def who_may_not_read_cannot_describe_producers(kafka: Kafka) -> None:
     topic = kafka.create()
     assert topic.append(stamped(kafka, 0)) == appended(0)
@@ -390,10 +381,7 @@ def who_may_not_read_cannot_describe_producers(kafka: Kafka) -> None:
 # --- what is forgotten ------------------------------------------------------------------------------------------------
 
 
-@case(
-    "After a restart only a producer's last batch is known again; those before it are answered 45, although they "
-    "are there",
-)
+@case("After a restart only a producer's last batch is recognized")
 def after_a_restart_only_the_last_batch_is_remembered(kafka: Kafka) -> None:
     """45 on a resend of what is there; six batches later nothing is known of it."""
     topic = kafka.create()
@@ -407,7 +395,7 @@ def after_a_restart_only_the_last_batch_is_remembered(kafka: Kafka) -> None:
     assert len(values(topic)) == 7
 
 
-@case("After a kill, too")
+@case("The same after a kill")
 def after_a_kill_only_the_last_batch_is_remembered(kafka: Kafka) -> None:
     """Recovery reads the log, writes down what it learned of each producer, and begins with that."""
     topic = kafka.create()
@@ -420,7 +408,7 @@ def after_a_kill_only_the_last_batch_is_remembered(kafka: Kafka) -> None:
     assert topic.append(stamped(kafka, 3)) == appended(3)
 
 
-@case("A producer is forgotten by the timestamps of its last batch: append, restart, resend appends twice")
+@case("A restart forgets producers with old record timestamps")
 def old_records_are_forgotten_at_a_restart_and_appended_twice(kafka: Kafka) -> None:
     """Not when they were written counts, but what their newest timestamp says: a warm partition grows cold."""
     topic, fresh = kafka.create(), kafka.create()
@@ -436,7 +424,7 @@ def old_records_are_forgotten_at_a_restart_and_appended_twice(kafka: Kafka) -> N
     assert fresh.append(young) == duplicate(0, young)
 
 
-@case("The broker computes a batch's newest timestamp from its records")
+@case("The broker computes the newest timestamp from the records")
 def a_lying_header_does_not_keep_old_records_known(kafka: Kafka) -> None:
     """The broker computes the newest timestamp from the records."""
     topic = kafka.create()
@@ -448,7 +436,7 @@ def a_lying_header_does_not_keep_old_records_known(kafka: Kafka) -> None:
     assert topic.producers() == {SHARED: ProducerState(0, 0, old, -1)}
 
 
-@case("… and without a restart, when the broker looks for what has expired", expires=True)
+@case("Producers also expire without a restart", expires=True)
 def old_records_are_forgotten_without_a_restart_too(kafka: Kafka) -> None:
     """When brokers look for what has expired; by default every ten minutes."""
     topic = kafka.create()
@@ -462,7 +450,7 @@ def old_records_are_forgotten_without_a_restart_too(kafka: Kafka) -> None:
     assert topic.append(young) == duplicate(0, young)
 
 
-@case("DeleteRecords does not make a broker forget; a restart does, where nothing is left")
+@case("If all records are deleted, a restart forgets the producer")
 def deleted_records_are_remembered_until_a_restart(kafka: Kafka) -> None:
     """A duplicate may be told whose records can no longer be read. After the restart it is appended again."""
     topic = kafka.create()
@@ -478,7 +466,7 @@ def deleted_records_are_remembered_until_a_restart(kafka: Kafka) -> None:
     assert topic.append(batches[2]) == appended(3, 3), "twice"
 
 
-@case("… and where others' records are left it does not")
+@case("If other records remain, it does not")
 def a_producer_whose_records_are_deleted_is_known_as_long_as_others_remain(kafka: Kafka) -> None:
     """What a shutdown writes down is of all producers; it is not used only where nothing of the log is left."""
     topic = kafka.create()
@@ -491,7 +479,7 @@ def a_producer_whose_records_are_deleted_is_known_as_long_as_others_remain(kafka
     assert topic.append(ours) == duplicate(0, ours, 1)
 
 
-@case("After a kill the log may start where it started before, its producers known")
+@case("After a kill, deleted records may be back")
 def after_a_kill_deleted_records_may_be_back(kafka: Kafka) -> None:
     """Where the log starts is written down once a minute. And who wrote them is known again."""
     topic = kafka.create()
@@ -505,7 +493,7 @@ def after_a_kill_deleted_records_may_be_back(kafka: Kafka) -> None:
     assert topic.append(ours) == duplicate(0, ours, start)
 
 
-@case("A topic that was created anew takes a stale batch by name, and refuses it by id (100)")
+@case("A recreated topic refuses stale batches only by id (100)")
 def a_recreated_topic_knows_nobody_and_has_another_id(kafka: Kafka) -> None:
     """By name a stale batch lands at 0 of the new one; by id it is refused."""
     topic = kafka.create()
@@ -523,7 +511,7 @@ def a_recreated_topic_knows_nobody_and_has_another_id(kafka: Kafka) -> None:
 # --- connections ------------------------------------------------------------------------------------------------------
 
 
-@case("A request whose connection is gone is appended all the same, later")
+@case("A request may be appended after its connection closed")
 def a_request_outlives_its_connection(kafka: Kafka) -> None:
     """No read is a barrier: the log end was read after the client was gone, and moves all the same."""
     topic = kafka.create()
@@ -542,7 +530,7 @@ def a_request_outlives_its_connection(kafka: Kafka) -> None:
     assert [b.values for b in topic.read()][-1] == (b"late",)
 
 
-@case("Of a late request and another for the same offset one wins, and the other is a duplicate")
+@case("Of a late request and its competitor, one is a duplicate")
 def only_the_sequence_decides_between_a_late_request_and_another(kafka: Kafka) -> None:
     """Two that expect the same offset, one of them queued behind a dead connection: one wins, whatever the order."""
     topic = kafka.create()
@@ -600,20 +588,17 @@ def _marker_v1(kafka: Kafka, *, commit: bool) -> None:
     assert topic.append(plain(kafka, b"behind it")) == appended(3)
 
 
-@case("A commit's marker takes an offset, after EndTxn was answered; the batches keep the producer's own id")
+@case("A commit marker takes an offset, after EndTxn is answered")
 def a_commit_marker_takes_an_offset(kafka: Kafka) -> None:
     _marker_v1(kafka, commit=True)
 
 
-@case("An abort's marker takes one, too")
+@case("An abort marker too")
 def an_abort_marker_takes_an_offset(kafka: Kafka) -> None:
     _marker_v1(kafka, commit=False)
 
 
-@case(
-    "With transactions v1 a partition that was added and never written to gets its marker, and no producer tells "
-    "of it before",
-)
+@case("In transactions v1, a partition without records gets its marker")
 def a_partition_that_was_added_and_never_written_gets_its_marker(kafka: Kafka) -> None:
     """Transactions v1: nobody has seen a batch of that producer, and still the log end moves."""
     topic = kafka.create()
@@ -631,7 +616,7 @@ def a_partition_that_was_added_and_never_written_gets_its_marker(kafka: Kafka) -
     assert _control(topic.read()) == [(1, producer.producer_id, producer.epoch)]
 
 
-@case("A coordinator names a partition from AddPartitionsToTxn on until its marker is written")
+@case("A coordinator lists a partition until its marker is written")
 def a_coordinator_knows_until_the_marker_is_there(kafka: Kafka) -> None:
     """So whoever is told that it is not named, and reads the log end after that, has the marker before it."""
     written, stranded = kafka.create(), kafka.create()
@@ -653,7 +638,7 @@ def a_coordinator_knows_until_the_marker_is_there(kafka: Kafka) -> None:
             assert topic.end() == end
 
 
-@case("A producer that is known by a marker alone begins at sequence 0")
+@case("A producer known only by a marker starts at 0")
 def who_is_known_by_a_marker_alone_begins_at_zero(kafka: Kafka) -> None:
     topic = kafka.create()
     producer = kafka.transactional(v2=False)
@@ -666,7 +651,7 @@ def who_is_known_by_a_marker_alone_begins_at_zero(kafka: Kafka) -> None:
     assert producer.append(topic, stamped(kafka, 0, transactional=True, **who)) == appended(1)
 
 
-@case("A transactional batch on a partition that was not added is answered 48")
+@case("A transactional batch for a partition not added gets 48")
 def a_transactional_batch_without_its_partition_is_refused(kafka: Kafka) -> None:
     topic = kafka.create()
     producer = kafka.transactional(v2=False)
@@ -675,7 +660,7 @@ def a_transactional_batch_without_its_partition_is_refused(kafka: Kafka) -> None
     assert (topic.end(), topic.producers()) == (0, {})
 
 
-@case("With transactions v2 unknown producers begin at 0, and each end bumps the epoch, in the marker already")
+@case("In v2, unknown producers start at 0; ends bump the epoch")
 def transactions_v2_begin_at_zero_and_bump_the_epoch_with_each_end(kafka: Kafka) -> None:
     """The marker has the next epoch already, and the leniency towards unknown producers is gone."""
     topic = kafka.create()
@@ -701,7 +686,7 @@ def transactions_v2_begin_at_zero_and_bump_the_epoch_with_each_end(kafka: Kafka)
     assert _control(topic.read()) == [(1, producer_id, epoch + 1), (3, producer_id, epoch + 2)]
 
 
-@case("A transaction is Empty, Ongoing, and Complete once its markers are there; its state is its coordinator's word")
+@case("A transaction is Empty, Ongoing, then Complete after its markers")
 def a_transactions_states(kafka: Kafka) -> None:
     for v2 in (False, True):
         topic = kafka.create()
@@ -720,7 +705,7 @@ def a_transactions_states(kafka: Kafka) -> None:
             assert topic.end() == end
 
 
-@case("EndTxn said again is answered as at first, said otherwise with 48; with another epoch with 90")
+@case("A repeated EndTxn succeeds; a contrary one gets 48, another epoch 90")
 def an_end_that_is_said_again(kafka: Kafka) -> None:
     """Transactions v1: so a commit whose answer was lost may be asked for again."""
     topic = kafka.create()
@@ -736,7 +721,7 @@ def an_end_that_is_said_again(kafka: Kafka) -> None:
         assert topic.end() == turn + 1
 
 
-@case("With transactions v2 an end is said again with the epoch that it ended; an abort may end nothing")
+@case("In v2, EndTxn repeats with the epoch that it ended")
 def an_end_that_is_said_again_v2(kafka: Kafka) -> None:
     topic = kafka.create()
     producer = kafka.transactional(v2=True)
@@ -769,10 +754,7 @@ def _two(kafka: Kafka, min_isr: int = 1) -> Topic:
     return kafka.create(Settings(replicas=2, min_isr=min_isr))
 
 
-@case(
-    "OffsetForLeaderEpoch tells the log end, ListOffsets the high watermark; Fetch gives no more than that",
-    brokers=2,
-)
+@case("OffsetForLeaderEpoch returns the log end, ListOffsets the high watermark", brokers=2)
 def the_log_end_runs_ahead_of_the_high_watermark(kafka: Kafka) -> None:
     """OffsetForLeaderEpoch tells the end; ListOffsets tells what is committed, and Fetch gives no more than that."""
     topic = _two(kafka)
@@ -789,10 +771,7 @@ def the_log_end_runs_ahead_of_the_high_watermark(kafka: Kafka) -> None:
     assert len(values(topic)) == 3
 
 
-@case(
-    "With too few replicas in sync: 19 before the append and before duplicates; 7 with its offset after it",
-    brokers=2,
-)
+@case("With too few in-sync replicas: 19 before the append, 7 after", brokers=2)
 def too_few_in_sync_replicas(kafka: Kafka) -> None:
     """19 before the append, and before duplicates; 7 after the append, with the offset where it lies."""
     topic = _two(kafka, min_isr=2)
@@ -813,7 +792,7 @@ def too_few_in_sync_replicas(kafka: Kafka) -> None:
     assert topic.append(waits) == duplicate(1, waits)
 
 
-@case("A duplicate is answered when it is committed, not before", brokers=2)
+@case("A duplicate is answered once it is committed", brokers=2)
 def a_resend_waits_for_its_replicas_as_the_first_did(kafka: Kafka) -> None:
     """A duplicate is no success before it is committed."""
     topic = _two(kafka, min_isr=2)
@@ -828,7 +807,7 @@ def a_resend_waits_for_its_replicas_as_the_first_did(kafka: Kafka) -> None:
     assert topic.append(waits) == duplicate(1, waits)
 
 
-@case("One request of a connection at a time: behind an append that waits nothing is appended", brokers=2)
+@case("A connection's later appends wait for an earlier one's replicas", brokers=2)
 def a_connection_is_silent_while_an_append_waits_for_replicas(kafka: Kafka) -> None:
     """One request at a time: what came behind it is not even appended. Other connections go on."""
     topic = _two(kafka, min_isr=2)
@@ -848,11 +827,7 @@ def a_connection_is_silent_while_an_append_waits_for_replicas(kafka: Kafka) -> N
     kafka.until(lambda: topic.in_sync() == 2, "the follower to be back")
 
 
-@case(
-    "A new leader knows the last five batches; the old one answers 6; a log end is told only in the name of the "
-    "current leader epoch",
-    brokers=2,
-)
+@case("A new leader recognizes five batches; the old one answers 6", brokers=2)
 def a_new_leader_knows_the_last_five_and_the_old_one_takes_nothing(kafka: Kafka) -> None:
     """A to B to A. Who is asked in the name of another epoch, older or newer, does not tell its log end."""
     topic = _two(kafka)
@@ -879,7 +854,7 @@ def a_new_leader_knows_the_last_five_and_the_old_one_takes_nothing(kafka: Kafka)
     assert topic.append(stamped(kafka, 7)) == appended(7)
 
 
-@case("Truncation takes log and sequence back together", brokers=2)
+@case("Truncation takes back log and sequence together", brokers=2)
 def truncation_takes_log_and_sequence_back_together(kafka: Kafka) -> None:
     """The tail that only the dead leader had is gone, and so is the memory of it, there too once it is back."""
     topic = _two(kafka)
@@ -912,7 +887,7 @@ def truncation_takes_log_and_sequence_back_together(kafka: Kafka) -> None:
     assert b"lost" not in values(topic)
 
 
-@case("Each replica has its own memory: a resend can be 45 at one leader and a duplicate at the next", brokers=2)
+@case("Replicas differ: a resend may be 45 or a duplicate", brokers=2)
 def each_replica_has_its_own_memory(kafka: Kafka) -> None:
     """The same resend is a duplicate to one and a gap to the other, which was restarted: 45 does not mean that it is
     not there, and what a leader knew its successor need not know."""

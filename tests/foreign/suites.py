@@ -302,16 +302,16 @@ AUTHORIZER = {
     "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
     "super.users": "User:ANONYMOUS",
 }
-LIBRDKAFKA = Suite("librdkafka", "2.15.1", "its tests of producers, consumers, groups, admin and transactions",
+LIBRDKAFKA = Suite("librdkafka", "2.15.1", "producers, consumers, groups, admin, transactions",
                    get_librdkafka, run_librdkafka, {"num.partitions": "4", **AUTHORIZER})  # fmt: skip
-LIBRDKAFKA_3 = Suite("librdkafka-3", "2.15.1", "its transactions test, which needs three brokers", get_librdkafka,
+LIBRDKAFKA_3 = Suite("librdkafka-3", "2.15.1", "transactions, three brokers", get_librdkafka,
                      partial(run_librdkafka, tests=("0103",)), LIBRDKAFKA.properties, brokers=3)  # fmt: skip
-FRANZ_GO = Suite("franz-go", "1.20.4", "the tests of kgo that need a broker", get_franz_go, run_franz_go)
+FRANZ_GO = Suite("franz-go", "1.20.4", "kgo tests with a broker", get_franz_go, run_franz_go)
 CONFLUENT = Suite("confluent-kafka-python", "2.15.0", "tests/integration/producer/test_transactions.py",
                   get_confluent, run_confluent)  # fmt: skip
 KAFKA_PYTHON = Suite("kafka-python", "3.0.12", "test/integration: admin, consumer, producer",
                      get_kafka_python, run_kafka_python,
                      {"num.partitions": "4", "group.min.session.timeout.ms": "1000", **AUTHORIZER})  # fmt: skip
-AIOKAFKA = Suite("aiokafka", "0.14.0", "its integration tests without TLS and SASL", get_aiokafka, run_aiokafka,
+AIOKAFKA = Suite("aiokafka", "0.14.0", "integration tests without TLS, SASL", get_aiokafka, run_aiokafka,
                  {"num.partitions": "2"})  # fmt: skip
 SUITES = (LIBRDKAFKA, LIBRDKAFKA_3, FRANZ_GO, CONFLUENT, KAFKA_PYTHON, AIOKAFKA)
