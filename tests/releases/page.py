@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from fencepost_proxy.wire.apis import APIS, api_name
+from fencepost_proxy.wire.apis import api_name
 from tests.releases.story import Release, Versions
 
 PAGE = Path(__file__).parents[2] / "docs" / "kafka-releases.md"
@@ -19,8 +19,8 @@ def made(releases: Sequence[Release]) -> str:
 
 
 _LEGEND = (
-    "What a broker of the release tells, and behind an arrow what its clients are told through the proxy where that is "
-    "something else (– nothing). The reasons are in [the table of APIs](api-table.md)."
+    "Versions that a broker of the release offers; after an arrow, what the proxy offers if that differs (– none). "
+    "APIs that no release offers are omitted. Reasons: [the table of APIs](api-table.md)."
 )
 
 
@@ -31,7 +31,7 @@ def story_table(releases: Sequence[Release]) -> str:
 
 
 def api_table(releases: Sequence[Release]) -> str:
-    keys = sorted({key for each in releases for key in (*each.direct, *each.proxied)} | set(APIS))
+    keys = sorted({key for each in releases for key in (*each.direct, *each.proxied)})
     rows = [[f"{key} {api_name(key)}", *(cell(each, key) for each in releases)] for key in keys]
     return _table(["API", *(each.version for each in releases)], rows)
 
@@ -68,10 +68,10 @@ def _around(text: str) -> tuple[str, str]:
 
 
 def documented(version: str) -> dict[int, str]:
-    """API key → its cell in the page, of a release that is in it."""
+    """API key → its cell in the page, of a release that is in it. Only APIs that the release offers."""
     lines = PAGE.read_text("utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     header = next(row for row in rows if row[0] == "API")
     at = header.index(version)
     below = rows[rows.index(header) + 1 :]
-    return {int(row[0].split()[0]): row[at] for row in below if row[0][0].isdigit()}
+    return {int(row[0].split()[0]): row[at] for row in below if row[0][0].isdigit() and row[at] != _NOTHING}
