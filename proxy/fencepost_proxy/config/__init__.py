@@ -1,17 +1,16 @@
-"""What an operator may set: the one table of keys. Each is a field of a dataclass below.
+"""All configuration keys. Each key is a field of a dataclass below.
 
     name: type = _key(default, "what it means", …)
 
-The field's name is the key in the TOML file, a dataclass is a table of the file, and all else that is known of a key
-stands beside it: from here come the checks, `fencepost config explain`, docs/configuration.md, the names of environment
-variables, and what SIGHUP may change. So a new key is one line here, and `fencepost config explain --markdown >
-docs/configuration.md` afterwards.
+The field's name is the key in the TOML file, and a dataclass is a table of the file. Validation, `fencepost config
+explain`, docs/configuration.md, environment variables and SIGHUP all use these definitions. To add a key, add a field
+and run `fencepost config explain --markdown > docs/configuration.md`.
 
-Beside this: `keys` (the table as a list), `reading` (file, environment and command line), `locating` (lines of a file),
-`reference` (the words), `reloading` (what a new file changes).
+Other modules: `keys` (the keys as a list), `reading` (file, environment and command line), `locating` (lines of a
+file), `reference` (texts), `reloading` (changes by SIGHUP).
 """
 
-# ruff: noqa: RUF009 - `_key` makes a field: what it is called with is shared by nobody.
+# ruff: noqa: RUF009 - `_key` returns a new field for each call.
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ ClientCertificates = Literal["none", "optional", "required"]
 TlsVersion = Literal["1.2", "1.3"]
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
-#: Tags of processes are 1 to 255, and each worker that is started again takes another.
+#: Instance ids are 1 to 255, and each restarted worker takes another one.
 _WORKERS_MAX: Final = 64
 
 _DEFAULT_LISTEN: Final = Address("127.0.0.1", 19092)
@@ -78,11 +77,11 @@ def _meaning(
     most: int | None = None,
     hidden: bool = False,
 ) -> Mapping[str, Any]:
-    """What `_key` and a `field` without a default say of a key.
+    """Metadata of a key.
 
-    `unit` – where its name does not end with it. `live` – SIGHUP changes it in a running proxy (`Proxy.reconfigure`).
-    `option` – of `fencepost proxy`. `example` – where there is no default to show. `above`, `least`, `most` – of
-    numbers; of a limit, `above` is 0 where it does not say otherwise. `hidden` – for tests: taken, and told to nobody.
+    `unit` – if the name does not end with it. `live` – SIGHUP changes the key (`Proxy.reconfigure`). `option` – of
+    `fencepost proxy`. `example` – for keys without a default. `above`, `least`, `most` – bounds of a number; limits
+    have `above` 0 by default. `hidden` – for tests: accepted, but undocumented.
     """
     return MappingProxyType(
         {
@@ -278,10 +277,10 @@ class Limits:
 
     @property
     def queued_seconds(self) -> float:
-        """How long a request whose connection broke may sit in a broker's queue: the one figure for gates and doors.
+        """How long a broker may still hold a request after its connection broke.
 
-        No process of ours waits any longer for an answer, opening the connection included. Who sets `takeover_seconds`
-        lower (to be quick where nothing stands still) lowers it for doors and takeovers; gates have nobody waiting.
+        No proxy process waits longer for a response, including the connection attempt. A lower `takeover_seconds`
+        applies to append barriers and takeovers only, not to partition sequencers.
         """
         return max(self.takeover_seconds, self.connect_timeout_seconds + self.request_timeout_seconds)
 
@@ -344,7 +343,7 @@ class ListenTls:
 
     certificate_file: Path = field(
         metadata=_meaning(
-            "certificate and chain, used by all listeners",
+            "certificate and intermediate certificates, used by all listeners",
             live=True,
             example="/etc/fencepost/tls/tls.crt",
         )
@@ -396,7 +395,7 @@ class UpstreamTls:
     )
     certificate_file: Path | None = _key(
         None,
-        "client certificate and chain for brokers that require one",
+        "client certificate and intermediate certificates, for brokers that require one",
         live=True,
         example="/etc/fencepost/tls/proxy.crt",
     )
@@ -558,7 +557,7 @@ class ProxyConfig:
     watch_transactions: bool = _key(
         True, "whether to monitor the cluster's transactions for the status page and metrics"
     )
-    unsafe_disable_stamping: bool = _key(False, "for tests that show what stamping is for", hidden=True)
+    unsafe_disable_stamping: bool = _key(False, "for tests that show why fenced appends are needed", hidden=True)
     listen_tls: ListenTls | None = None
     upstream_tls: UpstreamTls | None = None
     control_sasl: ControlSasl | None = None

@@ -222,7 +222,7 @@ _FILE_HEAD: Final = """\
 
 
 def example_file(topic_configs: Sequence[TopicConfig]) -> str:
-    """Valid as it is, and with every key uncommented (except keys that exclude each other)."""
+    """Valid unchanged and with every key uncommented (except keys that exclude each other)."""
     lines = [_FILE_HEAD]
     table = ""
     for key in SHOWN:
