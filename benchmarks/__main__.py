@@ -186,15 +186,14 @@ def _contributor(name: str) -> Callable[[Run], list[Row]] | None:
 def write(report: Report, directory: Path) -> Path:
     """The Markdown file; beside it lies the JSON."""
     directory.mkdir(parents=True, exist_ok=True)
-    stem = report.when.removesuffix(" UTC").replace(" ", "-").replace(":", "")
-    (directory / f"{stem}.json").write_text(report.to_json(), "utf-8")
-    path = directory / f"{stem}.md"
+    (directory / f"{report.stem}.json").write_text(report.to_json(), "utf-8")
+    path = directory / f"{report.stem}.md"
     path.write_text(report.to_markdown(), "utf-8")
     return path
 
 
 def publish(report: Report, page: Path) -> None:
-    """Tables and chart of a run, into the page and beside it."""
+    """Write the summary of a run into the page, and its chart next to it."""
     page.write_text(published(page.read_text("utf-8"), report), "utf-8")
     page.with_suffix(".svg").write_text(chart.svg(report), "utf-8")
     say(f"written into {page}, with a chart beside it")

@@ -1,4 +1,4 @@
-"""What a request costs as connections, guarded partitions and brokers grow in number; and what each of them holds.
+"""What a request costs as connections, checked partitions and brokers grow in number; and what each of them holds.
 
     python -m benchmarks.growth                 # all of it, some minutes
     python -m benchmarks.growth --quick         # a tenth of everything
@@ -221,11 +221,11 @@ def _again_and_again(client: Client, frame: bytes) -> Callable[[], int]:
     return load
 
 
-# --- guarded partitions -----------------------------------------------------------------------------------------------
+# --- checked partitions -----------------------------------------------------------------------------------------------
 
 
 def partitions(stack: ExitStack, scale: float) -> list[Row]:
-    """Conditional appends to one guarded partition, and to each of ten thousand in turn."""
+    """Conditional appends to one checked partition, and to each of ten thousand in turn."""
     table = _Table()
     topics = int(100 * scale)
     names = [f"required-{index}" for index in range(topics)]
@@ -254,17 +254,17 @@ def partitions(stack: ExitStack, scale: float) -> list[Row]:
     empty_kb = rss_kb(large.pid)
     cost_us(small, one)
     first = cost_us(large, lambda: in_turn(many))
-    table.add(f"first append to each of {many:,} guarded partitions", COST, [first], "their log ends are read")
+    table.add(f"first append to each of {many:,} checked partitions", COST, [first], "their log ends are read")
     cost_us(large, lambda: in_turn(many))
-    table.add(f"{many:,} guarded partitions", KB_EACH, [(rss_kb(large.pid) - empty_kb) / many])
-    table.add("1 guarded partition", UPKEEP, [upkeep_ms(small)])
-    table.add(f"{many:,} guarded partitions", UPKEEP, [upkeep_ms(large)])
-    table.costs({"1 guarded partition": (small, one), f"{many:,} guarded partitions in turn": (large, in_turn)})
+    table.add(f"{many:,} checked partitions", KB_EACH, [(rss_kb(large.pid) - empty_kb) / many])
+    table.add("1 checked partition", UPKEEP, [upkeep_ms(small)])
+    table.add(f"{many:,} checked partitions", UPKEEP, [upkeep_ms(large)])
+    table.costs({"1 checked partition": (small, one), f"{many:,} checked partitions in turn": (large, in_turn)})
     return table.rows
 
 
 def _appends(client: Client) -> Callable[[], int]:
-    """To one guarded partition, each behind the last."""
+    """To one checked partition, each behind the last."""
     ends = itertools.count(0)
 
     def load() -> int:
@@ -291,7 +291,7 @@ def _ask_all(client: Client, frames: Iterator[bytes] | Sequence[bytes]) -> int:
 
 
 def brokers(stack: ExitStack, scale: float) -> list[Row]:
-    """The same loads on clusters of 1, 10 and 100 brokers; partitions of the guarded topic lie on all of them."""
+    """The same loads on clusters of 1, 10 and 100 brokers; partitions of the checked topic lie on all of them."""
     table = _Table()
     sizes = [1, 10, max(20, int(100 * scale))]
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -313,11 +313,11 @@ def brokers(stack: ExitStack, scale: float) -> list[Row]:
     frame = produce_frame("open", 0)
     table.costs(
         {
-            f"{_brokers(size)}, unguarded": (proxy, _again_and_again(client, frame))
+            f"{_brokers(size)}, unchecked": (proxy, _again_and_again(client, frame))
             for size, (proxy, client) in loads.items()
         }
     )
-    table.costs({f"{_brokers(size)}, guarded": (proxy, _appends(client)) for size, (proxy, client) in loads.items()})
+    table.costs({f"{_brokers(size)}, checked": (proxy, _appends(client)) for size, (proxy, client) in loads.items()})
     return table.rows
 
 

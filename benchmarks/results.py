@@ -144,6 +144,19 @@ GOALS: Mapping[tuple[str, str], Goal] = {
     ("memory", "KB per idle connection"): at_most(10),
     ("start", "s"): at_most(0.5),
 }
+#: Columns of the comparison on the page: table, measure, heading.
+COMPARED: Sequence[tuple[str, str, str]] = (
+    ("produce", "MiB/s", "produce MiB/s"),
+    ("produce", CPU_PER_GB, "CPU s/GB"),
+    ("consume", "MiB/s", "consume MiB/s"),
+    ("consume", CPU_PER_GB, "CPU s/GB"),
+    ("one in flight", ADDED_P50, ADDED_P50),
+    ("one in flight", P99, P99),
+    ("one in flight", "proxy CPU µs/request", "CPU µs/request"),
+    ("memory", "idle MB", "idle MB"),
+    ("memory", "KB per idle connection", "KB/connection"),
+    ("start", "s", "start s"),
+)
 #: Tables in which the product's tail must lie below that of every peer measured beside it.
 _TAIL = ("one in flight", P99)
 
@@ -209,18 +222,39 @@ class Report:
         kept = {key: value for key, value in whole.items() if key not in ("rows", "failures")}
         return cls(**kept, rows=rows, failures=tuple(whole["failures"]))
 
-    def to_markdown(self) -> str:
-        parts = [f"# {self.when}", ""]
-        parts += [
-            f"`{self.command}` at commit `{self.commit}`. Median (min–max) of the repetitions; GB is 10⁹ bytes.",
-            "",
-        ]
+    @property
+    def stem(self) -> str:
+        """Name of its files, without the ending."""
+        return self.when.removesuffix(" UTC").replace(" ", "-").replace(":", "")
+
+    def _head(self) -> list[str]:
+        parts = []
         for title, facts in (("Machine", self.machine), ("Versions", self.versions)):
             parts += [f"{title}: " + "; ".join(f"{name} {value}" for name, value in facts.items()) + ".", ""]
         for route, why in self.missing.items():
             parts += [f"**Not measured: {route}** – {why}", ""]
         for failure in self.failures:
             parts += [f"**Failed: {failure}**", ""]
+        return parts
+
+    def to_summary(self) -> str:
+        """For the page: medians of the comparison, and the goals."""
+        parts = [
+            f"{self.when}: `{self.command}` at commit `{self.commit}`. Medians; GB is 10⁹ bytes. Ranges and all other "
+            f"tables are in `benchmarks/results/{self.stem}.md`.",
+            "",
+            *self._head(),
+        ]
+        parts += ["### Comparison", "", *comparison_lines(self.rows), ""]
+        return "\n".join([*parts, "### Goals", "", "Missed goals are bold.", "", *goal_summary(self.rows)])
+
+    def to_markdown(self) -> str:
+        parts = [f"# {self.when}", ""]
+        parts += [
+            f"`{self.command}` at commit `{self.commit}`. Median (min–max) of the repetitions; GB is 10⁹ bytes.",
+            "",
+            *self._head(),
+        ]
         parts += ["## Goals", "", *goal_lines(self.rows), ""]
         for name in table_names(self.rows):
             parts += [f"## {TABLES.get(name, name)}", ""]
@@ -235,14 +269,13 @@ _TO = "<!-- … to here -->"
 
 
 def published(page: str, report: Report, picture: str = "![Kafka, direct and through proxies](performance.svg)") -> str:
-    """The page with this report's goals and tables between its two marks. Raises ValueError where it has none."""
+    """The page with this report's summary between its two marks. Raises ValueError if they are missing."""
     before, mark, rest = page.partition(_FROM)
     first_line, _, rest = rest.partition("\n")
     _, end, after = rest.partition(_TO)
     if not mark or not end:
         raise ValueError(f"the page lacks the lines {_FROM!r} and {_TO!r}")
-    body = report.to_markdown().partition("\n")[2].strip().replace("\n## ", "\n### ")
-    return f"{before}{mark}{first_line}\n{picture}\n\n{report.when}: {body}\n\n{end}{after}"
+    return f"{before}{mark}{first_line}\n{picture}\n\n{report.to_summary()}\n\n{end}{after}"
 
 
 def table_names(rows: Iterable[Row]) -> list[str]:
@@ -272,3 +305,35 @@ def goal_lines(rows: Iterable[Row]) -> list[str]:
             verdict = "met" if row.goal.met_by(row.median) else "**missed**"
             lines.append(f"| {row.table} | {row.route} | {row.measure} | {row.goal} | {row} | {verdict} |")
     return lines
+
+
+def comparison_lines(rows: Iterable[Row]) -> list[str]:
+    """Medians of all routes. The line `checks off` also has the measures that do not depend on checks."""
+    medians = {(row.table, row.route, row.measure): number(row.median) for row in rows}
+    routes = list(dict.fromkeys(row.route for row in rows if row.table in ("produce", "consume")))
+    whole = f"{PRODUCT}, checks off"
+    if whole in routes:
+        routes = [route for route in routes if route != PRODUCT]
+    lines = ["| | " + " | ".join(heading for _, _, heading in COMPARED) + " |", "|---" * (len(COMPARED) + 1) + "|"]
+    for route in routes:
+        names = (route, PRODUCT) if route == whole else (route,)
+        cells = [
+            next((medians[table, name, measure] for name in names if (table, name, measure) in medians), "–")
+            for table, measure, _ in COMPARED
+        ]
+        lines.append(f"| {route} | {' | '.join(cells)} |")
+    return lines
+
+
+def goal_summary(rows: Iterable[Row]) -> list[str]:
+    """A line for each goal, with the medians of its routes."""
+    found: dict[tuple[str, str, Goal], list[str]] = {}
+    for row in rows:
+        if row.goal is not None:
+            median = number(row.median) if row.goal.met_by(row.median) else f"**{number(row.median)}**"
+            route = row.route.removeprefix(PRODUCT).removeprefix(", ")
+            found.setdefault((row.table, row.measure, row.goal), []).append(f"{route} {median}".strip())
+    lines = ["| workload | measure | goal | measured |", "|---|---|---|---|"]
+    return lines + [
+        f"| {table} | {measure} | {goal} | {'; '.join(cells)} |" for (table, measure, goal), cells in found.items()
+    ]

@@ -9,7 +9,7 @@ import yaml
 
 from tests.monitoring.prometheus import DASHBOARD, PROMTOOL, panels, promtool, queries, selectors, unknown_in
 
-ROWS = ["Overview", "Traffic", "Conditional publish", "Growth", "Transactions", "Security and errors"]
+ROWS = ["Overview", "Traffic", "Conditional publish", "Partition expansion", "Transactions", "Security and errors"]
 
 
 def test_it_has_its_rows_and_each_panel_is_explained() -> None:

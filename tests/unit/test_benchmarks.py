@@ -25,7 +25,9 @@ from benchmarks.results import (
     Row,
     at_least,
     at_most,
+    comparison_lines,
     goal_lines,
+    goal_summary,
     number,
     ratios,
     table_lines,
@@ -138,6 +140,39 @@ def test_a_table_has_a_line_for_each_route_and_says_where_there_is_nothing() -> 
     ]
 
 
+def test_the_comparison_has_one_line_for_each_route() -> None:
+    lines = comparison_lines(
+        [
+            Row("produce", "direct", "MiB/s", (170.0, 180.0, 176.0)),
+            Row("produce", "fencepost, checks off", "MiB/s", (160.0,)),
+            Row("produce", "fencepost, checks on", "MiB/s", (150.0,)),
+            Row("consume", "fencepost", "MiB/s", (600.0,)),
+            Row("start", "fencepost", "s", (0.31,)),
+            Row("growth", "fencepost, 1 broker", "RSS MB", (37.0,)),
+        ]
+    )
+    assert lines[2:] == [
+        "| direct | 176 | – | – | – | – | – | – | – | – | – |",
+        "| fencepost, checks off | 160 | – | 600 | – | – | – | – | – | – | 0.31 |",
+        "| fencepost, checks on | 150 | – | – | – | – | – | – | – | – | – |",
+    ]
+
+
+def test_the_goals_of_a_measure_stand_in_one_line_and_missed_ones_are_bold() -> None:
+    lines = goal_summary(
+        [
+            Row("start", "fencepost", "s", (0.31,), at_most(0.5)),
+            Row("produce", "fencepost, checks off", OF_DIRECT, (0.98,), at_least(0.97)),
+            Row("produce", "fencepost, checks on", OF_DIRECT, (0.85, 0.87, 0.86), at_least(0.97)),
+            Row("produce", "direct", "MiB/s", (600.0,)),
+        ]
+    )
+    assert lines[2:] == [
+        "| start | s | ≤ 0.5 | 0.31 |",
+        "| produce | of direct | ≥ 0.97 | checks off 0.98; checks on **0.86** |",
+    ]
+
+
 def test_only_names_workloads_by_pattern_and_a_quick_run_leaves_out_the_longest() -> None:
     assert command.chosen_workloads(["produce*"], quick=False) == ["produce", "produce 100 B"]
     assert command.chosen_workloads([], quick=False) == [*command.WORKLOADS, "growth", "workers"]
@@ -195,9 +230,10 @@ def test_publishing_replaces_what_was_published_before(tmp_path: Path) -> None:
     # when two runs are published
     command.publish(_report(Row("produce", "direct", "MiB/s", (100.0,))), page)
     command.publish(_report(Row("produce", "direct", "MiB/s", (176.0,))), page)
-    # then the page has the second one's tables, below its own headings, and is otherwise as it was
+    # then the page has the second one's summary, below its own headings, and is otherwise as it was
     text = page.read_text("utf-8")
-    assert "\n### Produce, 1 KB records\n" in text
+    assert "\n### Comparison\n" in text
+    assert "`benchmarks/results/2026-01-02-0304.md`" in text
     assert "| direct | 176 |" in text
     assert "| direct | 100 |" not in text
     assert text.startswith(kept.partition("<!-- published")[0])

@@ -106,12 +106,12 @@ def test_one_key_is_explained_with_all_there_is_to_know(capsys: pytest.CaptureFi
     text = said("config", "explain", "limits.drain_seconds", capsys=capsys)
 
     for part in (
-        "How long a closing connection may take",
+        "Maximum time for requests in progress",
         "number of seconds, above 0",
         "10.0",
         "[limits]",
         "FENCEPOST_LIMITS__DRAIN_SECONDS=10.0",
-        "changes it in a running proxy",
+        "applied without a restart",
     ):
         assert part in text
 

@@ -1,17 +1,16 @@
-"""What an operator may set: the one table of keys. Each is a field of a dataclass below.
+"""All configuration keys. Each key is a field of a dataclass below.
 
     name: type = _key(default, "what it means", …)
 
-The field's name is the key in the TOML file, a dataclass is a table of the file, and all else that is known of a key
-stands beside it: from here come the checks, `fencepost config explain`, docs/configuration.md, the names of environment
-variables, and what SIGHUP may change. So a new key is one line here, and `fencepost config explain --markdown >
-docs/configuration.md` afterwards.
+The field's name is the key in the TOML file, and a dataclass is a table of the file. Validation, `fencepost config
+explain`, docs/configuration.md, environment variables and SIGHUP all use these definitions. To add a key, add a field
+and run `fencepost config explain --markdown > docs/configuration.md`.
 
-Beside this: `keys` (the table as a list), `reading` (file, environment and command line), `locating` (lines of a file),
-`reference` (the words), `reloading` (what a new file changes).
+Other modules: `keys` (the keys as a list), `reading` (file, environment and command line), `locating` (lines of a
+file), `reference` (texts), `reloading` (changes by SIGHUP).
 """
 
-# ruff: noqa: RUF009 - `_key` makes a field: what it is called with is shared by nobody.
+# ruff: noqa: RUF009 - `_key` returns a new field for each call.
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ ClientCertificates = Literal["none", "optional", "required"]
 TlsVersion = Literal["1.2", "1.3"]
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
 
-#: Tags of processes are 1 to 255, and each worker that is started again takes another.
+#: Instance ids are 1 to 255, and each restarted worker takes another one.
 _WORKERS_MAX: Final = 64
 
 _DEFAULT_LISTEN: Final = Address("127.0.0.1", 19092)
@@ -78,11 +77,11 @@ def _meaning(
     most: int | None = None,
     hidden: bool = False,
 ) -> Mapping[str, Any]:
-    """What `_key` and a `field` without a default say of a key.
+    """Metadata of a key.
 
-    `unit` – where its name does not end with it. `live` – SIGHUP changes it in a running proxy (`Proxy.reconfigure`).
-    `option` – of `fencepost proxy`. `example` – where there is no default to show. `above`, `least`, `most` – of
-    numbers; of a limit, `above` is 0 where it does not say otherwise. `hidden` – for tests: taken, and told to nobody.
+    `unit` – if the name does not end with it. `live` – SIGHUP changes the key (`Proxy.reconfigure`). `option` – of
+    `fencepost proxy`. `example` – for keys without a default. `above`, `least`, `most` – bounds of a number; limits
+    have `above` 0 by default. `hidden` – for tests: accepted, but undocumented.
     """
     return MappingProxyType(
         {
@@ -144,124 +143,133 @@ def out_of_range(meaning: Mapping[str, Any], value: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Every bound of the process. The unit is the end of the name or the word before `_max`.
+    """Limits of one process. At a limit, the client's connection waits, gets a retriable Kafka error, or is closed.
 
-    What happens at a limit: a client's connection waits (backpressure), or gets a retriable Kafka error, or is
-    closed with the limit's name in the log.
+    The log names the limit. Units are in the key name.
     """
 
-    frame_bytes_max: int = _limit(104_857_600, "largest request or response frame; Kafka's socket.request.max.bytes")
-    connections_max: int = _limit(2_000, "client connections at once; one more is closed on arrival", live=True)
+    frame_bytes_max: int = _limit(
+        104_857_600, "maximum size of a request or response, like Kafka's socket.request.max.bytes"
+    )
+    connections_max: int = _limit(2_000, "maximum client connections. Further ones are closed when accepted", live=True)
     address_connections_max: int = _limit(
         2_000,
-        "of those at once from one address; clients behind a gateway or beside the proxy share one",
+        "maximum client connections from one address. Clients behind a gateway or on the proxy's host share an address",
         live=True,
     )
     in_flight_requests_max: int = _limit(
-        100, "unanswered requests of one connection; then it is not read any further", live=True
+        100, "maximum unanswered requests per connection. Above, the proxy stops reading from it", live=True
     )
     buffered_bytes_max: int = _limit(
-        268_435_456, "bytes held in memory for all connections; then nobody is read", live=True
+        268_435_456,
+        "maximum bytes buffered for all connections. Above, the proxy stops reading from clients",
+        live=True,
     )
     decompressed_bytes_max: int = _limit(
-        104_857_600, "records of one batch once decompressed; above: MESSAGE_TOO_LARGE"
+        104_857_600, "maximum decompressed size of a batch. Above, the client gets MESSAGE_TOO_LARGE"
     )
     gate_queue_max: int = _limit(
-        1_000, "appends waiting at one guarded partition; one more gets a retriable error", unit="appends"
+        1_000, "maximum pending appends per checked partition. Further ones get a retriable error", unit="appends"
     )
     gate_wait_max_seconds: float = _limit(
-        5.0, "longest wait at a gate; never more than a third of the client's timeout", live=True
+        5.0,
+        "maximum wait of a pending append. A third of the client's request timeout applies if it is shorter",
+        live=True,
     )
-    handshake_seconds: float = _limit(10.0, "from accept to the first whole request", live=True)
-    header_seconds: float = _limit(
-        10.0, "silence within a frame's header, or within a frame that is held in memory", live=True
+    handshake_seconds: float = _limit(
+        10.0, "maximum time for the TLS handshake, and again for the first request", live=True
     )
+    header_seconds: float = _limit(10.0, "maximum pause within a request header or a buffered request", live=True)
     client_idle_seconds: float = _limit(
-        600.0, "silence after which a client is closed; Kafka's connections.max.idle.ms", live=True
+        600.0, "idle time after which a client is disconnected, like Kafka's connections.max.idle.ms", live=True
     )
     commit_wait_seconds: float = _limit(
         10.0,
-        "how long a transaction's commit is looked into where topics check expectations; then its client is told to "
-        "ask again",
+        "maximum time to validate a transaction before its commit, where topics check expected offsets. "
+        "After that the client must retry",
     )
-    connect_timeout_seconds: float = _limit(5.0, "opening a connection to a broker")
+    connect_timeout_seconds: float = _limit(5.0, "timeout for connecting to a broker")
     request_timeout_seconds: float = _limit(
-        30.0, "one request of our own to a broker, then its connection is given up; a client's frame held in memory"
+        30.0, "timeout for the proxy's own requests to a broker and for receiving a buffered request"
     )
-    reconnect_backoff_min_seconds: float = _limit(0.05, "pause after the first failed connection to a broker")
-    reconnect_backoff_max_seconds: float = _limit(1.0, "longest pause between connection attempts to a broker")
+    reconnect_backoff_min_seconds: float = _limit(0.05, "initial delay before reconnecting to a broker")
+    reconnect_backoff_max_seconds: float = _limit(1.0, "maximum delay before reconnecting to a broker")
     control_in_flight_max: int = _limit(
-        256, "our own unanswered requests on one connection to a broker", unit="requests"
+        256, "maximum unanswered requests of the proxy itself per broker connection", unit="requests"
     )
-    metadata_refresh_seconds: float = _limit(5.0, "how often brokers and known topics are looked up again")
-    settle_retry_seconds: float = _limit(0.05, "pause before an append in doubt is looked for again")
+    metadata_refresh_seconds: float = _limit(5.0, "interval at which the proxy refreshes brokers and known topics")
+    settle_retry_seconds: float = _limit(
+        0.05, "delay before the proxy reads the log again to resolve an in-doubt append"
+    )
     takeover_seconds: float = _limit(
         35.0,
-        "after a start beside another process, or after one that died: conditional appends on `true` topics get a "
-        "retriable error, since a request of its may still be queued in Kafka; connection timeout + request timeout",
+        "time during which conditional appends to `true` topics get a retriable error after the proxy "
+        "starts alongside another process or another process dies: Kafka may still hold its requests. "
+        "Should not be below connect timeout + request timeout",
     )
     expansion_wait_seconds: float = _limit(
         60.0,
-        "a counted topic is to grow: how long appends under way, transactions and other proxy processes may take to "
-        "end, until it is given up, with the topic as it was",
+        "maximum time that a partition expansion waits for in-flight appends, transactions and other "
+        "proxy processes. After that it is cancelled",
     )
     partition_settle_seconds: float = _limit(
         900.0,
-        "after a topic has grown: how long keys of batches that do not say their partition count are placed anew here "
-        "(topic config partitioner); longer than any producer may hold a record, delivery.timeout.ms and "
-        "metadata.max.age.ms together",
+        "grace period after a partition expansion (topic config partitioner): the proxy checks the "
+        "placement of keys in batches without a partition count. Use more than delivery.timeout.ms + "
+        "metadata.max.age.ms of any producer",
     )
     served_counts_max: int = _limit(
         10_000,
-        "pairs of client and topic of which is remembered the partition count that the client was told last",
+        "maximum client and topic pairs for which the proxy remembers the last reported partition count",
         unit="clients × topics",
     )
     remembered_producers_max: int = _limit(
         50_000,
-        "idempotent producers, counted for each partition, of which the last acknowledged append is remembered, on "
-        "topics whose appends are read (KAFKA-5793)",
+        "maximum idempotent producers, counted per partition, whose last append the proxy remembers on "
+        "checked topics (KAFKA-5793)",
     )
     withheld_without_commit_seconds: float = _limit(
         600.0,
-        "how long a group that has committed nothing on a prior partition is kept from a new one (topic config "
-        "ordered.partition.expansion); then it gets it, and a warning is logged",
+        "time after which a group gets a gated partition although it has committed nothing on the prior "
+        "partition (topic config ordered.partition.expansion). The proxy logs a warning",
     )
     withheld_without_progress_seconds: float = _limit(
         3600.0,
-        "the same for a group that has committed there, from its last commit on that brought it further: a client "
-        "that commits only when records arrive never commits the last ones",
+        "the same for a group that has committed there, counted from its last progress. A client that "
+        "commits only when records arrive never commits the last ones",
     )
     group_look_seconds: float = _limit(
-        1.0, "how often it is looked up how far a group is that waits for a new partition; less often where many wait"
+        1.0,
+        "interval at which the proxy reads the offsets of groups that wait for a gated partition. Longer "
+        "if many groups wait",
     )
     watched_partitions_per_second: float = _limit(
         150.0,
-        "how many partitions are looked at for open transactions and producers, one after the other, for the metrics; "
-        "10,000 take a minute",
+        "rate at which partitions are checked for open transactions and producers. 10,000 partitions take "
+        "about a minute",
     )
     watched_shown_max: int = _limit(
         20,
-        "partitions, open and hanging transactions that metrics and status page name, of each kind the worst",
+        "maximum partitions, open transactions and hanging transactions named in metrics and on the "
+        "status page; the worst are shown",
         unit="of each kind",
         live=True,
     )
     metric_partitions_shown_max: int = _limit(
         500,
-        "guarded partitions of which metrics show the log end and the shift, in the order in which they were first "
-        "appended to; the others are counted",
+        "maximum checked partitions with log end and sequence offset in metrics, in the order of their "
+        "first append. The others are counted",
         unit="partitions",
         live=True,
     )
     drain_seconds: float = _limit(
         10.0,
-        "how long a closing connection may take to pass on what is under way; and how long requests under way are "
-        "waited for once the process is to end",
+        "maximum time for requests in progress when a connection closes or the process stops",
         live=True,
     )
     drain_notice_seconds: float = _key(
         0.0,
-        "once the process is to end: how long it goes on as before with /readyz red, so that a load balancer that "
-        "looks there sends it nobody any more; 0: not at all",
+        "time during which the process serves with /readyz red before it stops, so that a load balancer can react",
         least=0,
         most=600,
         live=True,
@@ -269,10 +277,10 @@ class Limits:
 
     @property
     def queued_seconds(self) -> float:
-        """How long a request whose connection broke may sit in a broker's queue: the one figure for gates and doors.
+        """How long a broker may still hold a request after its connection broke.
 
-        No process of ours waits any longer for an answer, opening the connection included. Who sets `takeover_seconds`
-        lower (to be quick where nothing stands still) lowers it for doors and takeovers; gates have nobody waiting.
+        No proxy process waits longer for a response, including the connection attempt. A lower `takeover_seconds`
+        applies to append barriers and takeovers only, not to partition sequencers.
         """
         return max(self.takeover_seconds, self.connect_timeout_seconds + self.request_timeout_seconds)
 
@@ -297,11 +305,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class HeaderNames:
-    """The record headers by which an unmodified client speaks to the proxy."""
+    """Names of the record headers that clients use."""
 
-    expected_offset: str = _key("expected-offset", "says the offset that its record must get")
-    partition_count: str = _key("partition-count", "says over how many partitions the batch's keys were placed")
-    write_id: str = _key("write-id", "names a write, by which a retry is recognised")
+    expected_offset: str = _key("expected-offset", "record header with the expected offset of its record")
+    partition_count: str = _key(
+        "partition-count", "record header with the partition count by which the batch's keys were placed"
+    )
+    write_id: str = _key("write-id", "record header that identifies a write, so that a retry is recognized")
 
     def __post_init__(self) -> None:
         _refuse("headers", self._problems())
@@ -319,47 +329,47 @@ class HeaderNames:
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """What the proxy tells on stderr."""
+    """Log on stderr."""
 
-    level: LogLevel = _key("info", "least severe event that is logged", live=True, option="--log-level")
+    level: LogLevel = _key("info", "minimum severity of log events", live=True, option="--log-level")
     format: LogFormat = _key(
-        "console", "lines of key=value for people, or one JSON object per line", live=True, option="--log-format"
+        "console", "log format: key=value lines, or one JSON object per line", live=True, option="--log-format"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class ListenTls:
-    """TLS on the listeners, if the table is there. Files are PEM; one that changes is read again without a restart."""
+    """TLS for client connections, if the table is present. PEM files; changed files are loaded without a restart."""
 
     certificate_file: Path = field(
         metadata=_meaning(
-            "the certificate and then its chain; all listeners show it, since they share a host name",
+            "certificate and intermediate certificates, used by all listeners",
             live=True,
             example="/etc/fencepost/tls/tls.crt",
         )
     )
     key_file: Path | None = _key(
         None,
-        "the certificate's private key; not given: in the same file",
+        "private key. Default: in certificate_file",
         live=True,
         example="/etc/fencepost/tls/tls.key",
     )
     key_password_file: Path | None = _key(
-        None, "holds the key's password, in its first line", live=True, example="/etc/fencepost/tls/password"
+        None, "file whose first line is the key's password", live=True, example="/etc/fencepost/tls/password"
     )
     client_certificates: ClientCertificates = _key(
         "none",
-        "whether clients are asked for one. optional: one that is shown must be trusted. What a certificate says "
-        "reaches nobody: Kafka knows clients by their SASL login",
+        "whether clients present a certificate. With optional, a certificate that is presented must be "
+        "trusted. Kafka identifies clients by SASL, not by certificate",
         live=True,
     )
     client_ca_file: Path | None = _key(
         None,
-        "who signs clients' certificates; needed unless they are none",
+        "CA of client certificates. Required unless client_certificates is none",
         live=True,
         example="/etc/fencepost/clients-ca.crt",
     )
-    min_version: TlsVersion = _key("1.2", "oldest TLS that is spoken", live=True)
+    min_version: TlsVersion = _key("1.2", "minimum TLS version", live=True)
 
     def __post_init__(self) -> None:
         _refuse("listen_tls", self._problems())
@@ -375,36 +385,36 @@ class ListenTls:
 
 @dataclass(frozen=True, slots=True)
 class UpstreamTls:
-    """TLS to the brokers, if the table is there: on its own connections and on its clients' alike. PEM files."""
+    """TLS for connections to brokers, if the table is present. PEM files."""
 
     ca_file: Path | None = _key(
         None,
-        "who signs brokers' certificates; not given: whom this system trusts",
+        "CA of the brokers' certificates. Default: the system's CAs",
         live=True,
         example="/etc/fencepost/kafka-ca.crt",
     )
     certificate_file: Path | None = _key(
         None,
-        "what the proxy shows where brokers ask for a certificate, then its chain",
+        "client certificate and intermediate certificates, for brokers that require one",
         live=True,
         example="/etc/fencepost/tls/proxy.crt",
     )
     key_file: Path | None = _key(
         None,
-        "the certificate's private key; not given: in the same file",
+        "private key. Default: in certificate_file",
         live=True,
         example="/etc/fencepost/tls/proxy.key",
     )
     key_password_file: Path | None = _key(
-        None, "holds the key's password, in its first line", live=True, example="/etc/fencepost/tls/password"
+        None, "file whose first line is the key's password", live=True, example="/etc/fencepost/tls/password"
     )
     check_hostname: bool = _key(
         True,
-        "whether a broker's certificate must be for the host that `upstream` or Kafka's metadata names. That name is "
-        "sent too (SNI), unless it is an IP address",
+        "whether a broker's certificate must match its host name in `upstream` or Kafka's metadata. Host "
+        "names are also sent as SNI",
         live=True,
     )
-    min_version: TlsVersion = _key("1.2", "oldest TLS that is spoken", live=True)
+    min_version: TlsVersion = _key("1.2", "minimum TLS version", live=True)
 
     def __post_init__(self) -> None:
         _refuse("upstream_tls", self._problems())
@@ -417,18 +427,18 @@ class UpstreamTls:
 
 @dataclass(frozen=True, slots=True)
 class ControlSasl:
-    """As whom the proxy itself logs in at Kafka, if the table is there; clients log in as themselves.
+    """The proxy's own login at Kafka, if the table is present. Clients log in as themselves.
 
-    Its files are read at every login, so a new password or token needs no restart.
+    Files are read at every login.
     """
 
-    mechanism: SaslMechanism = field(metadata=_meaning("how it logs in", example="SCRAM-SHA-512"))
-    username: str | None = _key(None, "for PLAIN and SCRAM", example="fencepost")
+    mechanism: SaslMechanism = field(metadata=_meaning("SASL mechanism", example="SCRAM-SHA-512"))
+    username: str | None = _key(None, "user name, for PLAIN and SCRAM", example="fencepost")
     password_file: Path | None = _key(
-        None, "holds the password, in its first line; for PLAIN and SCRAM", example="/etc/fencepost/password"
+        None, "file whose first line is the password, for PLAIN and SCRAM", example="/etc/fencepost/password"
     )
     token_file: Path | None = _key(
-        None, "holds the token, in its first line; for OAUTHBEARER", example="/etc/fencepost/token"
+        None, "file whose first line is the token, for OAUTHBEARER", example="/etc/fencepost/token"
     )
 
     def __post_init__(self) -> None:
@@ -459,98 +469,95 @@ class ProxyConfig:
 
     upstream: tuple[Address, ...] = field(
         metadata=_meaning(
-            "Kafka brokers to ask first; any one that answers will do, the rest is found by metadata",
+            "Kafka's bootstrap servers",
             option="--upstream",
             example=["kafka-1:9092", "kafka-2:9092"],
         )
     )
     mode: Mode = _key(
         "gateway",
-        "gateway: before all brokers, each of which gets a listener; clients are told those instead of the brokers' "
-        "own addresses. sidecar: before the one that `broker` names, which itself advertises the sidecar's address",
+        "`gateway`: the proxy serves all brokers, with a listener for each, and advertises itself to "
+        "clients. `sidecar`: the proxy serves only `broker`, which advertises the sidecar's address",
         option="--mode",
     )
     broker: Address | None = _key(
         None,
-        "of a sidecar: the listener of its broker that it stands before. What that broker advertises for it must be "
-        "this sidecar (`advertised_host`, and the port of `listen`); `upstream` is then a listener that clients do not "
-        "use",
+        "client listener of the sidecar's broker. The broker must advertise `advertised_host` and the "
+        "port of `listen` for it. `upstream` must be a listener that clients do not use",
         option="--broker",
         example="127.0.0.1:9094",
     )
     broker_tls: bool = _key(
         True,
-        "of a sidecar: whether `upstream_tls` is for `broker` too. false: that listener is plain TCP (PLAINTEXT, "
-        "SASL_PLAINTEXT) on this machine's loopback",
+        "whether `upstream_tls` applies to `broker`. With false, that listener must be plaintext on the loopback",
     )
     listen: Address = _key(
         _DEFAULT_LISTEN,
-        "the bootstrap listener, where clients connect. Port 0 takes any free port, and then so does every broker's "
-        "listener",
+        "bootstrap listener for clients. Port 0: any free port, also for the broker listeners",
         option="--listen",
     )
     advertised_host: str | None = _key(
         None,
-        "host that clients are told to connect to; not given: the address by which they reached the proxy",
+        "host advertised to clients. Default: the address by which the client reached the proxy",
         option="--advertised-host",
         example="kafka.example.com",
     )
     broker_ports: Mapping[NodeId, int] = _table(
         dict,
-        "listener port by broker id; a broker that is not named gets the port of `listen` + 1 + its id",
+        "listener port by broker id. Default: port of `listen` + 1 + broker id",
         example={"1": 20001, "2": 20002},
     )
     refusal_scope: RefusalScope = _key(
         "partition",
-        "what one mismatch refuses. partition: each partition of a request stands alone. request: all of it, KIP-27's "
-        "literal reading",
+        "what a wrong expected offset refuses: the batch of that partition, or the whole request as "
+        "KIP-27 literally says",
         option="--refusal-scope",
     )
     headers: HeaderNames = field(default_factory=HeaderNames)
     topic_patterns: tuple[TopicPattern, ...] = _key(
         (),
-        "topic configs of the topics whose name matches a glob (*, ?, [abc]; case matters), from their birth. The "
-        "first glob that matches decides alone. What an admin sets on a topic itself wins. No glob matches a name that "
-        "begins with __: Kafka's internal topics are never checked",
+        "topic configs by topic name pattern (*, ?, [abc]; case-sensitive). They apply from topic "
+        "creation; the first match applies alone. A config set on the topic itself wins. Names that begin "
+        "with __ never match",
         example={"orders-*": {"check.expected.offsets": "required"}},
     )
     unlisted_topics: Mapping[str, str] = _table(
         dict,
-        "topic configs of the topics that no glob matches, except those whose names begin with __",
+        "topic configs for topics that match no pattern, except names that begin with __",
         example={"check.expected.offsets": "false"},
     )
     limits: Limits = field(default_factory=Limits)
     config_lease_seconds: float = _key(
         3.0,
-        "how old the view of topic configs may be; older, and guarded appends get a retriable error. All proxies of a "
-        "cluster must use the same value",
+        "maximum age of the proxy's view of topic configs. Above, appends to checked topics get a "
+        "retriable error. Must be the same on all proxies of a cluster",
         above=0,
     )
     state_topic: str = "__fencepost_state"
     status: Address | None = _key(
         None,
-        "status page, /metrics, /livez and /readyz; not given: off",
+        "address of the status page, /metrics, /livez and /readyz. Default: off",
         option="--status",
         example="127.0.0.1:8080",
     )
     status_token_file: Path | None = _key(
         None,
-        "file whose first line is the token for what changes something at `status` (a group's release: `fencepost "
-        "expansions open --token-file`). Read at each use; not given: nothing can be changed there",
+        "file whose first line is the token for changes through `status` (`fencepost expansions open "
+        "--token-file`). Read at each use. Default: no changes allowed",
         example="/etc/fencepost/status-token",
     )
     log: LogConfig = field(default_factory=LogConfig)
     workers: int = _key(
         1,
-        "processes that share the listeners, for more than one core (Linux); each holds every limit for itself",
+        "number of worker processes that share the listeners (Linux). Each has its own limits",
         option="--workers",
         least=1,
         most=_WORKERS_MAX,
     )
     watch_transactions: bool = _key(
-        True, "whether the cluster's transactions are looked at, for the status page and the metrics"
+        True, "whether to monitor the cluster's transactions for the status page and metrics"
     )
-    unsafe_disable_stamping: bool = _key(False, "for tests that show what stamping is for", hidden=True)
+    unsafe_disable_stamping: bool = _key(False, "for tests that show why fenced appends are needed", hidden=True)
     listen_tls: ListenTls | None = None
     upstream_tls: UpstreamTls | None = None
     control_sasl: ControlSasl | None = None

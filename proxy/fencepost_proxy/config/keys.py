@@ -1,4 +1,4 @@
-"""The table of keys as a list, made from the dataclasses: what each is called everywhere, and what values it takes."""
+"""The configuration keys as a list, derived from the dataclasses: their names and the values that they accept."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 from fencepost_proxy.config import ProxyConfig, TopicPattern, out_of_range
 from fencepost_proxy.types import Address, NodeId
 
-#: Says what is wrong with a virtual topic config, or None. The table of virtual configs lives in a higher room.
+#: Returns what is wrong with a virtual topic config, or None. Passed in, since virtual configs are in a higher layer.
 CheckTopicConfig = Callable[[str, str], "str | None"]
-#: A key's name in parts: ("limits", "drain_seconds").
+#: Parts of a key's name: ("limits", "drain_seconds").
 Parts = tuple[str, ...]
 
 PREFIX: Final = "FENCEPOST_"
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _SHOWN_CHARACTERS: Final = 80
 _PORT_MAX: Final = 65535
-#: Fields that are called something else in the file.
+#: Fields with another name in the file.
 _IN_THE_FILE: Final = {"topic_patterns": "topics"}
 _UNITS: Final = (("_bytes_max", "bytes"), ("_per_second", "per second"), ("_seconds", "seconds"))
 
 
 class Slips(ValueError):
-    """What is wrong with a value: where within it (an empty path: all of it), and a sentence."""
+    """Errors in a value: for each, the path within the value (empty: the whole value) and a message."""
 
     def __init__(self, *slips: tuple[Parts, str]) -> None:
         super().__init__("; ".join(text for _, text in slips))
@@ -38,9 +38,9 @@ class Slips(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What values a key takes. `read` makes the field's value of TOML's, and raises Slips.
+    """Type of a key. `read` converts a TOML value to the field's value, and raises Slips.
 
-    `from_text` makes TOML's value of an environment variable's text; what it cannot is left for `read` to refuse.
+    `from_text` converts the text of an environment variable to a TOML value. `read` refuses what it cannot convert.
     """
 
     words: str
@@ -51,9 +51,9 @@ class Kind:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """`name` – as `explain` takes it. `field_name`, `table` – the field, and the dataclass's place in ProxyConfig.
+    """`name` – as in `explain`. `field_name`, `table` – the field, and the name of its dataclass in ProxyConfig.
 
-    `unit`: None where a value has none, or its kind says all.
+    `unit` – None if the value has no unit.
     """
 
     name: str
@@ -89,11 +89,11 @@ class Key:
 
     @property
     def variable(self) -> str:
-        """Of the environment: levels are separated by two underscores."""
+        """Environment variable. Two underscores separate table and key."""
         return variable(self.parts)
 
     def of(self, config: ProxyConfig) -> Any:
-        """Its value; None within a table that is not there."""
+        """The value, or None if its table is absent."""
         holder = getattr(config, self.table) if self.table else config
         return None if holder is None else getattr(holder, self.field_name)
 
@@ -107,7 +107,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the file with keys of its own. `optional`: being there means something (TLS on)."""
+    """A table of the file. `optional`: its presence switches a feature on, such as TLS."""
 
     name: str
     holds: type[Any]
@@ -123,12 +123,12 @@ def variable(parts: Parts) -> str:
 
 
 def dotted(parts: Parts) -> str:
-    """As TOML writes it: what is not bare is quoted."""
+    """As a TOML key, quoted where necessary."""
     return ".".join(each if _BARE.fullmatch(each) else f'"{each}"' for each in parts)
 
 
 def shown(value: object) -> str:
-    """What somebody wrote, as they wrote it, as far as a line has room for it."""
+    """The value as given, truncated to fit in a line."""
     if isinstance(value, dict | list):
         return "a table" if isinstance(value, dict) else "a list"
     text = str(value).lower() if isinstance(value, bool) else repr(value)
@@ -169,7 +169,7 @@ def _whole(value: object, _: CheckTopicConfig | None = None) -> int:
 def _path(value: object, _: CheckTopicConfig | None) -> Path:
     text = _text(value)
     if "\n" in text or text.startswith("-----BEGIN"):
-        # And it is not shown: somebody gives the secret itself.
+        # Not shown, since it is the secret itself.
         raise _fail("must be the path of a file, not what is in it")
     return Path(text)
 
@@ -235,7 +235,7 @@ def _topic_configs(parts: Parts) -> Callable[[object, CheckTopicConfig | None], 
         configs: dict[str, str] = {}
         slips: list[tuple[Parts, str]] = []
         for name, setting in table(parts, value).items():
-            # `true` reads better than "true" in TOML; Kafka's configs are text.
+            # TOML may have true without quotes; Kafka's configs are text.
             text = str(setting).lower() if isinstance(setting, bool) else setting
             if isinstance(setting, dict):
                 slips.append(((name,), f'a config name with dots needs quotes: "{name}.…" = "…"'))
@@ -266,7 +266,7 @@ def _topics(value: object, check: CheckTopicConfig | None) -> tuple[TopicPattern
 
 
 def _toml_of_text(text: str) -> object:
-    """What is a TOML value is one."""
+    """A TOML value, or the text itself."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -287,7 +287,7 @@ def _number_of_text(text: str) -> object:
 
 
 def _kind(hint: Any, name: str) -> Kind:
-    """Of a field's type. A type that is not here needs its line here."""
+    """The kind for a field's type. Each type needs an entry here."""
     if name == "topics":
         return Kind("table of tables", _topics, _toml_of_text)
     if name == "unlisted_topics":
@@ -345,7 +345,7 @@ def _key_of(each: Field[Any], hint: Any, table_name: str) -> Key:
 
 
 def _walk() -> Iterator[Key | Table]:
-    """Keys of no table come first, and tables of tables last, as a file must have them."""
+    """Keys without a table first, tables of tables last, as TOML requires."""
     hints = get_type_hints(ProxyConfig)
     later: list[Key] = []
     for each in fields(ProxyConfig):
@@ -366,6 +366,6 @@ def _walk() -> Iterator[Key | Table]:
 
 _ALL: Final = tuple(_walk())
 TABLES: Final[Mapping[str, Table]] = MappingProxyType({each.name: each for each in _ALL if isinstance(each, Table)})
-#: In the order of a file, the hidden ones among them.
+#: In the order of the file, including hidden keys.
 KEYS: Final[Mapping[str, Key]] = MappingProxyType({each.name: each for each in _ALL if isinstance(each, Key)})
 SHOWN: Final = tuple(each for each in KEYS.values() if not each.hidden)

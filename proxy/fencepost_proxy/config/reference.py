@@ -1,4 +1,4 @@
-"""What is told of the keys: explained one by one, as an example file, as docs/configuration.md, and as they are now."""
+"""Texts about the keys: explanations, an example file, docs/configuration.md and the current values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOPIC_TABLES: Final = ("topics", "unlisted_topics")
 
 @dataclass(frozen=True, slots=True)
 class TopicConfig:
-    """A row of the table of virtual topic configs, which lives in a higher room."""
+    """A virtual topic config, passed in by the caller."""
 
     name: str
     values: Sequence[str]
@@ -30,20 +30,20 @@ class TopicConfig:
 
 
 class NoSuchKey(LookupError):
-    """The text says what there is."""
+    """No such key; the text has a suggestion."""
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
 def toml(value: Any) -> str:
-    """As the file has it, on one line."""
+    """The value as TOML, on one line."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, Address | Path | str):
-        # JSON's strings are TOML's, but for this one character.
+        # JSON strings are TOML strings, except for this character.
         return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         inner = ", ".join(f"{dotted((str(name),))} = {toml(each)}" for name, each in value.items())
@@ -82,7 +82,7 @@ def type_of(key: Key) -> str:
 
 def default_of(key: Key) -> str:
     if key.required:
-        return "must be given"
+        return "required"
     return toml(key.default) if key.default or isinstance(key.default, bool | int | float) else "none"
 
 
@@ -114,7 +114,7 @@ def explain(name: str, topic_configs: Sequence[TopicConfig]) -> str:
     fields = {key.field_name: key.name for key in SHOWN}
     near = nearest(name, known) or fields.get(nearest(name, fields) or "")
     hint = f"did you mean {near}?" if near else "`fencepost config explain` lists them"
-    raise NoSuchKey(f"there is no key {name!r}; {hint}")
+    raise NoSuchKey(f"unknown key {name!r}; {hint}")
 
 
 def _facts(title: str, meaning: str, rows: Sequence[tuple[str, str]]) -> str:
@@ -134,14 +134,14 @@ def _explain_key(key: Key, topic_configs: Sequence[TopicConfig]) -> str:
     ]
     if key.option is not None:
         rows.append(("option", f"fencepost proxy {key.option} {_as_text(key)}"))
-    rows.append(("SIGHUP", "changes it in a running proxy" if key.live else "says that it needs a restart"))
+    rows.append(("SIGHUP", "applied without a restart" if key.live else "needs a restart"))
     if key.name in _TOPIC_TABLES:
-        rows.append(("there are", "\n".join(each.name for each in topic_configs)))
+        rows.append(("configs", "\n".join(each.name for each in topic_configs)))
     return _facts(key.name, _sentence(key.doc), rows)
 
 
 def _as_text(key: Key) -> str:
-    """As a shell wants it."""
+    """The value quoted for a shell."""
     example = _example(key)
     if isinstance(example, Mapping):
         return f"'{toml(example)}'"
@@ -183,11 +183,11 @@ def _explain_topic_config(config: TopicConfig) -> str:
         ("in the file", f'[topics."orders-*"]\n"{config.name}" = {toml(config.values[-1])}'),
         ("on a topic", f"kafka-configs --alter --entity-type topics … --add-config {config.name}={config.values[-1]}"),
     ]
-    return _facts(config.name, f"A topic config. {config.doc}", rows)
+    return _facts(config.name, f"Topic config. {config.doc}", rows)
 
 
 def list_keys(topic_configs: Sequence[TopicConfig]) -> str:
-    """All of them, a line each."""
+    """All keys, one per line."""
     lines: list[str] = []
     width = max(len(key.name) for key in SHOWN) + 2
     before = None
@@ -197,15 +197,15 @@ def list_keys(topic_configs: Sequence[TopicConfig]) -> str:
         before = key.table
         live = "↻" if key.live else " "
         lines.append(f"{key.name:<{width}}{live} {default_of(key):<26} {type_of(key)}")
-    lines += ["", 'topic configs, in [topics."GLOB"] and [unlisted_topics]:']
+    lines += ["", 'topic configs, in [topics."PATTERN"] and [unlisted_topics]:']
     lines += [
         f"{each.name:<{width}}  {toml(each.default):<26} {' or '.join(map(toml, each.values))}"
         for each in topic_configs
     ]
     lines += [
         "",
-        "↻ SIGHUP changes it in a running proxy; the others need a restart.",
-        "fencepost config explain KEY tells all of one.",
+        "↻ can be changed by SIGHUP; the others need a restart.",
+        "`fencepost config explain KEY` explains one key.",
     ]
     return "\n".join(lines)
 
@@ -213,16 +213,16 @@ def list_keys(topic_configs: Sequence[TopicConfig]) -> str:
 # --- an example file --------------------------------------------------------------------------------------------------
 
 _FILE_HEAD: Final = """\
-# A configuration file of Fencepost with every key there is: `fencepost proxy --config FILE`.
+# Fencepost configuration with every key: `fencepost proxy --config FILE`.
 #
-# Lines that begin with # and no blank are keys that are not set: with their default, or with an example where there is
-# none. Take the # away to set one. ↻: SIGHUP changes it in a running proxy; the others need a restart.
-# `fencepost check --config FILE` says whether all of it works here.
+# To set a key, remove the # before it. The value shown is the default, or an example if there is no default.
+# Keys marked ↻ can be changed by SIGHUP; the others need a restart.
+# `fencepost check --config FILE` tests the configuration.
 """
 
 
 def example_file(topic_configs: Sequence[TopicConfig]) -> str:
-    """Loads as it is, and with every # before a key taken away, too (but for what excludes each other)."""
+    """Valid unchanged and with every key uncommented (except keys that exclude each other)."""
     lines = [_FILE_HEAD]
     table = ""
     for key in SHOWN:
@@ -257,61 +257,57 @@ def _comment(text: str) -> list[str]:
 _PAGE_HEAD: Final = """\
 # Configuration
 
-Made from `proxy/fencepost_proxy/config/__init__.py` by `fencepost config explain --markdown`; change it there.
+Reference of all configuration keys. Generated from `proxy/fencepost_proxy/config/__init__.py` by
+`fencepost config explain --markdown`.
 
-One TOML file, `fencepost proxy --config FILE`; no key but `upstream` must be given. An unknown key is an error, since
-a misspelt guard would guard nothing; all errors are told at once, each with its line.
+`fencepost proxy --config FILE` reads one TOML file. Only `upstream` is required. Unknown keys are errors. All errors
+are reported together, with file and line.
 
 | to | command |
 |---|---|
-| have a key explained | `fencepost config explain limits.drain_seconds` |
-| begin with a file that has every key in it, commented | `fencepost config explain --toml > fencepost.toml` |
-| see what holds, and where each value comes from | `fencepost config show --config fencepost.toml` |
-| know whether it works with this Kafka, on this machine | `fencepost check --config fencepost.toml` |
+| explain a key | `fencepost config explain limits.drain_seconds` |
+| create a file with all keys, commented out | `fencepost config explain --toml > fencepost.toml` |
+| show the effective values and their origin | `fencepost config show --config fencepost.toml` |
+| test the configuration against Kafka | `fencepost check --config fencepost.toml` |
 
-## Which value wins
+## Precedence
 
-The command line, then the environment, then the file, then the default; key by key. `topics`, `unlisted_topics` and
-`broker_ports` come from one of them as a whole.
+For each key, the command line overrides the environment, which overrides the file, which overrides the default.
+`topics`, `unlisted_topics` and `broker_ports` are each taken from one source as a whole.
 
-A variable is called `FENCEPOST_`, then the key in capital letters, with `__` for the dot: `limits.drain_seconds` is
-`FENCEPOST_LIMITS__DRAIN_SECONDS`. Its value is the bare text (`FENCEPOST_LISTEN=0.0.0.0:19092`), a list is separated
-by commas (`FENCEPOST_UPSTREAM=kafka-1:9092,kafka-2:9092`), a table is TOML on one line (`FENCEPOST_BROKER_PORTS='{ 1
-= 20001 }'`; `FENCEPOST_UPSTREAM_TLS='{}'` for an empty one). An empty variable is none. One with `__` in it that is
-no key is an error, and so is one that looks like a slip; others are left alone, what Kubernetes sets for a service
-that is called `fencepost` among them. `FENCEPOST_CONFIG` names the file where no `--config` is given. Secrets are in
-files, whose paths these keys hold.
+The environment variable of a key is `FENCEPOST_` and the key in upper case, with `__` for the dot:
+`FENCEPOST_LIMITS__DRAIN_SECONDS`. Lists are separated by commas (`FENCEPOST_UPSTREAM=kafka-1:9092,kafka-2:9092`).
+Tables are TOML on one line (`FENCEPOST_BROKER_PORTS='{ 1 = 20001 }'`; `FENCEPOST_UPSTREAM_TLS='{}'` for an empty
+one). Empty variables are ignored. Misspelt variables are errors; variables that Kubernetes sets for a service named
+`fencepost` are not. `FENCEPOST_CONFIG` names the file if `--config` is missing.
 
-## What SIGHUP changes
+## Reload with SIGHUP
 
-A running proxy reads file and environment anew at SIGHUP, and tells in one line what it has changed and what needs a
-restart. Keys with ↻ change; everything else stays as it was until a restart. A file with an error changes nothing,
-and the log says where the error is. Certificates, keys and passwords are read again without being told, too, when
-their files change. With `--workers`, the signal goes to the first process, which tells the others.
+On SIGHUP the proxy reads file and environment again and applies the keys marked ↻. One log line names the changed
+keys and those that need a restart. A file with an error changes nothing, and the log says where the error is.
+Certificates, keys and passwords are also reloaded without SIGHUP. With `--workers`, send the signal to the first
+process.
 
-## What `fencepost check` looks at
+## What `fencepost check` tests
 
-It asks and tries, and changes nothing (Kafka gives out one producer id, as at each start of a proxy): it can be run
-beside a Kafka that works, and beside a proxy that runs (`fencepost check --running`, since ports are taken then).
-Each line of its list says what to do where something is wrong; `fencepost check --json` says the same to programs. It
-ends within a minute (`fencepost check --seconds 10`). Exit code: 0, a proxy would work, though there may be warnings;
-1, something failed; 2, the configuration is wrong.
+The check changes nothing, except that Kafka allocates one producer id. It can run while a proxy runs
+(`fencepost check --running`). It ends within a minute (`fencepost check --seconds 10`). `fencepost check --json`
+prints JSON. Exit status 0: the proxy would work, perhaps with warnings. 1: something failed. 2: the configuration is
+wrong.
 
-- **files**: certificates, keys and secrets can be read and belong together, by whom else they can be read, when
-  certificates end, whether they are for `advertised_host`
-- **Kafka**: every server of `upstream`, and every broker at the address that Kafka tells: name, connection, TLS,
-  login, when its certificate ends; that all are one cluster; its release; that brokers have the APIs that the proxy
-  itself uses; of a sidecar, that its broker sends clients to it
-- **what Kafka lets the proxy do**: see, create, read and write the state topic; get a producer id; read brokers'
-  settings; read, write and describe the topics that the file guards, and those on which admins have set a check
-  (*topics of the file*, *topics set by admins*: the state topic is read), and add partitions to those that grow in
-  order; read all topics, for the transaction watch; describe groups and transactional ids. What is missing is told as
-  the `kafka-acls` command that allows it; `admin.properties` there is the login of an administrator
-- **what Kafka itself may lose** of guarded topics: too few replicas, `min.insync.replicas`, unclean leader elections
-- **this machine**: every listener's address is free, `advertised_host` is known, open files are enough for
-  `limits.connections_max`
+- **Files**: certificates, keys and secrets are readable, match, have safe modes, do not expire soon and fit
+  `advertised_host`.
+- **Kafka**: every server in `upstream` and every broker is reachable, with TLS and login; all belong to one cluster
+  and support the APIs that the proxy needs; a sidecar's broker advertises the sidecar.
+- **The proxy's rights**: the state topic, a producer id, broker configs, topics checked by the file (*topics of the
+  file*) or by admins (*topics set by admins*), the transaction watch, groups and transactional ids. For missing
+  rights it prints the `kafka-acls` command; `admin.properties` there is an administrator's login.
+- **Risks of data loss in Kafka** for checked topics: too few replicas, `min.insync.replicas`, unclean leader
+  elections.
+- **This machine**: listener addresses are free, `advertised_host` resolves, open files suffice for
+  `limits.connections_max`.
 
-Where Kafka has no answer without something being done, it is *unknown*: rights on topics that are not there yet.
+Rights on topics that do not exist yet are *unknown*.
 
 """
 
@@ -339,15 +335,15 @@ def markdown() -> str:
 _COLUMNS: Final = ["| key | type | default | meaning |", "|---|---|---|---|"]
 _TOPICS_NOTE: Final = """\
 ```toml
-[topics."orders-*"]                          # the first glob that matches a topic decides alone
+[topics."orders-*"]                          # the first matching pattern applies alone
 "check.expected.offsets" = "required"        # names with dots need quotes
 
 [unlisted_topics]
 "idempotence.level" = "required"
 ```
 
-The topic configs are those of [the contract](contract.md#topic-configs); `fencepost config explain
-check.expected.offsets` explains one. What an admin sets on a topic wins over the file.
+For the topic configs see [the contract](contract.md#topic-configs) or `fencepost config explain
+check.expected.offsets`. A config set on the topic itself overrides the file.
 """
 
 
@@ -363,7 +359,7 @@ def _code(text: str) -> str:
 
 
 def show(loaded: Loaded, *, changed: bool = False) -> str:
-    """Every key with its value and where that comes from, as TOML. `changed`: only what was given."""
+    """Every key with its value and origin, as TOML. `changed`: only keys that were set."""
     lines = []
     for key in SHOWN:
         origin = loaded.origin(key.name)

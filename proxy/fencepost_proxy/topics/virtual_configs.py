@@ -65,9 +65,9 @@ _TABLE: Final = (
         values=(Check.OFF.value, Check.ON.value, Check.REQUIRED.value),
         default=Check.OFF.value,
         documentation=(
-            "Conditional publish (KIP-27). With true, a batch that says which offset it expects is appended only if "
-            "the log ends there, and a batch that says nothing is appended as always; with required, a batch that "
-            "says nothing is refused."
+            "Conditional publish (KIP-27). true: a batch with an expected offset is appended only if the log ends "
+            "there; other batches are appended as usual. required: batches without an expected offset are "
+            "refused."
         ),
     ),
     VirtualConfig(
@@ -75,8 +75,8 @@ _TABLE: Final = (
         values=("header", "base"),
         default="header",
         documentation=(
-            "Where a batch says the offset it expects. With header, in the record header expected-offset (a base "
-            "offset above 0 counts too); with base, in the batch's base offset, read literally: 0 is 0, -1 is none."
+            "Where a batch states its expected offset. header: in the record header expected-offset; a base "
+            "offset above 0 also counts. base: in the batch's base offset, taken literally: 0 is 0, -1 is none."
         ),
     ),
     VirtualConfig(
@@ -84,10 +84,9 @@ _TABLE: Final = (
         values=(Check.OFF.value, Check.ON.value, Check.REQUIRED.value),
         default=Check.OFF.value,
         documentation=(
-            "Whether a producer knows how many partitions the topic has (KIP-253). With true, a batch that says over "
-            "how many partitions its keys were placed (record header partition-count) is refused if the topic has "
-            "another number by now; one that says nothing is judged by partitioner, or by what its client was told "
-            "last. With required, a batch that says nothing is refused."
+            "Partition count check (KIP-253). true: a batch whose record header partition-count differs from the "
+            "topic's partition count is refused. A batch without the header is checked by partitioner, or by the "
+            "count last reported to its client. required: batches without the header are refused."
         ),
     ),
     VirtualConfig(
@@ -95,11 +94,11 @@ _TABLE: Final = (
         values=("none", *(each.value for each in Partitioner)),
         default="none",
         documentation=(
-            "How producers place keyed records, for check.partition.count=true: for a while after the topic has grown, "
-            "keys of batches that do not say their partition count are placed anew here, and a batch with a misplaced "
-            "one is refused. murmur2: Java, kafka-python, aiokafka, librdkafka's murmur2_random; crc32: librdkafka's "
-            "default; fnv1a: librdkafka's fnv1a_random and Sarama. Not for topics whose producers choose partitions "
-            "in any other way."
+            "How producers place keyed records, for check.partition.count=true. During a grace period after an "
+            "expansion, the proxy recomputes the partition of each key in batches without a partition count and "
+            "refuses batches with misplaced keys. murmur2: Java, kafka-python, aiokafka, librdkafka's "
+            "murmur2_random; crc32: librdkafka's default; fnv1a: librdkafka's fnv1a_random and Sarama. Use none "
+            "for producers that choose partitions in any other way."
         ),
     ),
     VirtualConfig(
@@ -107,9 +106,10 @@ _TABLE: Final = (
         values=("false", "true", "any"),
         default="false",
         documentation=(
-            "With true, the topic grows without losing the order of a key's records (KIP-253): consumer groups get a "
-            "new partition once they have read what lay in the others before. It grows to multiples of its count only, "
-            "since otherwise keys placed by hash % count would move between old partitions too; with any, to any count."
+            "Ordered partition expansion (KIP-253). Consumer groups get a new partition only after they read the "
+            "prior partitions, so that records of a key stay in order. true: only multiples of the partition "
+            "count are allowed, since otherwise keys placed by hash % count also move between old partitions. "
+            "any: any count is allowed."
         ),
     ),
     VirtualConfig(
@@ -117,10 +117,10 @@ _TABLE: Final = (
         values=tuple(level.name.lower() for level in Level),
         default=Level.OFF.name.lower(),
         documentation=(
-            "What is asked of producers (KAFKA-5793, KAFKA-5794). With required, a batch without a producer id is "
-            "refused. With safe, a batch that Kafka takes from no idempotent producer (the topic's message format is "
-            "older than 0.11, or the client may not be idempotent) is appended without its producer id, not exactly "
-            "once then. With off, nothing is looked at."
+            "Required idempotence (KAFKA-5793, KAFKA-5794). required: batches without a producer id are refused. "
+            "safe: batches that Kafka does not accept from idempotent producers (message format older than 0.11, "
+            "or missing rights of the client) are appended without a producer id, and not exactly once. off: no "
+            "check."
         ),
     ),
 )
@@ -128,9 +128,9 @@ _TABLE: Final = (
 #: What only the proxy itself writes: how a topic has grown (`Growth.described`). Shown like a config, never set.
 ORDERED_PARTITION_EXPANSIONS: Final = "ordered.partition.expansions"
 ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION: Final = (
-    "Read-only. The expansions of this topic, oldest first, as JSON: from and to how many partitions, where each prior "
-    "partition ended then (thresholds), when, whether it was unordered, that is, made around the proxy, and whether "
-    "the new count is a multiple of the old one: only then keys placed by hash % count move to new partitions alone."
+    "Read-only. Expansions of this topic as JSON, oldest first: old and new partition count, the offset "
+    "at which each prior partition ended (thresholds), the time, whether partitions were added without "
+    "the proxy (unordered), and whether the new count is a multiple of the old one."
 )
 
 VIRTUAL_CONFIGS: Final[Mapping[str, VirtualConfig]] = MappingProxyType({config.name: config for config in _TABLE})
