@@ -17,7 +17,7 @@ With `status = "127.0.0.1:8080"` (or `--status`) the proxy serves these over HTT
 |---|---|---|
 | `/metrics` | Prometheus | the metrics below, in Prometheus text format |
 | `/livez` | restarting the process | 200 while the event loop runs. It says nothing about Kafka. |
-| `/readyz` | routing clients to the process | 200, or 503 and a reason per line: Kafka cannot be reached (and why); the \
+| `/readyz` | routing clients to the process | 200, or 503 and a reason per line: Kafka cannot be reached; the \
 state topic is missing, is being loaded, or was not read recently enough; the process is shutting down |
 
 ```yaml
