@@ -1,6 +1,6 @@
 """What exactly once costs a Spark job: rows a second into Kafka, by Spark's own Kafka sink and by ours, in one run.
 
-    python -m benchmarks.spark                    # three rounds, some minutes; the tables of docs/spark.md
+    python -m benchmarks.spark                    # three rounds, some minutes; the goals of docs/spark.md
     python -m benchmarks.spark --quick            # a round, a tenth of the rows: for a look, not for a claim
     python -m benchmarks.spark --only 'flights*'
 
@@ -313,7 +313,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.publish is not None:
         report = Report.from_json(options.publish.read_text("utf-8"))
-        PAGE.write_text(published(PAGE.read_text("utf-8"), report, picture=""), "utf-8")
+        PAGE.write_text(published(PAGE.read_text("utf-8"), report, picture="", tables=False), "utf-8")
         return 0
     lanes = chosen(options.only or ["*"])
     if not lanes:
