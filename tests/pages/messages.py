@@ -17,7 +17,7 @@ _SOURCES: Final = ("client", "examples", "policies", "proxy", "spark_jobs")
 KINDS: Final = {
     "refusals": "`Refusal(...)`: error messages in Kafka responses",
     "exceptions": "`raise X(...)`, calls of exception classes, and of functions whose result is raised",
-    "status and advice": "`Problem(...)`, and other texts of `net/advice.py`, `findings.py`, `page.py`, `status.py`",
+    "status and advice": "`Problem(...)`, other texts of `net/advice.py`, `findings.py`, `page.{py,js}`, `status.py`",
     "checks": "`Finding(...)`, and other texts of `net/checking.py`, `diagnosis.py`, `rights.py`",
     "command line": "`help`, `description`, `epilog`, `title`, `metavar` of argparse; other texts of `cli/`",
     "printed": "`print(...)`, `say(...)`, `.write(...)`, `progress(...)`, `.error(...)` of a parser, `SystemExit(...)`",
@@ -32,7 +32,7 @@ _CALLS: Final = {
     "__init__": "exceptions",
     "Problem": "status and advice",
     "Finding": "checks",
-    **dict.fromkeys(("print", "say", "write", "_progress", "progress", "exit", "SystemExit"), "printed"),
+    **dict.fromkeys(("print", "say", "write", "_progress", "progress", "exit", "error", "SystemExit"), "printed"),
     **dict.fromkeys(("Shown", "Section"), "metrics"),
     "Option": "options and config keys",
 }
@@ -89,6 +89,9 @@ def texts() -> Iterator[Text]:
     raised = {name for source in files.values() for node in ast.walk(ast.parse(source)) for name in _raised(node)}
     for file, source in files.items():
         yield from texts_in(source, file, raised)
+    script = "proxy/fencepost_proxy/net/page.js"
+    for shown in re.findall(r"(?:title|textContent) = (.*);", (ROOT / script).read_text("utf-8")):
+        yield from (Text("status and advice", f"{script}:", text) for text in re.findall(r'"(.*?)"', shown))
 
 
 def texts_in(source: str, file: str, raised: set[str]) -> Iterator[Text]:
@@ -130,9 +133,8 @@ class _Module:
             if _is_shown(shown, certain=kind not in ("other", self._kind) or self._is_page):
                 yield Text(kind, f"{self._path}:{scope}", _printable(shown))
             # Texts inside its values are of the same kind, where they are more than a word.
-            for value in ast.walk(node):
-                if isinstance(value, ast.FormattedValue):
-                    yield from self._at(value.value, kind if kind == self._kind else "other", scope)
+            for value in _values(node):
+                yield from self._at(value, kind if kind == self._kind else "other", scope)
             return
         match node:
             case ast.Expr(value=ast.Constant(value=str())):
@@ -155,8 +157,6 @@ class _Module:
     def _kind_of(self, call: ast.Call, name: str) -> str | None:
         if is_logged(call):
             return "log events"
-        if name == "error":
-            return "printed"
         return _CALLS.get(name) or ("exceptions" if name in self._raised else None)
 
 
@@ -184,8 +184,16 @@ def _text(node: ast.AST) -> str | None:
     return None
 
 
+def _values(node: ast.AST) -> Iterator[ast.AST]:
+    """What `_text` shows as …."""
+    match node:
+        case ast.JoinedStr(values=parts):
+            yield from (part.value for part in parts if isinstance(part, ast.FormattedValue))
+        case ast.BinOp(left=left, right=right):
+            for each in (left, right):
+                yield from [each] if _text(each) is None else _values(each)
+
+
 def _is_shown(text: str, *, certain: bool) -> bool:
     """`certain` – by the call that it is an argument of; else it must have two words."""
-    if certain:
-        return bool(re.search(r"[A-Za-z]{2}", text))
-    return bool(re.search(r"[A-Za-z…]{2,}[,.:;)]? +\S*[A-Za-z]{2}|…[^ ]* +[a-z]{2}", text))
+    return bool(re.search(r"[A-Za-z]{2}" if certain else r"[A-Za-z…][,.:;)]? +\S*[A-Za-z]", text))

@@ -39,6 +39,7 @@ def test_texts_of_every_kind_are_found() -> None:
         ("parser.add_argument('-x', help='Go')", ("command line", "Go")),
         ("_log.info('began', why='so it is')", ("log events", "began")),
         ("print(f'a: {\"one two\" if b else c}')", ("other", "one two")),
+        ("print('a b' + f(c, 'd e'))", ("other", "d e")),
         ("TABLE = {'key': 'some more words'}", ("other", "some more words")),
     ],
 )
