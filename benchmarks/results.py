@@ -209,7 +209,7 @@ class Report:
         kept = {key: value for key, value in whole.items() if key not in ("rows", "failures")}
         return cls(**kept, rows=rows, failures=tuple(whole["failures"]))
 
-    def to_markdown(self, *, tables: bool = True) -> str:
+    def to_markdown(self) -> str:
         parts = [f"# {self.when}", ""]
         parts += [
             f"`{self.command}` at commit `{self.commit}`. Median (min–max) of the repetitions; GB is 10⁹ bytes.",
@@ -222,7 +222,7 @@ class Report:
         for failure in self.failures:
             parts += [f"**Failed: {failure}**", ""]
         parts += ["## Goals", "", *goal_lines(self.rows), ""]
-        for name in table_names(self.rows) if tables else ():
+        for name in table_names(self.rows):
             parts += [f"## {TABLES.get(name, name)}", ""]
             if name in self.settings:
                 parts += [self.settings[name], ""]
@@ -234,20 +234,14 @@ _FROM = "<!-- published:"
 _TO = "<!-- … to here -->"
 
 
-def published(
-    page: str,
-    report: Report,
-    picture: str = "![Kafka, direct and through proxies](performance.svg)",
-    *,
-    tables: bool = True,
-) -> str:
-    """The page with this report's goals and `tables` between its two marks. Raises ValueError where it has none."""
+def published(page: str, report: Report, picture: str = "![Kafka, direct and through proxies](performance.svg)") -> str:
+    """The page with this report's goals and tables between its two marks. Raises ValueError where it has none."""
     before, mark, rest = page.partition(_FROM)
     first_line, _, rest = rest.partition("\n")
     _, end, after = rest.partition(_TO)
     if not mark or not end:
         raise ValueError(f"the page lacks the lines {_FROM!r} and {_TO!r}")
-    body = report.to_markdown(tables=tables).partition("\n")[2].strip().replace("\n## ", "\n### ")
+    body = report.to_markdown().partition("\n")[2].strip().replace("\n## ", "\n### ")
     return f"{before}{mark}{first_line}\n{picture}\n\n{report.when}: {body}\n\n{end}{after}"
 
 
