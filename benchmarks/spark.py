@@ -1,6 +1,6 @@
 """What exactly once costs a Spark job: rows a second into Kafka, by Spark's own Kafka sink and by ours, in one run.
 
-    python -m benchmarks.spark                    # three rounds, some minutes; the tables of docs/spark.md
+    python -m benchmarks.spark                    # three rounds, some minutes; the goals of docs/spark.md
     python -m benchmarks.spark --quick            # a round, a tenth of the rows: for a look, not for a claim
     python -m benchmarks.spark --only 'flights*'
 
@@ -17,6 +17,7 @@ import datetime
 import fnmatch
 import importlib.util
 import os
+import re
 import shlex
 import sys
 import time
@@ -32,7 +33,7 @@ from typing import Any, Final
 from kafka import KafkaConsumer, TopicPartition
 
 from benchmarks import machine, routes
-from benchmarks.results import DIRECT, Report, Row, at_least, published, ratios
+from benchmarks.results import DIRECT, Report, Row, at_least, ratios
 from benchmarks.routes import Route
 from benchmarks.stage import FULL, Run, Stage, say
 from fencepost_proxy.dev.cluster import HOST
@@ -298,6 +299,16 @@ def _matches(lane: Lane, patterns: list[str]) -> bool:
     return any(fnmatch.fnmatchcase(lane.label, pattern) for pattern in patterns)
 
 
+def published(page: str, report: Report) -> str:
+    """The page with the report's goals between its two marks; all tables are in the report. Raises ValueError."""
+    head, _, rest = report.to_markdown().partition("\n")[2].partition("## Goals")
+    body = f"{report.when}: {head.strip()}\n\n### Goals\n\n{rest.partition('## ')[0].strip()}"
+    found = re.search(r"<!-- published:.*\n((?:.*\n)*?)<!-- … to here -->", page)
+    if found is None:
+        raise ValueError("the page lacks the lines <!-- published: … --> and <!-- … to here -->")
+    return f"{page[: found.start(1)]}\n{body}\n\n{page[found.end(1) :]}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.spark",
@@ -313,7 +324,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.publish is not None:
         report = Report.from_json(options.publish.read_text("utf-8"))
-        PAGE.write_text(published(PAGE.read_text("utf-8"), report, picture=""), "utf-8")
+        PAGE.write_text(published(PAGE.read_text("utf-8"), report), "utf-8")
         return 0
     lanes = chosen(options.only or ["*"])
     if not lanes:

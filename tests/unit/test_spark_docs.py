@@ -1,4 +1,4 @@
-"""docs/spark.md says of the sink's options and refusals what the sink itself says."""
+"""docs/spark.md has the sink's options, error messages and measurements."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.results import Report
+from benchmarks.spark import published
 from fencepost.spark.options import IGNORED, KAFKA_OPTIONS, OPTIONS, Option
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +32,7 @@ def lines(options: tuple[Option, ...]) -> str:
 
 
 def ignored() -> str:
-    return "Accepted, and without a meaning here: " + ", ".join(f"`kafka.{name}`" for name in sorted(IGNORED)) + "."
+    return "Accepted and ignored: " + ", ".join(f"`kafka.{name}`" for name in sorted(IGNORED)) + "."
 
 
 def test_the_page_has_all_options_and_no_other() -> None:
@@ -46,7 +48,7 @@ def texts() -> Iterator[str]:
                 yield node.value
 
 
-QUOTED = re.findall(r"^\| `([^`]+)` \|", PAGE.partition("## It stopped")[2].partition("\n## ")[0], re.MULTILINE)
+QUOTED = re.findall(r"^\| `([^`]+)` \|", PAGE.partition("## Errors")[2].partition("\n## ")[0], re.MULTILINE)
 
 
 @pytest.mark.parametrize("quoted", QUOTED)
@@ -59,3 +61,8 @@ def test_what_it_is_quoted_with_is_what_it_says(quoted: str) -> None:
 
 def test_refusals_are_quoted_at_all() -> None:
     assert len(QUOTED) >= 5
+
+
+def test_published_goals_are_those_of_the_last_kept_run() -> None:
+    last = max((ROOT / "benchmarks" / "results").glob("spark-*.json"))
+    assert published(PAGE, Report.from_json(last.read_text("utf-8"))) == PAGE

@@ -46,10 +46,10 @@ def arrange(
     """
     if partitions is None:
         if topic is None or options is None:
-            raise SinkError("arrange needs the number of partitions, or topic= and options= to ask Kafka for it")
+            raise SinkError("arrange needs partitions=, or topic= and options= to read the number from Kafka")
         partitions = Log.shared(client_options(options)).partition_count(topic)
     if partitions < 1:
-        raise SinkError(f"a topic has no {partitions} partitions")
+        raise SinkError(f"partitions={partitions}: must be at least 1")
     placed = sf.pmod(sf.xxhash64(sf.col("value")), sf.lit(partitions)).cast("int")
     if "key" in df.columns:
         placed = sf.coalesce(_placement(sf.col("key").cast("binary"), sf.lit(partitions)), placed)
@@ -59,7 +59,7 @@ def arrange(
     if not df.isStreaming:
         arranged = arranged.sortWithinPartitions("partition", *order_by)
     elif order_by:
-        raise SinkError("Spark sorts no streams: leave order_by out. A task's rows are written as they come")
+        raise SinkError("Spark cannot sort a stream (leave order_by out; rows are written in the order of their task)")
     kept = [name for name in COLUMNS if name in arranged.columns]
     return arranged.select(*kept, sf.lit(partitions).cast("int").alias(COUNT_COLUMN))
 

@@ -92,10 +92,10 @@ def _without_task(outcomes: Collection[Outcome]) -> set[Place]:
 
 def _no_rows_for(plan: Plan, places: Collection[Place]) -> SinkError:
     return SinkError(
-        f"{', '.join(f'{topic}-{partition}' for topic, partition in sorted(places))}: there are rows of this batch of "
-        f"sink {plan.sink!r} that the data as a whole does not have now: the source or the query is not what it was "
-        "when they were written. For another load take another sink.id; unmatched.rows=keep, for one run, goes on as "
-        "it is"
+        f"{', '.join(f'{topic}-{partition}' for topic, partition in sorted(places))}: the "
+        f"topic has rows of this batch of sink {plan.sink!r} that the data as a whole does "
+        "not have now: the source or the query changed since (for another load use another "
+        "sink.id; to leave the rows there, set unmatched.rows=keep for one run)"
     )
 
 
@@ -160,7 +160,7 @@ class _Comparison:
                 if self._clock.now() - began > self._plan.patience_seconds:
                     raise SinkError(
                         f"batch {self._some.batch}: {_total(missing)} rows could not be appended for "
-                        f"{self._plan.patience_seconds:g} s (option patience.seconds). The next try goes on with them"
+                        f"{self._plan.patience_seconds:g} s (option patience.seconds); the next try continues with them"
                     )
                 tries += 1
                 self._clock.wait((), min(_PAUSE_SECONDS_MAX, _PAUSE_SECONDS * 2**tries) * self._clock.random())
@@ -266,7 +266,9 @@ class _Comparison:
                     raise self._cannot_append(len(bodies) - done)
                 return done
             if answer.base_offset != end:
-                raise SinkError(f"{place[0]}-{place[1]}: appended at {answer.base_offset} and not at {end}")
+                raise SinkError(
+                    f"{place[0]}-{place[1]}: rows expected at offset {end} were appended at {answer.base_offset}"
+                )
             end += len(some)
             done += len(some)
         return done
@@ -288,34 +290,34 @@ class _Comparison:
     def _other_rows(self, count: int) -> SinkError:
         what = f"batch {self._some.batch}" if self._some.query else "this write"
         way = (
-            "The checkpoint was restored from before later batches: restore the newest one"
+            "the checkpoint was restored from before later batches: restore the newest one"
             if self._some.behind
-            else "All rows that the data has are there, too; if that is what you want, let the others stay"
+            else "all current rows are in the topic too"
         )
         return SinkError(
-            f"the topic has {count} rows of {what} of sink {self._plan.sink!r} that the data as a whole does not have "
-            f"now: the source or the query is not what it was when they were written. {way}: unmatched.rows=keep, for "
-            "one run, goes on as it is"
+            f"the topic has {count} rows of {what} of sink {self._plan.sink!r} that the data "
+            f"as a whole does not have now: the source or the query changed since ({way}; to "
+            "leave the rows there, set unmatched.rows=keep for one run)"
         )
 
     def _another_driver(self, place: Place, mark: Mark) -> SinkError:
         return SinkError(
-            f"{place[0]}-{place[1]}: batch {mark.batch} of sink {self._plan.sink!r} was begun before batch "
-            f"{self._some.batch} was compared: another driver is ahead on the same checkpoint. This one stops; stop "
-            "all but one of them"
+            f"{place[0]}-{place[1]}: batch {mark.batch} of sink {self._plan.sink!r} began before "
+            f"batch {self._some.batch} was compared: another driver is ahead on the same checkpoint "
+            "(stop all but one)"
         )
 
     def _cannot_append(self, count: int) -> SinkError:
         if self._some.behind:
-            why = "the topic is further than this batch: the checkpoint was restored from before later batches"
+            why = "the topic has later batches: the checkpoint was restored from before later batches"
         else:
             why = (
-                "the topic has grown since the batch was begun. Start the query again; where that does not help, a new "
-                "sink.id with the same checkpoint writes this batch again as a whole, behind what is there of it"
+                "the topic was expanded after the batch began (start the query again; if that fails, "
+                "a new sink.id with the same checkpoint appends this batch again)"
             )
         return SinkError(
-            f"batch {self._some.batch} was begun with its rows in other tasks, and {count} of several equal rows are "
-            f"not in the topic; {why}"
+            f"batch {self._some.batch} began with its rows in other tasks, and {count} of several "
+            f"equal rows are missing: {why}"
         )
 
 

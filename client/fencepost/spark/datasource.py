@@ -121,20 +121,18 @@ def _facts_of(log: Log, bootstrap: str, topic: str) -> _Facts:
 def _judge_config(topic: str, config: Mapping[str, str | None]) -> _Facts:
     """Raises SinkError for a topic that rows cannot be written to once."""
     if config.get(CHECK) not in ("true", "required"):
-        what = "is off" if CHECK in config else "is not known: is kafka.bootstrap.servers the proxy?"
+        what = "is off" if CHECK in config else "is unknown: is kafka.bootstrap.servers the proxy?"
         raise SinkError(
-            f"topic {topic}: {CHECK} {what}. Without it nothing keeps rows from being written twice. Switch it on: "
-            "kafka-configs.sh "
-            f"--bootstrap-server PROXY --alter --topic {topic} --add-config {CHECK}=true"
+            f"topic {topic}: {CHECK} {what}, so rows could be written twice (switch it on: kafka-configs.sh "
+            f"--bootstrap-server PROXY --alter --topic {topic} --add-config {CHECK}=true)"
         )
     if (
         "compact" in (config.get("cleanup.policy") or "")
         and _int(config, "min.compaction.lag.ms", 0) < _COMPACTION_LAG_MS
     ):
         raise SinkError(
-            f"topic {topic} is compacted, so rows of a batch that is being written might be gone when it is tried "
-            "again. Set "
-            f"min.compaction.lag.ms to at least {_COMPACTION_LAG_MS} (a day) on it"
+            f"topic {topic} is compacted: rows of an unfinished batch could be lost before a "
+            f"retry (set its min.compaction.lag.ms to at least {_COMPACTION_LAG_MS}, one day)"
         )
     return _Facts(
         config.get(COUNT_CHECK) in ("true", "required"),
@@ -199,7 +197,8 @@ class _Writer:
         (sent_by, pickled), own = state, _version()
         if sent_by and own and sent_by != own:
             raise SinkError(
-                f"the driver has fencepost {sent_by}, and this executor has {own}: install the same one on all machines"
+                f"the driver has fencepost {sent_by} and this executor has {own} (install the same "
+                "version on all machines)"
             )
         self.__dict__.update(pickle.loads(pickled))
 
@@ -269,18 +268,18 @@ class _Writer:
         outcomes = [message.outcome for message in messages if isinstance(message, TaskDone)]
         if len(outcomes) < len(messages):
             raise SinkError(
-                f"{name}: Spark has run {len(messages)} tasks, and {len(messages) - len(outcomes)} of them without "
-                "the sink, so their rows are not in the topic. trigger(continuous=…) does that: take processingTime "
-                "or availableNow"
+                f"{name}: {len(messages) - len(outcomes)} of {len(messages)} tasks ran without the "
+                "sink, so their rows are not in the topic: trigger(continuous=…) is not supported "
+                "(use processingTime or availableNow)"
             )
         places: dict[tuple[str, int], Written] = {}
         for outcome in outcomes:
             for place, written in outcome.places.items():
                 if self._settings.arranged and place in places:
                     raise SinkError(
-                        f"{place[0]}-{place[1]} was written by several tasks, although arranged=true says that all "
-                        "rows of a partition are "
-                        "in one. Use fencepost.spark.arrange as the last step before the write"
+                        f"{place[0]}-{place[1]} was written by several tasks, although arranged=true: all "
+                        "rows of a partition must be in one task (use fencepost.spark.arrange as the last "
+                        "step before the write)"
                     )
                 places[place] = _sum(places.get(place), written)
         self._compare(outcomes, name)
@@ -289,8 +288,8 @@ class _Writer:
         _logger.info("%s: %d rows appended, %d found in the log", name, appended, found)
         if refused > max(20, chunks):
             _logger.warning(
-                "%s: tasks got in each other's way %d times for %d batches: several wrote to the same partition. "
-                "fencepost.spark.arrange gives each partition one task",
+                "%s: %d appends were refused for %d batches because several tasks write to the same "
+                "partition (use fencepost.spark.arrange to give each partition one task)",
                 name,
                 refused,
                 chunks,
@@ -310,18 +309,18 @@ class _Writer:
             framing = _Framing(chosen.compression, chosen.level)
             compared = comparing.compare(self._plan(), outcomes, log=log, framing=framing, clock=_Clock())
         except CannotReach as error:
-            raise SinkError(f"{name} could not be compared with the topic: {error}. The next try goes on") from error
+            raise SinkError(f"{name} could not be compared with the topic: {error} (the next try continues)") from error
         if compared is None:
             return
         _logger.warning(
-            "%s was begun with its rows in other tasks: %d were found under another task's number. All of it was "
-            "compared with the topic: %d of several equal rows were missing and are appended now, %d rows are there "
-            "that the data does not have%s",
+            "%s began with its rows in other tasks, so all of it was compared with the topic: "
+            "%d rows found from other tasks, %d missing duplicates appended, %d rows in the "
+            "topic that the data does not have%s",
             name,
             compared.found,
             compared.appended,
             compared.unknown,
-            " and stay, as unmatched.rows=keep says" if compared.unknown else "",
+            ", kept by unmatched.rows=keep" if compared.unknown else "",
         )
 
 
@@ -337,7 +336,7 @@ class _BatchWriter(_Writer, DataSourceArrowWriter):
         self._committed(messages, f"sink {self._settings.sink}")
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        _logger.warning("sink %s: given up; run it again to go on where it stopped", self._settings.sink)
+        _logger.warning("sink %s: aborted (run it again to continue where it stopped)", self._settings.sink)
 
 
 class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
@@ -345,8 +344,8 @@ class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if not query or batch is None:
             raise SinkError(
-                f"this Spark tells its tasks neither {_QUERY_ID} nor {_BATCH_ID}, by which a batch is known again: "
-                "Spark 4.1 and later do"
+                f"Spark does not give its tasks {_QUERY_ID} and {_BATCH_ID}, which identify a batch "
+                "(use Spark 4.1 or newer)"
             )
         return query, int(batch)
 
@@ -355,7 +354,7 @@ class _StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         _logger.warning(
-            "sink %s, batch %d: given up; the next try goes on where it stopped", self._settings.sink, batchId
+            "sink %s, batch %d: aborted; the next try continues where it stopped", self._settings.sink, batchId
         )
 
 
@@ -367,16 +366,16 @@ class FencepostDataSource(DataSource):
         return "fencepost"
 
     def schema(self) -> StructType | str:
-        raise SinkError("fencepost is a sink; to read, use Spark's format 'kafka' with the proxy's address")
+        raise SinkError("format 'fencepost' cannot be read (read with Spark's format 'kafka' and the proxy's address)")
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         if overwrite:
-            raise SinkError("a topic cannot be overwritten: mode('append')")
+            raise SinkError("a topic cannot be overwritten (use mode('append'))")
         return _BatchWriter(self._checked(schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         if overwrite:
-            raise SinkError("a topic cannot be overwritten: outputMode('append') or outputMode('update')")
+            raise SinkError("a topic cannot be overwritten (use outputMode('append') or outputMode('update'))")
         return _StreamWriter(self._checked(schema))
 
     def _checked(self, schema: StructType) -> Settings:
@@ -384,13 +383,13 @@ class FencepostDataSource(DataSource):
         names = schema.fieldNames()
         encoding.Encoder(_arrow_schema(schema), record_bytes_max=chosen.record_bytes_max)
         if chosen.topic_column and "topic" not in names:
-            raise SinkError("there is neither an option 'topic' nor a column `topic`")
+            raise SinkError("no topic: set the option 'topic' or add a column `topic`")
         if chosen.arranged and "partition" not in names:
-            raise SinkError("arranged=true needs the column `partition`, as fencepost.spark.arrange makes it")
+            raise SinkError("arranged=true needs the column `partition` (use fencepost.spark.arrange)")
         if chosen.report:
             _check_report(Path(chosen.report))
         if chosen.ignored:
-            _logger.info("options without a meaning here: %s", ", ".join(chosen.ignored))
+            _logger.info("ignored options: %s", ", ".join(chosen.ignored))
         return chosen
 
 
@@ -414,10 +413,10 @@ def _by_topic(rows: pa.RecordBatch, chosen: Settings) -> Iterator[tuple[str, pa.
     column = rows.column("topic")
     for topic in pc.unique(column).to_pylist():
         if topic is None:
-            raise SinkError("a row's column `topic` is null")
+            raise SinkError("column `topic` of a row is null")
         if topic not in chosen.topics:
             raise SinkError(
-                f"a row's column `topic` says {topic}, and the option topics={','.join(chosen.topics)} does not name it"
+                f"column `topic` of a row is {topic}, which the option topics={','.join(chosen.topics)} does not name"
             )
         yield topic, rows.filter(pc.equal(column, topic))
 
@@ -429,14 +428,13 @@ def _feed(task: Task, encoder: encoding.Encoder, topic: str, rows: pa.RecordBatc
         valid = rows.column("partition").is_valid()
         explicit = valid.to_numpy(zero_copy_only=False)
         if arranged and not explicit.all():
-            raise SinkError("arranged=true needs a partition in each row, as fencepost.spark.arrange makes it")
+            raise SinkError("arranged=true needs a partition in each row (use fencepost.spark.arrange)")
     if COUNT_COLUMN in rows.schema.names:
         counts = pc.unique(rows.column(COUNT_COLUMN)).to_pylist()
         if counts != [over]:
             raise SinkError(
-                f"rows were arranged over {', '.join(map(str, counts))} partitions, and topic {topic} has {over}. "
-                "Arrange them anew: start the "
-                "query again"
+                f"rows were arranged over {', '.join(map(str, counts))} partitions, but topic {topic} "
+                f"has {over} (start the query again, which arranges them again)"
             )
     task.feed(topic, encoder.bodies(rows), encoder.placements(rows, over, task.own(topic)), explicit)
 
@@ -459,7 +457,7 @@ def _check_report(path: Path) -> None:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     except OSError as error:
-        raise SinkError(f"option report={path}: the driver cannot write it: {error}") from error
+        raise SinkError(f"option report={path}: the driver cannot write this file: {error}") from error
 
 
 def _write_report(path: Path, places: Mapping[tuple[str, int], Written]) -> None:

@@ -187,9 +187,7 @@ class Encoder:
         self._has = frozenset(schema.names)
         self._record_bytes_max = record_bytes_max
         if "value" not in self._has:
-            raise SinkError(
-                "the rows have no column 'value'; name one, as in df.selectExpr('to_json(struct(*)) AS value')"
-            )
+            raise SinkError("no column 'value' (add one, as in df.selectExpr('to_json(struct(*)) AS value'))")
         for name, fits, type_names in _TYPES:
             if name in self._has and not fits(schema.field(name).type):
                 raise SinkError(f"column {name!r} is {schema.field(name).type}; it must be {type_names}")
@@ -206,8 +204,8 @@ class Encoder:
             if (record_bytes := int(sizes[row]) + RECORD_OVERHEAD_BYTES + _HEADER_BYTES) > self._record_bytes_max:
                 raise UnfitRow(
                     row,
-                    f"a row takes {record_bytes} bytes as a record, more than kafka.max.request.size = "
-                    f"{self._record_bytes_max}; raise that option, and the topic's max.message.bytes with it",
+                    f"a row needs {record_bytes} bytes as a record, more than kafka.max.request.size "
+                    f"= {self._record_bytes_max} (raise that option and the topic's max.message.bytes)",
                 )
         return bodies
 
@@ -245,7 +243,8 @@ class Encoder:
                     row = int(wrong[0])
                     raise UnfitRow(
                         row,
-                        f"a row's column 'partition' says {numbers[row]}; the topic has {partition_count} partitions",
+                        f"column 'partition' of a row is {numbers[row]}, but the topic has {partition_count} "
+                        "partitions",
                     )
                 placed = numbers if not said.null_count else np.where(_valid(said), numbers, placed)
         return placed.astype(np.int32)
@@ -264,8 +263,8 @@ def _header_lists(column: Any) -> tuple[_Int64s, Any]:
     if reserved >= 0:
         raise UnfitRow(
             int(np.searchsorted(ends, reserved, "right")),
-            f"a row has a header {names[reserved].as_py()!r}, which is the sink's or the proxy's own; leave these out, "
-            f"as in filter(headers, h -> h.key NOT IN ({', '.join(map(repr, RESERVED_HEADERS))}))",
+            f"a row has the header {names[reserved].as_py()!r}, which the sink or the proxy reserves "
+            f"(drop it: filter(headers, h -> h.key NOT IN ({', '.join(map(repr, RESERVED_HEADERS))})))",
         )
     joined = _joined(*_prefixed(_as_binary(names)), *_prefixed(_as_binary(pc.struct_field(headers, [1]))))
     offsets = np.zeros(len(counts) + 1, np.int64)

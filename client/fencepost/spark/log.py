@@ -75,8 +75,8 @@ _NONE, _OFFSET_OUT_OF_RANGE, _UNKNOWN_TOPIC, _INVALID_TOPIC, _TOPIC_DENIED, _CLU
 _ELSEWHERE = frozenset({3, 5, 6, 56, 72, 74, 75, 76, 78, 100, 103})
 #: Trying again changes nothing.
 _FINAL = {
-    _INVALID_TOPIC: "its name is not one that Kafka takes",
-    _TOPIC_DENIED: "this user has no right to it; grant READ, WRITE, DESCRIBE and DESCRIBE_CONFIGS on it",
+    _INVALID_TOPIC: "Kafka does not accept this name",
+    _TOPIC_DENIED: "missing permission (grant READ, WRITE, DESCRIBE and DESCRIBE_CONFIGS on the topic)",
     _CLUSTER_DENIED: "this user has no right to it; grant READ, WRITE, DESCRIBE and DESCRIBE_CONFIGS on it",
 }
 
@@ -95,8 +95,8 @@ class OffsetsGone(SinkError):
 
     def __init__(self, topic: str, partition: int, wanted: int, log_start: int) -> None:
         super().__init__(
-            f"{topic}-{partition}: offset {wanted} cannot be read any more, the log begins at {log_start}: records "
-            "were deleted, by retention or by hand"
+            f"{topic}-{partition}: cannot read offset {wanted}: the log begins at {log_start}, "
+            "so retention or an operator deleted records"
         )
         self.log_start = log_start
 
@@ -202,7 +202,7 @@ class Log:
         self.close()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a Log is not sent anywhere: send its options")
+        raise TypeError("a Log cannot be pickled (send its options)")
 
     def _ask(self, question: Callable[[_Client], Coroutine[Any, Any, _T]]) -> _T:
         return self._submit(question).result()
@@ -552,10 +552,12 @@ class _Client:
             try:
                 (await create_conn(host, port, **options)).close()
             except (SaslAuthenticationFailed, UnsupportedSaslMechanismError, IllegalSaslStateError) as error:
-                raise LogRefused(f"{host}:{port} does not let this user in: {_said(error)}") from error
+                raise LogRefused(
+                    f"{host}:{port} does not let this user in: {_said(error)} (check kafka.sasl.*)"
+                ) from error
             except ssl.SSLCertVerificationError as error:
                 raise LogRefused(
-                    f"{host}:{port} is not trusted: {error.verify_message}; see kafka.ssl.truststore.location (PEM)"
+                    f"{host}:{port} is not trusted: {error.verify_message} (see kafka.ssl.truststore.location, PEM)"
                 ) from error
             except (TimeoutError, KafkaError, OSError) as error:
                 found = ConnectionError(f"{host}:{port}: {_said(error)}")
@@ -568,7 +570,9 @@ class _Client:
         try:
             return await kafka.send(node, request)
         except (IncompatibleBrokerVersion, NotImplementedError) as error:
-            raise LogRefused(f"these brokers do not speak what the sink needs (Kafka 2.4): {_said(error)}") from error
+            raise LogRefused(
+                f"the brokers do not support the APIs that the sink needs (Kafka 2.4 or newer): {_said(error)}"
+            ) from error
         except Exception as error:
             return error
 
@@ -614,7 +618,7 @@ def _refuse_final(topic: str, code: int) -> None:
 
 def _refuse_unknown(topic: str, code: int, tries: _Tries) -> None:
     if code == _UNKNOWN_TOPIC and tries.seconds > _UNKNOWN_TOPIC_SECONDS:
-        raise LogRefused(f"topic {topic} does not exist: create it with the number of partitions that it needs")
+        raise LogRefused(f"topic {topic} does not exist (create it with the number of partitions that it needs)")
 
 
 _SSL_FILES = {"ssl_cafile": "cafile", "ssl_cadata": "cadata", "ssl_certfile": "certfile", "ssl_keyfile": "keyfile"}

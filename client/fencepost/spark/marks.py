@@ -72,8 +72,8 @@ class Mark:
                 said.setdefault("doubtful", False)
                 return cls(**{each.name: said[each.name] for each in fields(cls)})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SinkError(f"a record header {HEADER!r} in the topic cannot be read: {header[:80]!r}") from error
+            raise SinkError(f"cannot read a record header {HEADER!r} in the topic: {header[:80]!r}") from error
         raise SinkError(
-            f"the topic has rows of version {version} of the sink, this is version {VERSION}: write with a newer "
-            "fencepost"
+            f"the topic has rows of sink version {version}, and this is version {VERSION} (write "
+            "with a newer fencepost)"
         )

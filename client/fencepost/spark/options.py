@@ -23,52 +23,54 @@ class Option(NamedTuple):
 
 
 OPTIONS = (
-    Option("kafka.bootstrap.servers", None, "addresses of the proxy, HOST:PORT, several by commas"),
+    Option("kafka.bootstrap.servers", None, "addresses of the proxy: HOST:PORT, comma-separated"),
     Option(
         "topic",
         "",
-        "where the rows go. Without it a column `topic` says so for each row, and `topics` names all of them",
+        "topic of all rows. If not set, the column `topic` names the topic of each row",
     ),
-    Option("topics", "", "the topics of the column `topic`, by commas"),
+    Option("topics", "", "all topics that the column `topic` may name, comma-separated"),
     Option(
         "sink.id",
         None,
-        "names this stream, or this load, for ever. Rows of one sink.id are never written twice; another sink.id "
-        "appends behind",
+        "permanent name of this stream or load. Rows of one sink.id are written once; another "
+        "sink.id appends them again",
     ),
     Option(
         "arranged",
         "false",
-        "all rows of a Kafka partition are in one task, as fencepost.spark.arrange does it: then it does not matter "
-        "how a "
-        "batch is split into tasks when it is tried again",
+        "true: all rows of a Kafka partition are in one task, as fencepost.spark.arrange "
+        "puts them. A retry may then split the rows into other tasks",
     ),
     Option(
         "unmatched.rows",
         "auto",
-        "when a task of a half-written batch finds rows under its number that it does not have: refuse – before it "
-        "appends; compare – it goes on, and the whole batch is compared before it is committed; keep – the same, and "
-        "what the data does not have stays, for one run; auto – refuse for df.write; for streams compare, but refuse "
-        "what looks like other data",
+        "what to do with rows in the topic that a retried task does not have. refuse: stop "
+        "before the task appends. compare: go on, and compare the whole batch before its "
+        "commit. keep: as compare, and leave extra rows in the topic; for one run. auto: "
+        "refuse for df.write; compare for streams, but refuse if the data looks different",
     ),
     Option(
         "same.split",
         "false",
-        "of rows without a key and a partition: a batch that is tried again by another driver is split into tasks as "
-        "before, even where equal rows in several tasks make it look otherwise",
+        "true: a retry splits rows without key and partition into the same tasks, even if "
+        "equal rows in several tasks suggest otherwise",
     ),
     Option(
         "first.run",
         "false",
-        "of a stream: what is in the topic is all that was written of the micro-batch, or may be taken for it (see "
-        "below); of a load: it never ran, so others' records are not searched for it. For one run",
+        "for one run. Streams: nothing of the unfinished batch was deleted from the topic, "
+        "or it may be written again. Loads: this load never ran, so do not search the topic "
+        "for its rows",
     ),
-    Option("patience.seconds", "120", "how long a task tries while nothing can be appended"),
+    Option("patience.seconds", "120", "how long a task retries while it cannot append"),
     Option(
-        "batch.bytes", "900000", "size of a record batch, uncompressed; the topic's max.message.bytes bounds it, too"
+        "batch.bytes", "900000", "size of an uncompressed record batch. The topic's max.message.bytes also limits it"
     ),
     Option(
-        "report", "", "a file on the driver: what was found and appended in each partition, as JSON, after each batch"
+        "report",
+        "",
+        "file on the driver that receives rows found and appended per partition, as JSON, after each batch",
     ),
 )
 
@@ -76,21 +78,21 @@ KAFKA_OPTIONS = (
     Option("kafka.client.id", "fencepost-sink", ""),
     Option("kafka.security.protocol", "PLAINTEXT", "PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
     Option("kafka.sasl.mechanism", "", "PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
-    Option("kafka.sasl.jaas.config", "", 'as Java has it: …LoginModule required username="…" password="…";'),
-    Option("kafka.ssl.truststore.type", "PEM", "PEM; Java's own stores cannot be read here"),
-    Option("kafka.ssl.truststore.location", "", "a PEM file on driver and executors"),
-    Option("kafka.ssl.truststore.certificates", "", "PEM text"),
+    Option("kafka.sasl.jaas.config", "", 'as in Java: …LoginModule required username="…" password="…";'),
+    Option("kafka.ssl.truststore.type", "PEM", "only PEM; Java keystores are not supported"),
+    Option("kafka.ssl.truststore.location", "", "PEM file on the driver and all executors"),
+    Option("kafka.ssl.truststore.certificates", "", "certificates as PEM text"),
     Option("kafka.ssl.keystore.type", "PEM", "PEM"),
-    Option("kafka.ssl.keystore.location", "", "a PEM file with certificate chain and private key"),
-    Option("kafka.ssl.key.password", "", "of the private key"),
-    Option("kafka.ssl.endpoint.identification.algorithm", "https", "empty: host names are not checked"),
+    Option("kafka.ssl.keystore.location", "", "PEM file with certificate chain and private key"),
+    Option("kafka.ssl.key.password", "", "password of the private key"),
+    Option("kafka.ssl.endpoint.identification.algorithm", "https", "empty: do not verify host names"),
     Option("kafka.compression.type", "none", "none, gzip, snappy, lz4, zstd"),
-    Option("kafka.compression.gzip.level", "-1", "1 to 9; -1 is 6"),
-    Option("kafka.compression.lz4.level", "1", "1 to 17, where 17 is as 12"),
+    Option("kafka.compression.gzip.level", "-1", "1 to 9, or -1 for 6"),
+    Option("kafka.compression.lz4.level", "1", "1 to 17; above 12 is the same as 12"),
     Option("kafka.compression.zstd.level", "3", "-131072 to 22"),
     Option("kafka.request.timeout.ms", "30000", ""),
-    Option("kafka.max.request.size", str(REQUEST_BYTES_MAX), "the longest record"),
-    Option("kafka.acks", "all", "nothing else is taken"),
+    Option("kafka.max.request.size", str(REQUEST_BYTES_MAX), "largest record, in bytes"),
+    Option("kafka.acks", "all", "only all"),
 )
 
 #: Options of Java's producer that mean nothing here, and harm nothing.
@@ -103,11 +105,11 @@ IGNORED = frozenset(
     ssl.protocol ssl.enabled.protocols""".split()  # noqa: SIM905 - a list of so many would fill the page
 )
 _WHY_NOT = {
-    "key.serializer": "keys are bytes or strings already",
-    "value.serializer": "values are bytes or strings already",
-    "partitioner.class": "rows are placed as Java's default partitioner does it; a column `partition` says otherwise",
-    "transactional.id": "nothing is transactional here: rows are in the log once, and visible at once",
-    "interceptor.classes": "there is no Java in it",
+    "key.serializer": "keys are already bytes or strings",
+    "value.serializer": "values are already bytes or strings",
+    "partitioner.class": "rows are placed as by Java's default partitioner, or by the column `partition`",
+    "transactional.id": "the sink uses no transactions",
+    "interceptor.classes": "the sink does not run in Java",
 }
 #: What Spark adds by itself, or takes from the same place.
 _SPARKS = frozenset({"checkpointlocation", "path", "queryname", "asyncprogresstrackingenabled"})
@@ -155,27 +157,26 @@ def settings(options: Mapping[str, str]) -> Settings:
         why = _WHY_NOT.get(name.removeprefix("kafka."), "")
         near = difflib.get_close_matches(name, known, 1)
         raise SinkError(
-            f"option {name!r} is not known"
-            + (f": {why}" if why else f"; is it {near[0]!r}?" if near else "")
-            + f". Options: {', '.join(known)}"
+            f"unknown option {name!r}"
+            + (f": {why}" if why else f"; did you mean {near[0]!r}?" if near else "")
+            + f" (known options: {', '.join(known)})"
         )
     for option in OPTIONS:
         if option.default is None and not given.get(option.name, "").strip():
             raise SinkError(f"option {option.name!r} is required: {option.meaning}")
     topic, topics = given.get("topic", "").strip(), _words(given.get("topics", ""))
     if not topic and not topics:
-        raise SinkError("option 'topic' is required; or 'topics', where a column `topic` says for each row which")
+        raise SinkError("option 'topic' is required, or 'topics' with a column `topic`")
     if topic and topics:
         raise SinkError(
-            "options 'topic' and 'topics' are both set: with 'topic' all rows go there; leave it out, and the column "
-            "`topic` says for each row which of 'topics'"
+            "options 'topic' and 'topics' are both set (set 'topic' for all rows, or 'topics' with a column `topic`)"
         )
     acks = given.get("kafka.acks", "all").lower()
     if acks not in ("all", "-1"):
-        raise SinkError(f"kafka.acks={acks} cannot be exactly once: leave it out, or say all")
+        raise SinkError(f"kafka.acks={acks} is not supported: exactly-once writes need all")
     compression = given.get("kafka.compression.type", "none").lower()
     if compression not in _COMPRESSIONS:
-        raise SinkError(f"kafka.compression.type={compression}: it must be one of {', '.join(_COMPRESSIONS)}")
+        raise SinkError(f"kafka.compression.type={compression}: must be one of {', '.join(_COMPRESSIONS)}")
     record_bytes_max = _number(given, "kafka.max.request.size", 1_000)
     return Settings(
         topics=(topic,) if topic else tuple(topics),
@@ -213,7 +214,7 @@ def client_options(options: Mapping[str, str]) -> dict[str, Any]:
     found["client_id"] = given.get("kafka.client.id") or "fencepost-sink"
     protocol = given.get("kafka.security.protocol", "PLAINTEXT").upper()
     if protocol not in _PROTOCOLS:
-        raise SinkError(f"kafka.security.protocol={protocol}: it must be one of {', '.join(_PROTOCOLS)}")
+        raise SinkError(f"kafka.security.protocol={protocol}: must be one of {', '.join(_PROTOCOLS)}")
     found["security_protocol"] = protocol
     if "kafka.request.timeout.ms" in given:
         found["request_timeout_ms"] = _number(given, "kafka.request.timeout.ms", 1_000)
@@ -227,12 +228,13 @@ def client_options(options: Mapping[str, str]) -> dict[str, Any]:
 def _sasl(given: Mapping[str, str]) -> dict[str, Any]:
     mechanism = given.get("kafka.sasl.mechanism", "").upper()
     if mechanism not in _MECHANISMS:
-        raise SinkError(f"kafka.sasl.mechanism={mechanism}: it must be one of {', '.join(_MECHANISMS)}")
+        raise SinkError(f"kafka.sasl.mechanism={mechanism}: must be one of {', '.join(_MECHANISMS)}")
     jaas = dict(re.findall(r"""(\w+)\s*=\s*"((?:[^"\\]|\\.)*)\"""", given.get("kafka.sasl.jaas.config", "")))
     if not {"username", "password"} <= set(jaas):
         raise SinkError(
-            'kafka.sasl.jaas.config must say username="…" and password="…", as in org.apache.kafka.common.security.'
-            'plain.PlainLoginModule required username="u" password="p";'
+            'kafka.sasl.jaas.config needs username="…" and password="…", as in org.apache.kafka.common.'
+            "security.plain.PlainLoginModule "
+            'required username="u" password="p";'
         )
     plain = {name: re.sub(r"\\(.)", r"\1", value) for name, value in jaas.items()}
     return {
@@ -249,9 +251,9 @@ def _tls(given: Mapping[str, str]) -> dict[str, Any]:
         place = given.get(f"kafka.ssl.{store}.location", "")
         if kind != "PEM" or place.lower().endswith((".jks", ".p12", ".pfx")):
             raise SinkError(
-                f"kafka.ssl.{store}: only PEM can be read here, without Java. `keytool -exportcert -rfc -keystore "
-                "FILE -alias "
-                f"NAME` (for a key: `openssl pkcs12 -in FILE -nodes`) makes one; say kafka.ssl.{store}.type=PEM then"
+                f"kafka.ssl.{store}: only PEM is supported (convert the store with `keytool -exportcert "
+                "-rfc -keystore FILE -alias NAME`, or `openssl pkcs12 -in FILE -nodes` for a key, "
+                f"and set kafka.ssl.{store}.type=PEM)"
             )
     if certificates := given.get("kafka.ssl.truststore.certificates"):
         found["ssl_cadata"] = certificates
@@ -272,14 +274,14 @@ def _words(text: str) -> list[str]:
 def _truth(given: Mapping[str, str], name: str) -> bool:
     said = given.get(name, "false").strip().lower()
     if said not in ("true", "false"):
-        raise SinkError(f"option {name}={said}: it must be true or false")
+        raise SinkError(f"option {name}={said}: must be true or false")
     return said == "true"
 
 
 def _choice(given: Mapping[str, str], name: str, among: tuple[str, ...]) -> str:
     said = given.get(name, among[0]).strip().lower()
     if said not in among:
-        raise SinkError(f"option {name}={said}: it must be one of {', '.join(among)}")
+        raise SinkError(f"option {name}={said}: must be one of {', '.join(among)}")
     return said
 
 
@@ -292,7 +294,7 @@ def _level(given: Mapping[str, str], compression: str) -> int | None:
         levels[codec] = None
         if said:
             if not said.lstrip("-").isdecimal() or not least <= int(said) <= most:
-                raise SinkError(f"option {name}={said}: it must be a whole number from {least} to {most}")
+                raise SinkError(f"option {name}={said}: must be a whole number from {least} to {most}")
             levels[codec] = int(said)
     if levels["gzip"] == -1:
         levels["gzip"] = None
@@ -307,5 +309,5 @@ def _number(given: Mapping[str, str], name: str, least: int) -> int:
     except ValueError:
         number = -1
     if number < least:
-        raise SinkError(f"option {name}={said}: it must be a whole number from {least} on")
+        raise SinkError(f"option {name}={said}: must be a whole number of at least {least}")
     return number

@@ -66,11 +66,11 @@ INVALID_PARTITIONS = 37
 #: What a later try may cure. After any of them the log decides what became of the append.
 _PASSING = frozenset({2, 3, 5, 6, 7, 8, 9, 13, 14, 15, 16, 19, 20, 56, 74, 75, 76, 89})
 _MEANINGS = {
-    10: "a row is larger than the topic's max.message.bytes",
-    29: "the sink's user may not write the topic: it needs WRITE, READ and DESCRIBE",
-    31: "the sink's user may not write to this cluster",
-    32: "the record timestamps are too old or in the future: compare the clocks of the executors and the brokers",
-    87: "the proxy or Kafka finds the records invalid",
+    10: "a row exceeds the topic's max.message.bytes",
+    29: "the user of the sink needs WRITE, READ and DESCRIBE on the topic",
+    31: "the user of the sink may not write to this cluster",
+    32: "the record timestamps are too old or in the future (compare the clocks of executors and brokers)",
+    87: "the proxy or Kafka rejects the records as invalid",
 }
 _PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS_MAX = 3.0
@@ -485,25 +485,23 @@ class Task:
                 self._over[topic] = self._only(topic, overs)
             elif overs:
                 raise SinkError(
-                    f"topic {topic} had {min(overs)} partitions when batch {self._batch} was begun and has {count} "
-                    "now. Let the "
-                    f"batch go through as it was begun: arrange(…, partitions={min(overs)}). Set {COUNT_CHECK}=true "
-                    "before a "
-                    "topic grows, and nothing has to be done"
+                    f"topic {topic} was expanded from {min(overs)} to {count} partitions after batch "
+                    f"{self._batch} began (finish the batch with arrange(…, partitions={min(overs)}); "
+                    f"set {COUNT_CHECK}=true before the next expansion to avoid this)"
                 )
         limit = min((m.at for m in last.values() if m.batch == self._batch), default=0)
         for (topic, partition), sight in self._looked.sights.items():
             kept = self._looked.retention_ms.get(topic, -1)
             deleted = sight.last is None and sight.start > 0 and 0 < kept < 2 * (self._looked.at - limit)
             if deleted and not self._plan.first_run:
-                raise self._deleted((topic, partition), sight.start, f"batch {self._batch} was begun long ago")
+                raise self._deleted((topic, partition), sight.start, f"batch {self._batch} began long before")
 
     def _only(self, topic: str, overs: set[int]) -> int:
         if len(overs) > 1:
             raise SinkError(
-                f"topic {topic} has grown several times while batch {self._batch} was being written, and "
-                f"{COUNT_CHECK} is off: it "
-                f"cannot be known where its rows are. Count them by hand, and go on under a new sink.id"
+                f"topic {topic} was expanded several times during batch {self._batch} and {COUNT_CHECK} "
+                "is off: cannot determine where its rows are (count them manually, and continue "
+                "under a new sink.id)"
             )
         return next(iter(overs))
 
@@ -784,7 +782,9 @@ class Task:
 
     def _take(self, place: Place, rows: _Rows) -> None:
         if place not in self._partitions:
-            raise SinkError(f"topic {place[0]} has no partition {place[1]}: it has {self._over[place[0]]}")
+            raise SinkError(
+                f"topic {place[0]} has {self._over[place[0]]} partitions, so a row cannot go to partition {place[1]}"
+            )
         self._read_region(place)
         self._partitions[place].fed = True
         rows = self._missing(place, rows)
@@ -817,9 +817,9 @@ class Task:
         explicit = rows.explicit is not None and bool(rows.explicit[index])
         if self._rearranged and self._framing.key(body) is None:
             raise SinkError(
-                f"batch {self._batch} is half written, and the option arranged was changed since. Rows without a key "
-                "would go to "
-                "other partitions: set it back until the batch has gone through"
+                f"batch {self._batch} is partly written, and the option arranged changed since: rows "
+                "without a key would go to other partitions (restore the option until the batch "
+                "is done)"
             )
         by_value = explicit or self._plan.arranged or self._framing.key(body) is not None
         # Of a complete batch nothing is appended, so it does not matter whose a row was.
@@ -838,12 +838,10 @@ class Task:
             raise self._gone(place)
         if self._behind:
             raise SinkError(
-                f"the topic is further than batch {self._batch}, and a row of this batch is not in it "
-                f"({place[0]}-{place[1]}): the "
-                "checkpoint was restored from before later batches, and the source gives other rows for them now. "
-                "Nothing "
-                "was appended. Restore the newest checkpoint; or start anew under a new sink.id, and write only what "
-                "is missing"
+                f"{place[0]}-{place[1]}: a row of batch {self._batch} is missing although the topic "
+                "has later batches: the checkpoint was restored from before later batches, and the "
+                "source now gives other rows; nothing was appended (restore the newest checkpoint, "
+                "or write only the missing rows under a new sink.id)"
             )
         return True
 
@@ -975,7 +973,7 @@ class Task:
                 actual = answer.base_offset
                 self._refused += 1
                 partition.rivals = True
-                self._later(partition, answer.message or "others append to it", contended=True)
+                self._later(partition, answer.message or "other clients append to it", contended=True)
             else:
                 self._later(partition, f"error {answer.code} {answer.message or ''}")
         # Not appended, or appended without a word, or about to be: whatever lies in the log is compared row by row.
@@ -985,10 +983,9 @@ class Task:
     def _landed(self, place: Place, partition: _Partition, flight: _Flight, answer: Answer) -> None:
         if answer.base_offset != flight.expected:
             raise SinkError(
-                f"{place[0]}-{place[1]}: rows expected at offset {flight.expected} were appended at "
-                f"{answer.base_offset}. Nothing checked "
-                f"them: is {CHECK} on, and kafka.bootstrap.servers the proxy? Rows may be in the topic twice from "
-                "there on"
+                f"{place[0]}-{place[1]}: rows expected at offset {flight.expected} were appended "
+                f"at {answer.base_offset}: nothing checked the append, so later rows may be in the "
+                f"topic twice (switch {CHECK} on, and set kafka.bootstrap.servers to the proxy)"
             )
         partition.end = flight.expected + len(flight.rows)
         partition.tries = 0
@@ -1009,7 +1006,7 @@ class Task:
             [(_, end)] = self._log.offsets(place[0], [place[1]]).values()
         if end < partition.end:
             # A leader that has just been elected, or lost data; the first passes.
-            raise CannotReach(f"the log ends at {end}, but records up to {partition.end} were acknowledged")
+            raise CannotReach(f"the log ends at {end}, before acknowledged records up to {partition.end}")
         if end == partition.end:
             partition.rivals = False
             return
@@ -1052,9 +1049,9 @@ class Task:
             return
         if self._plan.arranged:
             raise SinkError(
-                f"topic {topic} has grown from {self._over[topic]} to {count} partitions since the rows were "
-                "arranged. Start the "
-                "query again: what is written already is found, and the rest goes where it belongs now"
+                f"topic {topic} was expanded from {self._over[topic]} to {count} partitions since "
+                "the rows were arranged (start the query again: rows already written are found, "
+                "and the others are placed by the new count)"
             )
         self._counted.add(topic)
         self._over[topic] = count
@@ -1122,8 +1119,8 @@ class Task:
         if now - self._progress_at > patience or now - self._landed_at > _STARVED * patience:
             raise SinkError(
                 f"nothing could be appended for {self._plan.patience_seconds:g} s (option patience.seconds): "
-                f"{self._trouble}. "
-                "What is in the log stays; the next try goes on behind it"
+                f"{self._trouble} (fix the cause and start the write again: it continues where it "
+                "stopped)"
             )
 
     # --- refusals -------------------------------------------------------------------------------------------------
@@ -1134,93 +1131,88 @@ class Task:
         who = f"streaming query {mark.query}" if mark.query else "a df.write"
         me = f"streaming query {self._query}" if self._query else "a df.write"
         raise SinkError(
-            f"{place[0]}-{place[1]} has rows of sink.id {self._plan.sink!r} by {who}, and this is {me}. A query has a "
-            "new id when its "
-            "checkpoint was deleted or is another one. If it is the same stream, restore its checkpoint. If these "
-            "rows shall be "
-            "written whatever is there, take a new sink.id: then they are appended behind what is there"
+            f"{place[0]}-{place[1]} has rows of sink.id {self._plan.sink!r} by {who}, and this "
+            f"is {me}: the checkpoint was deleted or replaced, or two queries share the sink.id "
+            "(restore its checkpoint, or use a new sink.id to append these rows after the existing "
+            "ones)"
         )
 
     def _other_batch(self, place: Place, mark: Mark) -> SinkError:
         at = f"{place[0]}-{place[1]}"
         if mark.batch > self._batch:
             return SinkError(
-                f"{at}: while batch {self._batch} was being written, batch {mark.batch} of sink {self._plan.sink!r} "
-                "appeared: another "
-                "driver is ahead on the same checkpoint. This one stops; stop all but one of them"
+                f"{at}: batch {mark.batch} of sink {self._plan.sink!r} appeared while batch {self._batch} "
+                "was being written: another driver is ahead on the same checkpoint (stop all but "
+                "one)"
             )
         return SinkError(
-            f"{at}: rows of batch {mark.batch} of sink {self._plan.sink!r} lie behind the begin of batch "
-            f"{self._batch}: two queries "
-            "write under one sink.id. Give each its own"
+            f"{at}: rows of batch {mark.batch} of sink {self._plan.sink!r} follow the beginning "
+            f"of batch {self._batch}: two queries write under one sink.id (give each its own)"
         )
 
     def _not_arranged(self, place: Place, task: int) -> SinkError:
         return SinkError(
-            f"{place[0]}-{place[1]} is written by tasks {task} and {self._task} of one write, although arranged=true "
-            "says that all rows "
-            "of a partition are in one task. Use fencepost.spark.arrange as the last step before the write"
+            f"{place[0]}-{place[1]} is written by tasks {task} and {self._task} of one write, "
+            "although arranged=true: all rows of a partition must be in one task (use fencepost.spark.arrange "
+            "as the last step before the write)"
         )
 
     def _other_split(self, place: Place) -> SinkError:
         return SinkError(
-            f"batch {self._batch} is half written, and its rows are split into tasks otherwise than when it was begun "
-            f"(a row for {place[0]}-{place[1]} was written by another task). That matters for rows with neither a key "
-            "nor a partition, as these are. Set spark.sql.shuffle.partitions, the files' split or the number of "
-            "executors' cores back until this batch has gone through; then give rows a key or a partition, or write "
-            "through fencepost.spark.arrange with arranged=true. If the split is the same and equal rows are in "
-            f"several tasks: option same.split=true. {self._last_way_out()}"
+            f"batch {self._batch} is partly written, and its rows without key and partition are "
+            f"split into tasks differently than before: another task wrote a row for {place[0]}-{place[1]} "
+            "(restore spark.sql.shuffle.partitions, the file split or the number of cores until "
+            "this batch is done, then give rows a key or a partition, or use fencepost.spark.arrange "
+            "with arranged=true; if only equal rows are in several tasks, set same.split=true; "
+            f"{self._last_way_out()})"
         )
 
     def _other_rows(self, place: Place, count: int) -> SinkError:
-        held = " Nothing was appended by this task." if self._held is not None else ""
+        held = "; this task appended nothing" if self._held is not None else ""
         what = f"batch {self._batch}" if self._query else "this write"
-        same = "" if self._spread else "The same rows in other tasks go on with unmatched.rows=compare. "
+        same = "" if self._spread else "if the same rows are in other tasks, set unmatched.rows=compare; "
         way = (
-            "The source and the query must give the same rows again for a batch that was begun. "
-            f"{same}{self._last_way_out()}"
+            f"go back to the query and source that began the batch; {same}{self._last_way_out()}"
             if self._query
-            else f"For another load take another sink.id. {same}See fencepost.spark.arrange, too"
+            else f"for another load use another sink.id; {same}see fencepost.spark.arrange"
         )
         return SinkError(
-            f"{place[0]}-{place[1]} has {count} rows of {what} of sink {self._plan.sink!r} (task {self._task}) that "
-            f"the data does not have now: the data is another one, or it is split into tasks otherwise.{held} {way}"
+            f"{place[0]}-{place[1]} has {count} rows of {what} of sink {self._plan.sink!r} (task "
+            f"{self._task}) that the data does not have now: the data changed, or its rows are "
+            f"in other tasks{held} ({way})"
         )
 
     def _last_way_out(self) -> str:
         if not self._query:
-            return "As a last way out, another sink.id writes all of it again, behind what is there"
-        return (
-            "As a last way out, a new sink.id with the same checkpoint writes this batch again as a whole, behind what "
-            "is there of it"
-        )
+            return "as a last resort, another sink.id appends all rows again"
+        return "as a last resort, a new sink.id with the same checkpoint appends this batch again"
 
     def _refuse_deleted(self, place: Place, begin: int, start: int) -> None:
         if begin < start:
-            raise self._deleted(place, start, f"rows of batch {self._batch} may have lain there")
+            raise self._deleted(place, start, f"rows of batch {self._batch} may have been there")
 
     def _deleted(self, place: Place, start: int, why: str) -> SinkError:
         if self._behind:
-            way = "The checkpoint was restored from before later batches: restore the newest one"
+            way = "the checkpoint was restored from before later batches: restore the newest one"
         elif self._query:
             way = (
-                "If you know that nothing of it was deleted, or if that may be written again, say first.run=true for "
-                "one run: what is in the topic is found, the rest is appended"
+                "if nothing of the batch was deleted, or if it may be written again, set first.run=true "
+                "for one run: existing rows are found and the rest is appended"
             )
         else:
-            way = "A load that was through needs nothing; another sink.id writes all of it, behind what is there"
+            way = "a finished load needs nothing; to write all rows again, use another sink.id"
         return SinkError(
-            f"{place[0]}-{place[1]} has lost its records below offset {start}, and {why}: it cannot be known what of "
-            f"batch {self._batch} was written. {way}"
+            f"{place[0]}-{place[1]} has lost its records below offset {start}, and {why}: cannot "
+            f"determine which rows of batch {self._batch} were written ({way})"
         )
 
     def _gone(self, place: Place) -> SinkError:
         what = f"batch {self._batch}" if self._query else "this write"
         return SinkError(
-            f"{place[0]}-{place[1]} was compacted since {what} of sink {self._plan.sink!r} was begun, and a row is not "
-            "there: it may have been, and then it would come back behind newer ones of its key. A write can be tried "
-            f"again within min.compaction.lag.ms. {'' if self._query else 'A load that was through needs nothing. '}"
-            f"{self._last_way_out()}"
+            f"{place[0]}-{place[1]} was compacted since {what} of sink {self._plan.sink!r} began, "
+            "and a row is missing: if compaction removed it, appending it again would undo newer "
+            f"values of its key (retry within min.compaction.lag.ms next time; "
+            f"{'' if self._query else 'a finished load needs nothing; '}{self._last_way_out()})"
         )
 
 
@@ -1231,14 +1223,13 @@ def refuse_final(place: Place, answer: Answer) -> None:
     if answer.code == _POLICY_VIOLATION:
         if "OFFSET_VIOLATION" in said:
             raise SinkError(
-                f"{at}: {said}. Somebody writes around the proxy, or the check was switched off meanwhile: rows "
-                "may be in the "
-                "topic twice from there on"
+                f"{at}: {said}: another client writes around the proxy, or the check was switched "
+                "off meanwhile, so later rows may be in the topic twice"
             )
         if said and "OFFSET_MISMATCH" not in said and "SENT_BEHIND" not in said:
             raise SinkError(f"{at}: {said}")
     elif answer.code not in _PASSING and answer.code != INVALID_PARTITIONS:
-        raise SinkError(f"{at}: Kafka error {answer.code}: {_MEANINGS.get(answer.code, 'refused')}. {said}".rstrip())
+        raise SinkError(f"{at}: Kafka error {answer.code}: {_MEANINGS.get(answer.code, 'refused')} {said}".rstrip())
 
 
 def own_mark(logged: Any, sink: str) -> Mark | None:

@@ -1,7 +1,7 @@
 """`net/metrics.py` in Prometheus's text format. Imported when somebody scrapes for the first time.
 
 `TABLE` is all that a scrape can have: what each metric is called and means, and how it is read. `docs/metrics.md` is
-made of it (`metrics_page.py`).
+made of it (`python -m tests.pages`).
 """
 
 from __future__ import annotations

@@ -336,7 +336,7 @@ def test_a_partition_that_the_topic_does_not_have_is_refused(partition: int) -> 
         {"value": b"1", "partition": 0}, {"value": b"2", "partition": partition}, more=[("partition", pa.int32())]
     )
 
-    with pytest.raises(UnfitRow, match=f"says {partition}; the topic has 8") as refused:
+    with pytest.raises(UnfitRow, match=f"is {partition}, but the topic has 8") as refused:
         Encoder(batch.schema).placements(batch, 8, 5)
     assert refused.value.row == 1
 

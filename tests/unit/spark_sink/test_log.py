@@ -229,7 +229,7 @@ def test_what_the_user_may_not_is_final(brokers: Brokers) -> None:
     brokers.refusing = lambda: TOPIC_DENIED
     with a_log(brokers) as log:
         for ask in (lambda: log.offsets("t", [0]), lambda: list(log.read("t", 0, 0, 1))):
-            with pytest.raises(LogRefused, match=r"topic t: TopicAuthorizationFailedError: .* grant READ, WRITE"):
+            with pytest.raises(LogRefused, match=r"topic t: TopicAuthorizationFailedError: .*grant READ, WRITE"):
                 ask()
         # What an append came to is its caller's to judge.
         assert log.append("t", 0, chunk()).result(ANSWER_SECONDS).code == TOPIC_DENIED

@@ -1,27 +1,24 @@
-"""`python -m fencepost_proxy.dev.log_page`: prints `docs/logs.md`, what there can be in the log.
-
-The events are read out of the sources: what is not there is never logged, and what is there is on the page.
-`tests/monitoring/test_pages.py` fails where the file is not what this prints.
-"""
+"""`docs/logs.md`, the reference of log events. They are read from the sources, so the page has all of them."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Final, NamedTuple
 
-_ROOT: Final = Path(__file__).parents[1]
+from tests.support.docs import ROOT
+
+_ROOT: Final = ROOT / "proxy" / "fencepost_proxy"
 _LOGS: Final = ("_log", "_limited_log")
 _LEVELS: Final = ("error", "warning", "info", "debug")
 
 _HEAD: Final = """\
 # The log
 
-The table is made from the sources by `python -m fencepost_proxy.dev.log_page`; change it there.
+Every event that the proxy logs, and the format of its log lines.
 
-One line per event, to stderr. `[log] format` (or `--log-format`) is `console`, for people, or `json`, one object a
-line; `[log] level` the least severe one that is written.
+The proxy writes one line per event to stderr. `[log] format` (or `--log-format`) is `console` for people or `json`, one
+object per line. `[log] level` is the least severe level that is written.
 
 ```text
 2026-03-01T12:00:00.123Z INFO net.control connected to Kafka cluster_id=Xk9J2 brokers=3
@@ -29,41 +26,42 @@ line; `[log] level` the least severe one that is written.
 "cluster_id": "Xk9J2", "brokers": 3}
 ```
 
-`time` is UTC. `room` is the part of the program. `event` is a text of the proxy's own; all that comes from somebody
-else is in a field. An event that is the proxy's own fault (level *crash* below, written as an error) is followed by a
-stack trace: indented, or as `exception`. With several worker processes each line has `worker`.
+`time` is UTC. `room` is the module of the proxy. `event` is a fixed text; values from clients and brokers are always in
+fields. A bug in the proxy has the level *crash* in the table below. It is logged as an error with a stack trace:
+indented in `console`, in the field `exception` in `json`. With several worker processes each line has `worker`.
 
-**What peers send cannot forge lines.** Topic names, client ids, groups, errors of brokers: line feeds, terminal
-escapes and whatever else is not printable is written as an escape sequence, a value with a blank, a quote or `=` in
-it is quoted, and a field is cut after 500 characters. Contents of records, passwords and tokens are never logged.
+**Peers cannot forge lines.** Unprintable characters in topic names, client ids, groups and broker errors, such as line
+feeds and terminal escapes, are escaped. A value with a blank, a quote or `=` is quoted, and a field is cut after 500
+characters. Record contents, passwords and tokens are never logged.
 
-**Nor can they fill a disk.** Events with *often* below are written once in ten seconds for each broker, group, kind
-of reason or whatever makes two of them the same to a reader; and of any event at most 200 lines are written in ten
-seconds. What is left out is counted (`fencepost_log_lines_total{level="left_out"}`) and told: a line with
-`suppressed=N` stands for itself and N others.
+**Peers cannot fill a disk.** Events marked *often* are written at most once in ten seconds per broker, group or kind of
+reason. Any event is written at most 200 times in ten seconds. `fencepost_log_lines_total{level="left_out"}` counts the
+lines that are left out, and a line with `suppressed=N` stands for itself and N others.
 
-Fields that several events have:
+Fields of several events:
 
-| field | what it is |
+| field | meaning |
 |---|---|
-| `reason` | why, in words; often an error of the system or of a broker |
-| `peer` | a client's address and port |
-| `broker` | a broker's id, or its address |
+| `reason` | the cause, often an error of the system or of a broker |
+| `peer` | address and port of a client |
+| `broker` | id or address of a broker |
 | `topic`, `partition` | Kafka's; `partition` is `TOPIC-NUMBER` |
 | `group`, `transactional_id`, `producer_id`, `producer_epoch` | Kafka's |
-| `bootstrap` | where clients connect |
-| `proposal` | which growth of a topic; the same in the log of every proxy that sees it |
-| `*_seconds` | how long |
-| `late_seconds`, `cpu_seconds`, `frame` | how late the event loop was; CPU time of its thread since the \
-last look; the code that it ran 0.05 s after it was due. CPU time far below: the machine was busy, not that code |
+| `bootstrap` | the address that clients connect to |
+| `proposal` | id of a partition expansion, the same in the log of every instance |
+| `*_seconds` | a duration |
+| `late_seconds`, `cpu_seconds`, `frame` | how late the event loop was; CPU time of its thread in that time; the \
+code that ran 0.05 s after the event loop was due. If the CPU time is much lower, the machine was busy, not that code |
 
 ## From start to end
 
-`starting` → `waiting for Kafka` (as long as it is not there) → `connected to Kafka` → `state topic loaded` →
-`listening for broker`, once for each → `serving`. A signal: `draining`, then `drained` with the number of requests
-that were left unanswered. `certificates loaded` when they were read anew.
+`starting` → `waiting for Kafka` (until it is reached) → `connected to Kafka` → `state topic loaded` →
+`listening for broker`, once per broker → `serving`. On a signal: `draining`, then `drained` with the number of requests
+that were left unanswered. `certificates loaded` appears when certificates are reloaded.
 
 ## Events
+
+The table is generated from the sources: change it there, then run `python -m tests.pages`.
 
 | level | room | event | fields |
 |---|---|---|---|
@@ -112,9 +110,17 @@ def _room(tree: ast.Module) -> str | None:
     return None
 
 
+def is_logged(call: ast.Call) -> bool:
+    """By a call whose level is known."""
+    match call.func:
+        case ast.Attribute(value=ast.Name(id=log), attr=level):
+            return log in _LOGS and level in (*_LEVELS, "crash")
+    return False
+
+
 def _logged(call: ast.Call, room: str) -> Iterator[_Event]:
     match call.func:
-        case ast.Attribute(value=ast.Name(id=log), attr=level) if log in _LOGS and level in (*_LEVELS, "crash"):
+        case ast.Attribute(value=ast.Name(id=log), attr=level) if is_logged(call):
             often = log == "_limited_log"
         case ast.Name(id="say" | "log"):
             often, level = False, "info or warning"  # by how it ended
@@ -137,7 +143,3 @@ def _texts(event: ast.expr) -> Iterator[str]:
             yield from _texts(other)
         case _:
             yield "…"
-
-
-if __name__ == "__main__":
-    print(page(), end="")

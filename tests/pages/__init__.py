@@ -1,0 +1,13 @@
+"""The pages in `docs/` that are made from the sources: `python -m tests.pages` writes them."""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from tests.pages import apis, logs, messages, metrics
+
+PAGES: Final[Mapping[str, Callable[[], str]]] = {
+    "api-table.md": apis.page,
+    "logs.md": logs.page,
+    "messages.md": messages.page,
+    "metrics.md": metrics.page,
+}

@@ -1,0 +1,54 @@
+"""`docs/api-table.md`, the table of APIs for a reader."""
+
+from __future__ import annotations
+
+from fencepost_proxy.wire.apis import APIS, Api, Treatment
+
+_HEAD = """\
+# What the proxy does with each Kafka API
+
+Generated from `proxy/fencepost_proxy/wire/apis.py`: change it there, then run `python -m tests.pages`.
+
+A client is offered the versions that both this table and its broker have.
+
+| handling | meaning |
+|---|---|
+| relayed | The proxy forwards the bytes without decoding them. |
+| inspected | The proxy searches the request for the state topic, and forwards it unchanged if it is not named. |
+| request rewritten, response rewritten | The proxy decodes, changes and encodes it. |
+| checked | Produce. The proxy streams it, unless it concerns a checked topic. |
+| relayed alone | The proxy forwards it after all earlier requests on the connection are answered. |
+| not advertised | The proxy closes the connection of a client that sends it, as Kafka does for an unknown version. |
+
+| key | API | versions | handling | why |
+|---|---|---|---|---|
+"""
+
+_WORDS = {
+    Treatment.INSPECT_REQUEST: "inspected",
+    Treatment.REWRITE_REQUEST: "request rewritten",
+    Treatment.REWRITE_RESPONSE: "response rewritten",
+    Treatment.PRODUCE: "checked",
+    Treatment.ALONE: "relayed alone",
+    Treatment.WITHHELD: "not advertised",
+}
+
+
+def treatment_of(api: Api) -> str:
+    """In words, as the legend of the table explains them."""
+    return ", ".join(word for flag, word in _WORDS.items() if flag in api.treatment) or "relayed"
+
+
+def versions_of(api: Api) -> str:
+    if api.withheld:
+        return "–"
+    return f"{api.min_version}–{api.max_version}" if api.max_version > api.min_version else f"{api.min_version}"
+
+
+def page() -> str:
+    """The whole file."""
+    rows = [
+        f"| {api.key} | {api.name} | {versions_of(api)} | {treatment_of(api)} | {api.reason} |\n"
+        for api in APIS.values()
+    ]
+    return _HEAD + "".join(rows)

@@ -1,0 +1,199 @@
+"""`docs/messages.md`: every text that the product prints, shows or sends. They are read from the sources."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Final, NamedTuple
+
+from tests.pages.logs import is_logged
+from tests.support.docs import ROOT
+
+_SOURCES: Final = ("client", "examples", "policies", "proxy", "spark_jobs")
+
+#: Kind → what it covers. The order of the page.
+KINDS: Final = {
+    "refusals": "`Refusal(...)`: error messages in Kafka responses",
+    "exceptions": "`raise X(...)`, calls of exception classes, and of functions whose result is raised",
+    "status and advice": "`Problem(...)`, other texts of `net/advice.py`, `findings.py`, `page.{py,js}`, `status.py`",
+    "checks": "`Finding(...)`, and other texts of `net/checking.py`, `diagnosis.py`, `rights.py`",
+    "command line": "`help`, `description`, `epilog`, `title`, `metavar` of argparse; other texts of `cli/`",
+    "printed": "`print(...)`, `say(...)`, `.write(...)`, `progress(...)`, `.error(...)` of a parser, `SystemExit(...)`",
+    "log events": "calls of `_log` and `_limited_log`",
+    "metrics": "`Shown(...)` and `Section(...)`",
+    "options and config keys": "`Option(...)`, and texts of `config/{__init__,keys}.py`, `virtual_configs.py`",
+    "API table": "texts of `wire/apis.py`",
+    "other": "every other string of two words or more",
+}
+_CALLS: Final = {
+    "Refusal": "refusals",
+    "__init__": "exceptions",
+    "Problem": "status and advice",
+    "Finding": "checks",
+    **dict.fromkeys(("print", "say", "write", "_progress", "progress", "exit", "error", "SystemExit"), "printed"),
+    **dict.fromkeys(("Shown", "Section"), "metrics"),
+    "Option": "options and config keys",
+}
+_FILES: Final = {
+    **dict.fromkeys(("net/advice", "net/findings", "net/page", "net/status"), "status and advice"),
+    **dict.fromkeys(("net/checking", "net/diagnosis", "net/rights"), "checks"),
+    **dict.fromkeys(("config/__init__", "config/keys", "topics/virtual_configs"), "options and config keys"),
+    "wire/apis": "API table",
+    "cli/": "command line",
+}
+_HELP: Final = ("help", "description", "epilog", "title", "metavar")
+#: Of these no text is shown: patterns, type names, formats of bytes.
+_HIDDEN: Final = ("compile", "cast", "Struct", "TypeVar", "NewType", "dataclass", "get_context")
+
+_HEAD: Final = """\
+# Messages
+
+Every text that Fencepost prints, shows or sends, for review and for searching. `…` stands for a value.
+
+The page is generated from the sources: change a text there, then run `python -m tests.pages`.
+
+| kind | covers | texts |
+|---|---|---|
+"""
+
+
+class Text(NamedTuple):
+    kind: str
+    source: str
+    text: str
+
+
+def page() -> str:
+    """The whole file."""
+    found = sorted(set(texts()), key=lambda each: (list(KINDS).index(each.kind), each))
+    kinds = {kind: list(of_kind) for kind, of_kind in groupby(found, lambda each: each.kind)}
+    rows = [f"| {kind} | {covers} | {len(kinds[kind])} |\n" for kind, covers in KINDS.items()]
+    return _HEAD + "".join((*rows, *(_section(kind, of_kind) for kind, of_kind in kinds.items())))
+
+
+def _section(kind: str, found: Iterable[Text]) -> str:
+    lines = [f"\n## {kind[0].upper()}{kind[1:]}\n\n````text\n"]
+    for source, of_source in groupby(found, lambda each: each.source):
+        lines.append(f"{source}\n")
+        lines += [
+            f"    {line}".rstrip() + "\n" for each in of_source for line in each.text.splitlines() if line.strip()
+        ]
+    return "".join((*lines, "````\n"))
+
+
+def texts() -> Iterator[Text]:
+    paths = [path for name in _SOURCES for path in (ROOT / name).rglob("*.py")]
+    files = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in paths}
+    raised = {name for source in files.values() for node in ast.walk(ast.parse(source)) for name in _raised(node)}
+    for file, source in files.items():
+        yield from texts_in(source, file, raised)
+    script = "proxy/fencepost_proxy/net/page.js"
+    for shown in re.findall(r"(?:title|textContent) = (.*);", (ROOT / script).read_text("utf-8")):
+        yield from (Text("status and advice", f"{script}:", text) for text in re.findall(r'"(.*?)"', shown))
+
+
+def texts_in(source: str, file: str, raised: set[str]) -> Iterator[Text]:
+    """`raised` – names of exception classes, and of functions whose result is raised."""
+    yield from _Module(file, ast.parse(source), raised).texts()
+
+
+def _raised(node: ast.AST) -> Iterator[str]:
+    """The names of what is called to raise, and of exception classes."""
+    match node:
+        case ast.Raise(exc=ast.Call(func=function)):
+            yield _name(function)
+        case ast.ClassDef(name=name, bases=[*_, base]) if _name(base).endswith(("Error", "Exception")):
+            yield name
+
+
+class _Module:
+    def __init__(self, path: str, tree: ast.Module, raised: set[str]) -> None:
+        self._path = path
+        self._tree = tree
+        self._raised = raised
+        self._kind = next((kind for part, kind in _FILES.items() if f"/{part}" in self._path), "other")
+        self._is_page = self._path.endswith("net/page.py")
+
+    def texts(self) -> Iterator[Text]:
+        yield from self._below(self._tree, self._kind, "")
+        described = any(isinstance(node, ast.Name) and node.id == "__doc__" for node in ast.walk(self._tree))
+        if described and (text := ast.get_docstring(self._tree)):
+            yield Text("command line", f"{self._path}:", text)
+
+    def _below(self, node: ast.AST, kind: str, scope: str) -> Iterator[Text]:
+        for child in ast.iter_child_nodes(node):
+            yield from self._at(child, kind, scope)
+
+    def _at(self, node: ast.AST, kind: str, scope: str) -> Iterator[Text]:
+        text = _text(node)
+        if text is not None:
+            shown = re.sub(r"<[^>]*>?", " ", text) if self._is_page else text
+            if _is_shown(shown, certain=kind not in ("other", self._kind) or self._is_page):
+                yield Text(kind, f"{self._path}:{scope}", _printable(shown))
+            # Texts inside its values are of the same kind, where they are more than a word.
+            for value in _values(node):
+                yield from self._at(value, kind if kind == self._kind else "other", scope)
+            return
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
+                return  # a docstring
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                scope = f"{scope}.{name}".strip(".")
+            case ast.Raise():
+                kind = "exceptions"
+            case ast.Call(func=function) if _name(function) in _HIDDEN:
+                return
+            case ast.Call(func=function):
+                kind = self._kind_of(node, _name(function)) or kind
+            case ast.keyword(arg=str(name)) if name in _HELP:
+                kind = "command line"
+            case ast.Subscript(value=value):
+                yield from self._at(value, kind, scope)
+                return
+        yield from self._below(node, kind, scope)
+
+    def _kind_of(self, call: ast.Call, name: str) -> str | None:
+        if is_logged(call):
+            return "log events"
+        return _CALLS.get(name) or ("exceptions" if name in self._raised else None)
+
+
+def _printable(text: str) -> str:
+    return "".join(each if each.isprintable() or each == "\n" else "…" for each in text).strip()
+
+
+def _name(function: ast.expr) -> str:
+    match function:
+        case ast.Attribute(attr=name) | ast.Name(id=name):
+            return name
+    return ""
+
+
+def _text(node: ast.AST) -> str | None:
+    """With … for values; None where it is no text."""
+    match node:
+        case ast.Constant(value=str(text)):
+            return text
+        case ast.JoinedStr(values=parts):
+            return "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            both = _text(left), _text(right)
+            return None if both == (None, None) else "".join("…" if each is None else each for each in both)
+    return None
+
+
+def _values(node: ast.AST) -> Iterator[ast.AST]:
+    """What `_text` shows as …."""
+    match node:
+        case ast.JoinedStr(values=parts):
+            yield from (part.value for part in parts if isinstance(part, ast.FormattedValue))
+        case ast.BinOp(left=left, right=right):
+            for each in (left, right):
+                yield from [each] if _text(each) is None else _values(each)
+
+
+def _is_shown(text: str, *, certain: bool) -> bool:
+    """`certain` – by the call that it is an argument of; else it must have two words."""
+    return bool(re.search(r"[A-Za-z]{2}" if certain else r"[A-Za-z…][,.:;)]? +\S*[A-Za-z]", text))
