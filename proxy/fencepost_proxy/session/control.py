@@ -23,7 +23,7 @@ from fencepost_proxy.session.surroundings import Surroundings
 from fencepost_proxy.topics.planning import ExpansionOutcome, Joins
 from fencepost_proxy.types import TopicPartition
 from fencepost_proxy.wire.api_versions import introduced
-from fencepost_proxy.wire.apis import API_VERSIONS
+from fencepost_proxy.wire.apis import API_VERSIONS, DESCRIBE_TOPIC_PARTITIONS, FIND_COORDINATOR, METADATA
 
 _T = TypeVar("_T")
 
@@ -31,6 +31,7 @@ _T = TypeVar("_T")
 #: microseconds.
 HERE_BYTES_MAX = 4096
 #: The same for a request that is only searched for the state topic, and for a Produce response.
+_SEARCHED = frozenset({METADATA, FIND_COORDINATOR, DESCRIBE_TOPIC_PARTITIONS})
 SEARCHED_HERE_BYTES_MAX = 1 << 20
 PRODUCED_HERE_BYTES_MAX = 1 << 16
 
@@ -183,7 +184,7 @@ class ControlMessages(Handover):
     def _takes_long(self, api_key: int, frame: memoryview) -> bool:
         if len(frame) <= HERE_BYTES_MAX:
             return False
-        if api_key not in self._around.passes:
+        if api_key not in self._around.passes and api_key not in _SEARCHED:
             return True
         if len(frame) > SEARCHED_HERE_BYTES_MAX:
             return True
