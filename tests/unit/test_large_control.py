@@ -150,6 +150,22 @@ def test_responses_keep_their_order_while_one_is_worked_on() -> None:
     assert found == [1, 2, 3]
 
 
+def test_only_one_response_is_worked_on_at_a_time() -> None:
+    """Each may take as much memory as the largest answer."""
+    talk = _talk()
+    talk.client(_ask_metadata(1) + _ask_metadata(2))
+    talk.commands.clear()
+    talk.kafka(_metadata(MANY, 1) + _metadata(MANY, 2))
+    wanted = talk.next(m.ReadBatches)
+    assert not talk.next(m.ReadUpstream).on
+    talk.silent()
+    talk.tell(m.Tick())
+    talk.silent()
+    wanted.read()
+    talk.tell(m.BatchesRead(wanted.token))
+    assert [type(each) for each in talk.commands] == [m.ReadBatches, m.ReadUpstream, m.ToClient]
+
+
 def test_addresses_in_large_metadata_are_ours_and_listeners_open_in_loop() -> None:
     called: list[int] = []
 

@@ -137,7 +137,7 @@ def plan_delete_topics(version: int, request: Message, known: Known) -> Plan:
         refused = [Message(name=name, topic_id=NO_TOPIC_ID) for name in named if known.is_state_topic(name)]
         request.topic_names = [name for name in named if not known.is_state_topic(name)]
     ids = {name: known.topic_id(name) for name in named}
-    recorded = known.view.topic_configs.copy()
+    recorded = known.view.topic_configs.copy()  # in one step: the event loop may change them meanwhile
 
     def finish(response: Message) -> list[TopicConfigChange]:
         changes = [
