@@ -31,9 +31,10 @@ _T = TypeVar("_T")
 #: microseconds.
 HERE_BYTES_MAX = 4096
 #: The same for a request that is only searched for the state topic, and for a Produce response.
-_SEARCHED = frozenset({METADATA, FIND_COORDINATOR, DESCRIBE_TOPIC_PARTITIONS})
 SEARCHED_HERE_BYTES_MAX = 1 << 20
 PRODUCED_HERE_BYTES_MAX = 1 << 16
+#: Only searched, though their responses do not pass.
+_SEARCHED = frozenset({METADATA, FIND_COORDINATOR, DESCRIBE_TOPIC_PARTITIONS})
 
 
 @dataclass(slots=True)
