@@ -21,7 +21,7 @@ from __future__ import annotations
 import random
 import struct
 from collections import deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -551,7 +551,7 @@ class _Run:
         book = AddressBook(19092)
         known = Known(
             view=self.view,
-            file_configs=lambda topic: {},
+            file_configs=self._file_configs,
             topic_id=TOPIC_IDS.get,
             state_topic=STATE_TOPIC,
             state_topic_id=TOPIC_IDS[STATE_TOPIC],
@@ -564,7 +564,7 @@ class _Run:
                 except ConfigError:
                     continue
 
-        exchanges = Exchanges(book, lambda: known, lambda: frozenset({SHARED}), open_listeners)
+        exchanges = Exchanges(book, lambda: known, lambda: frozenset({SHARED}), open_listeners, in_loop=self.call)
         self.switch = self.around.switch = Switch(self.around, exchanges, self.limits, self.around.header_names)
         append_time = NOW_MS if setup["append_time"] else None
         self.logs = {
@@ -582,6 +582,9 @@ class _Run:
 
     def _surroundings(self, setup: dict[str, Any]) -> Around:
         return Around(setup)
+
+    def _file_configs(self, topic: str) -> Mapping[str, str]:
+        return {}
 
     # ---- the program
 
@@ -925,8 +928,7 @@ class _Run:
     def _acks_0(asked: Asked) -> bool:
         return asked.api_key == PRODUCE and acks_of(asked.frame) == 0
 
-    @staticmethod
-    def _other_answer(asked: Asked, head: bytes, variant: int) -> bytes:
+    def _other_answer(self, asked: Asked, head: bytes, variant: int) -> bytes:
         key, version = asked.api_key, asked.version
         known = codec_versions(key)
         if (
@@ -937,10 +939,13 @@ class _Run:
             body = random.Random(f"{asked.correlation_id} {variant}").randbytes(abs(variant) % 200)
         else:
             body = b"\0" if response_header_is_flexible(key, version) else b""
-            body += made_up_body(key, version, "response", abs(variant) % 6)
+            body += self._made_up_answer(key, version, abs(variant) % 6)
             if key == API_VERSIONS and body[:2] == b"\0\x23":
                 body = encode_response(key, version, Message())
         return struct.pack(">i", len(head) + len(body)) + head + body
+
+    def _made_up_answer(self, key: int, version: int, variant: int) -> bytes:
+        return made_up_body(key, version, "response", variant)
 
     def _produced(self, asked: Asked, kind: str, error: int) -> bytes:
         if asked.results is None and (kind in ("ok", "append-error", "partitions", "wrong-id") or not error):

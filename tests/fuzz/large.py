@@ -1,8 +1,7 @@
 """Requests that are large in every way that costs time: partitions, topics, records, record headers, tags, bytes.
 
 A dialogue (`dialogue.py`) under the process's own limits. What is looked for is a call that takes too long
-(`engine.CALL_SECONDS`); what a thread reads (`ReadBatches`) is not such a call. Control messages have some hundred
-elements: of those up to `wire.control.ITEMS_MAX`, decoding alone takes longer.
+(`engine.CALL_SECONDS`). What a thread works on (`ReadBatches`) is not such a call; what it has done in the loop is.
 """
 
 from __future__ import annotations
@@ -10,15 +9,22 @@ from __future__ import annotations
 import random
 import struct
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 from fencepost_proxy.config import Limits
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions.landed import read_landed
 from fencepost_proxy.session.reading import HERE_BYTES_MAX, PARTITIONS_MAX
-from fencepost_proxy.wire.control import decode_request, encode_request, request_header_is_flexible
+from fencepost_proxy.wire.apis import APIS, Treatment
+from fencepost_proxy.wire.control import (
+    decode_request,
+    decode_response,
+    encode_request,
+    encode_response,
+    request_header_is_flexible,
+)
 from fencepost_proxy.wire.schema import Message
 from tests.fuzz.dialogue import SERVED, TOPICS, Around, Dialogue, Wires, _Run, made_up_body
 from tests.fuzz.engine import Op, Program, Tracer, Untraced
@@ -27,7 +33,8 @@ from tests.support import bytewise
 
 _COUNTS = (1, 100, 1_000, PARTITIONS_MAX, PARTITIONS_MAX + 1, 20_000, 65_536)
 _CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-_REPEATS_MAX = 500
+#: Elements of a control message: some that are worked on at once, and many, of which each step would take too long.
+_ELEMENTS = (1, 40, 100, 250, 1_000, 5_000, 20_000)
 _UNPACKED_MAX = 96 << 20
 _LIMITS = Limits()
 
@@ -60,7 +67,9 @@ class Large(Dialogue):
 
     @staticmethod
     def frame(rng: random.Random) -> dict[str, Any]:
-        kind = rng.choice(("partitions", "partitions", "records", "records", "headers", "tags", "small", "control"))
+        kind = rng.choice(
+            ("partitions", "partitions", "records", "records", "headers", "tags", "small", "control", "control")
+        )
         return {
             "kind": kind,
             "version": rng.choice((3, 8, 9, 12)),
@@ -75,6 +84,7 @@ class Large(Dialogue):
             "where": rng.randrange(4),
             "transaction": rng.random() < 0.1,
             "variant": rng.randrange(6),
+            "elements": rng.choice(_ELEMENTS),
             "changes": [],
         }
 
@@ -85,6 +95,7 @@ class Large(Dialogue):
 class _LargeRun(_Run):
     limits = g.GateLimits()
     rounds_max = 20_000  # one gate after the other
+    elements = 1
 
     def __init__(self, program: Program, seen: set[Hashable], tracer: Tracer | Untraced) -> None:
         super().__init__(program, seen, tracer)
@@ -92,6 +103,13 @@ class _LargeRun(_Run):
 
     def _surroundings(self, setup: dict[str, Any]) -> Around:
         return _Around(setup)
+
+    def _file_configs(self, topic: str) -> Mapping[str, str]:
+        return {"check.expected.offsets": "true"} if topic == TOPICS[0] else {}
+
+    def _made_up_answer(self, key: int, version: int, variant: int) -> bytes:
+        """As long as what was asked lately."""
+        return _body(key, version, "response", variant, self.elements)
 
     def _compared(self, effect: object, event: g.Event) -> g.Event:
         """As `net/reads.py` does it, in a thread."""
@@ -109,6 +127,7 @@ class _LargeRun(_Run):
             return super()._make_frame(wires, spec)
         correlation = wires.next_correlation
         wires.next_correlation += 1
+        self.elements = min(abs(spec["elements"]), 100_000)
         frame = _framed(b"".join(_frame(spec, correlation)))
         # Many in one read, or one that takes many.
         return frame * (1 if spec["kind"] != "small" else 1 + 65_536 // len(frame))
@@ -140,21 +159,53 @@ def _frame(spec: dict[str, Any], correlation: int) -> Iterator[bytes]:
             return _produce({**spec, "version": 9}, correlation, [(name, 8, _records("none", 1, 10, 0, 1))], tags=count)
         case "small":
             key, version = SERVED[spec["count"] % len(SERVED)]
-            return _control(key, version, spec["variant"], 1, correlation)
+            return iter((_header(key, version, correlation), _body(key, version, "request", spec["variant"] % 6, 0)))
         case _:
-            key, version = SERVED[(spec["count"] + spec["bytes"] + spec["where"]) % len(SERVED)]
-            return _control(key, version, spec["variant"], count % _REPEATS_MAX, correlation)
+            key, version = READ[(spec["count"] + spec["bytes"] + spec["where"] + spec["variant"]) % len(READ)]
+            body = _body(key, version, "request", spec["variant"] % 6, min(abs(spec["elements"]), 100_000))
+            return iter((_header(key, version, correlation), body))
 
 
-def _control(key: int, version: int, variant: int, repeats: int, correlation: int) -> Iterator[bytes]:
-    message = decode_request(key, version, made_up_body(key, version, "request", variant % 6))
+def _header(key: int, version: int, correlation: int) -> bytes:
+    tags = b"\0" if request_header_is_flexible(key, version) else b""
+    return struct.pack(">hhih", key, version, correlation, 0) + tags
+
+
+#: Of `SERVED` those that are read here, whose arrays can be long.
+READ: Final = [
+    (key, version) for key, version in SERVED if APIS[key].treatment not in (Treatment.RELAY, Treatment.ALONE)
+]
+
+
+@lru_cache(maxsize=128)
+def _body(key: int, version: int, kind: str, variant: int, elements: int) -> bytes:
+    """Its first array has so many elements, each with a name of its own; and so has the first array of its first."""
+    decode, encode = (decode_request, encode_request) if kind == "request" else (decode_response, encode_response)
+    message = decode(key, version, made_up_body(key, version, kind, variant))
+    _lengthen(message, elements, within=variant % 2 == 1)
+    return encode(key, version, message)
+
+
+def _lengthen(message: Message, elements: int, *, within: bool) -> None:
+    value = next((each for each in vars(message).values() if isinstance(each, list) and each), [])
+    first = value[0] if value else None
+    if isinstance(first, Message) and within:
+        _lengthen(first, elements, within=False)
+    elif isinstance(first, Message):
+        value.extend(_renamed(first, number) for number in range(elements))
+    elif isinstance(first, str):
+        value.extend(f"topic-{number}" for number in range(elements))
+    elif isinstance(first, int):
+        value.extend(range(elements))
+
+
+def _renamed(message: Message, number: int) -> Message:
+    named = Message(**vars(message))
     for name, value in vars(message).items():
-        if isinstance(value, list) and value and isinstance(value[0], Message):
-            setattr(message, name, value[:1] * max(1, repeats))
-            break
-    yield struct.pack(">hhih", key, version, correlation, 0)
-    yield b"\0" if request_header_is_flexible(key, version) else b""
-    yield encode_request(key, version, message)
+        if isinstance(value, str):
+            setattr(named, name, f"topic-{number}")
+            return named
+    return named
 
 
 # --- Produce requests, written here: the product's own writer is among what is measured -------------------------------

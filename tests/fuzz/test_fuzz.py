@@ -12,16 +12,19 @@ import pytest
 
 from fencepost_proxy.partitions import events as g
 from fencepost_proxy.partitions.gate import Gate
+from fencepost_proxy.session import control as control_module
 from fencepost_proxy.session import cutter as cutter_module
 from fencepost_proxy.session import guarded as guarded_module
 from fencepost_proxy.session import reading as reading_module
+from fencepost_proxy.session import session as session_module
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.turn import Turn
 from fencepost_proxy.wire import primitives, produce
+from fencepost_proxy.wire.apis import CREATE_TOPICS, DESCRIBE_CONFIGS, METADATA
 from tests.fuzz import large as large_module
 from tests.fuzz.__main__ import TARGETS, replay
 from tests.fuzz.engine import CORPUS, Program, TooSlow, check_time, fuzz, slowest_call
-from tests.fuzz.large import Large
+from tests.fuzz.large import READ, Large
 
 SEED = 1
 SHORT_RUN = {"session": 120, "gate": 500, "wire": 1500, "large": 30}
@@ -136,6 +139,19 @@ def _tagged_fields_are_read_however_many(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(primitives, "TAGS_MAX", 1 << 30)
 
 
+def _control_messages_are_read_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_module, "HERE_BYTES_MAX", 1 << 30)
+
+
+def _produce_responses_are_rewritten_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_module, "PRODUCED_HERE_BYTES_MAX", 1 << 30)
+
+
+def _control(key: int, version: int, variant: int, elements: int = 20_000) -> dict[str, Any]:
+    count = READ.index((key, version)) - variant
+    return {"kind": "control", "count": count, "bytes": 0, "where": 0, "variant": variant, "elements": elements}
+
+
 DEFECTS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], int]] = [
     ("session", _views_are_kept, 60),
     ("session", _answers_as_they_come, 200),
@@ -188,6 +204,19 @@ SLOW: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = {
         _tagged_fields_are_read_however_many,
         {"kind": "tags", "count": 65_536, "where": 1},
     ),
+    "CreateTopics of 20,000 topics": (_control_messages_are_read_in_the_event_loop, _control(CREATE_TOPICS, 7, 0)),
+    "a DescribeConfigs response of 20,000 resources": (
+        _control_messages_are_read_in_the_event_loop,
+        _control(DESCRIBE_CONFIGS, 4, 2),
+    ),
+    "a Metadata response of 20,000 topics": (
+        _control_messages_are_read_in_the_event_loop,
+        _control(METADATA, 13, 2),
+    ),
+    "a Produce response of 65,536 partitions that names brokers": (
+        _produce_responses_are_rewritten_in_the_event_loop,
+        {"kind": "partitions", "topics": 1, "count": 65_536, "ours": 1, "topic": 2, "version": 12},
+    ),
 }
 
 
@@ -196,7 +225,10 @@ SLOW: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], dict[str, Any]]] = {
 def test_it_notices_a_call_that_takes_too_long(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it, spec = SLOW[name]
     setup = {"whole": False, "produce": 12, "append_time": False, "upstream_first": True, "calm": False}
-    program = Program(setup, [["send", 0, [_LARGE | spec], []], *[["stored", 0, 1]] * 70])
+    stored = [["stored", 0, 1]] * 5
+    program = Program(
+        setup, [["send", 0, [_LARGE | spec], []], *stored, ["answer", 0, "ok", spec.get("variant", 1), 0, 1], *stored]
+    )
     assert check_time(TARGETS["large"][0], program) > 0
     break_it(monkeypatch)
     tracing = sys.gettrace()

@@ -338,3 +338,19 @@ def test_who_is_not_told_where_a_partition_ends_is_not_noticed() -> None:
     outcome = Played().asks(apis.LIST_OFFSETS, 7, Message(replica_id=-1, topics=[topic])).finish(answer)
     assert outcome.notice is None
     assert not outcome.changed
+
+
+def test_more_partitions_than_a_member_has_are_left_alone() -> None:
+    many = range(10, 20_010)
+    answer = _fetched(9, (2, -1), *((each, 5) for each in many))
+    outcome = Played().asks(apis.OFFSET_FETCH, 9, _fetch(9)).finish(answer)
+    assert outcome.question is None
+    answer.groups[0].topics[0].partitions.pop()
+    assert Played().asks(apis.OFFSET_FETCH, 9, _fetch(9)).finish(answer).question == WhereToBegin("g", (P2,))
+
+    entries = [Message(partition_index=each, timestamp=-1) for each in (0, *many)]
+    request = Message(replica_id=-1, topics=[Message(name="orders", partitions=entries)])
+    told = Message(topics=[Message(name="orders", partitions=[Message(partition_index=0, error_code=0)])])
+    assert Played().asks(apis.LIST_OFFSETS, 7, request).finish(told).notice is None
+    entries.pop()
+    assert Played().asks(apis.LIST_OFFSETS, 7, request).finish(told).notice == LookedUp("app", (P0,), ())

@@ -15,7 +15,7 @@ from fencepost_proxy.wire.primitives import INT32, MALFORMED, CutOff, Malformed,
 
 _HEAD: Final = struct.Struct(">hi")
 _INT16: Final = struct.Struct(">h")
-_ITEMS_MAX: Final = 1_000_000
+_ITEMS_MAX: Final = 50_000
 
 
 class MalformedAssignment(Exception):

@@ -48,6 +48,9 @@ from fencepost_proxy.wire.schema import Message
 ASSIGNING: Final = frozenset({SYNC_GROUP, CONSUMER_GROUP_HEARTBEAT})
 FOLLOWING: Final = ASSIGNING | {HEARTBEAT, OFFSET_FETCH, LIST_OFFSETS}
 
+#: More than a member of a group has. Only admins ask for more, and all of this takes the event loop's time.
+_PARTITIONS_MAX: Final = 20_000
+
 _CONSUMERS: Final = (None, "", "consumer")
 _LATEST: Final = -1
 _NO_COMMIT: Final = -1
@@ -244,6 +247,8 @@ class Desk:
             return _UNCHANGED
         if getattr(holder, "error_code", 0):
             return _UNCHANGED
+        if _too_many(holder.topics):
+            return _UNCHANGED
         missing: dict[TopicPartition, Message] = {}
         for topic in holder.topics:
             name = topic.name if version < _BY_ID_FROM else self._stakes.topic(topic.topic_id)
@@ -270,6 +275,8 @@ class Desk:
 
     def _looked_up(self, request: Message, client_id: str | None, answer: Message) -> Outcome:
         """Only what Kafka has told it: who may not see the topic has no say in what its groups wait for."""
+        if _too_many(request.topics) or _too_many(answer.topics):
+            return _UNCHANGED
         told = {
             (topic.name, entry.partition_index)
             for topic in answer.topics
@@ -288,6 +295,10 @@ class Desk:
         if not (latest or others):
             return _UNCHANGED
         return Outcome(notice=LookedUp(client_id, tuple(latest), tuple(others)))
+
+
+def _too_many(topics: Sequence[Message]) -> bool:
+    return len(topics) > _PARTITIONS_MAX or sum(len(topic.partitions) for topic in topics) > _PARTITIONS_MAX
 
 
 def _assigned(topics: Sequence[Message]) -> Assigned:

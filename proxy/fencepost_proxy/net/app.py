@@ -8,6 +8,7 @@ after that. Clients that come too early wait in the kernel's queue.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import copy
 import itertools
@@ -224,6 +225,7 @@ class Proxy:
             self._groups.desk,
             own_addresses=not self._beside_a_broker,
             some_are_safe=lambda: self._safe,
+            in_loop=self._in_loop,
         )
         gate_limits = GateLimits(
             queue_max=limits.gate_queue_max,
@@ -240,6 +242,7 @@ class Proxy:
         self._numbers = itertools.count(1)
         self._buffers = Buffers()
         self._reading = asyncio.Semaphore(_READ_AT_ONCE_MAX)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._marked_topic_id: UUID | None = None
         self._state_topic_marks: tuple[bytes, ...] = (config.state_topic.encode(),)
         self._free_bytes = limits.buffered_bytes_max
@@ -1150,11 +1153,32 @@ class Proxy:
         async with self._reading:
             if connection not in self.links:
                 return
+            self._loop = asyncio.get_running_loop()
             try:
                 await asyncio.to_thread(wanted.read)
             except Exception as error:
                 _log.crash("reading batches crashed", error)
         self.session_event(connection, sessions.BatchesRead(wanted.token))
+
+    def _in_loop(self, call: Callable[[], _T]) -> _T:
+        """From a thread that reads (`_read_batches`), which waits for it; or in the loop, at once."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            return call()
+        assert self._loop is not None
+        result: concurrent.futures.Future[_T] = concurrent.futures.Future()
+
+        def run() -> None:
+            try:
+                result.set_result(call())
+            except Exception as error:
+                result.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        return result.result()
 
     async def _read(self, wanted: ForControl) -> None:
         assert self._reads is not None

@@ -60,6 +60,7 @@ class Connection:
         "_collecting_since",
         "_commands",
         "_failed_chains",
+        "_finishing",
         "_from_upstream",
         "_held",
         "_inside",
@@ -69,6 +70,7 @@ class Connection:
         "_made_here",
         "_may_use",
         "_may_write",
+        "_next_token",
         "_now",
         "_opened_at",
         "_owner_wanted",
@@ -117,6 +119,8 @@ class Connection:
         self._received_bytes = 0  # of the client, in all
         self._silent_to = -1  # where its last frame ends that passes, appends, and has no answer
         self._reading: tuple[int, Callable[[], None]] | None = None  # batches of a request that is held, by token
+        self._finishing: dict[int, Callable[[], None]] = {}  # answers that a thread works on, by token
+        self._next_token = 0
         self._probes: list[tuple[Slot, list[bytes | memoryview]]] = []
         self._owner_wanted = False  # another process is to go on with this connection; nothing is read
         self._collecting_bytes = 0

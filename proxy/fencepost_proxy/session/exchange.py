@@ -7,6 +7,7 @@ together for one request of one connection.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from fencepost_policies.values import value
 from fencepost_proxy.addresses import AddressBook, learn_brokers, rewrite_response
@@ -68,7 +69,7 @@ class Finished:
     `expansions` – these topics are to grow before, within `timeout_ms`; `answer_expanded` makes the answer then.
     Where there is a `question`, the answer is what `complete` makes of the reply. `notice` – to be told to whom it
     concerns.
-    `partition_counts` – by topic, as the client `client_id` is told them by it.
+    `partition_counts` – of counted topics, as the client `client_id` is told them by it.
     """
 
     answer: bytes
@@ -105,7 +106,10 @@ class Exchange:
 
 
 class Exchanges:
-    """`known` and `shared_producer_ids` are asked anew for each request.
+    """`known` and `shared_producer_ids` are asked again for each request.
+
+    `begin`, and what an `Exchange` and a `Finished` refer to, may be called in a thread. There they read what is known,
+    and change what others read by `in_loop` only: it calls a function in the event loop and gives back its result.
 
     `open_listeners` is told of brokers that are new or have moved; when it returns they may be told to clients.
     `own_addresses` – False: clients are told the brokers' addresses as Kafka has them.
@@ -123,7 +127,9 @@ class Exchanges:
         own_addresses: bool = True,
         some_are_safe: Callable[[], bool] = lambda: False,
         make_up_producer_id: Callable[[], int] = make_up_producer_id,
+        in_loop: Callable[[Callable[[], Any]], Any] = lambda call: call(),
     ) -> None:
+        self._in_loop = in_loop
         self._own_addresses = own_addresses
         self._some_are_safe = some_are_safe
         self._make_up_producer_id = make_up_producer_id
@@ -180,7 +186,7 @@ class Exchanges:
 
     def _of_a_group(self, desk: Desk, header: RequestHeader, frame: memoryview, known: Known) -> Exchange:
         request = decode_request(header.api_key, header.api_version, frame[header.body_offset :])
-        plan = desk.begin(header.api_key, header.api_version, header.client_id, request)
+        plan = self._in_loop(lambda: desk.begin(header.api_key, header.api_version, header.client_id, request))
         if plan.forward is None:
             forward = replace_body(frame, len(frame), b"")
         else:
@@ -192,10 +198,10 @@ class Exchanges:
             cut = header.api_key == CONSUMER_GROUP_HEARTBEAT and mentions(frame, known)
             if cut:
                 leave_out_of_assignment(response, known)
-            outcome = plan.finish(response)
+            outcome = self._in_loop(lambda: plan.finish(response))
 
             def complete(reply: Reply) -> bytes:
-                outcome.complete(reply)
+                self._in_loop(lambda: outcome.complete(reply))
                 return _encode(header, frame, offset, response)
 
             if outcome.question is not None:
@@ -270,7 +276,9 @@ class Exchanges:
         response, offset = _decode(header, frame)
         changed = True
         if api_key in _NAMES_BROKERS and self._own_addresses:
-            self._open_listeners(learn_brokers(api_key, response, self._book))
+            new = learn_brokers(api_key, response, self._book)
+            if new:
+                self._in_loop(lambda: self._open_listeners(new))
             try:
                 rewrite_response(api_key, response, self._book, local_host)
             except (ConfigError, LookupError) as error:
@@ -284,7 +292,9 @@ class Exchanges:
             raise UpstreamProtocolError(
                 f"Kafka gave a client producer id {response.producer_id}, which stamps the conditional appends here"
             )
-        counts = tuple(partition_counts(response.topics)) if api_key == METADATA else ()
+        counts: tuple[tuple[str, int], ...] = ()
+        if api_key == METADATA:
+            counts = tuple(each for each in partition_counts(response.topics) if known.is_counted(each[0]))
         answer = _encode(header, frame, offset, response) if changed else replace_body(frame, len(frame), b"")
         return Finished(answer, partition_counts=counts, client_id=header.client_id)
 

@@ -17,7 +17,7 @@ whether this client may write (`_prove_write`). Where clients log in it is asked
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from uuid import UUID
 
@@ -30,7 +30,7 @@ from fencepost_proxy.session.counted import pipeline_of
 from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.doors import AtDoors
 from fencepost_proxy.session.levels import MESSAGE_FORMAT, NOT_PERMITTED, downgraded, levelled_turn
-from fencepost_proxy.session.messages import Count, ReadBatches, ToGate, TopicStale
+from fencepost_proxy.session.messages import Count, ToGate, TopicStale
 from fencepost_proxy.session.producer_ids import refuse_producer_id
 from fencepost_proxy.session.proofs import PROVES_NOTHING
 from fencepost_proxy.session.reading import PARTITIONS_MAX, TOPICS_AT_ONCE, ManyPartitions, Readings
@@ -220,20 +220,6 @@ class GuardedProduce(AtDoors):
         if request.acks != 0:
             self._to_client.append(slot)
         self._forward_unread(slot, request, frame)
-
-    def _read_elsewhere(self, read: Callable[[], None], done: Callable[[], None]) -> None:
-        """Nothing behind its request is read meanwhile."""
-        token = self._next_token = self._next_token + 1
-        self._held = True
-        self._reading = token, done
-        self._commands.append(ReadBatches(token, read))
-
-    def _batches_read(self, token: int) -> None:
-        if self._reading is None or self._reading[0] != token:
-            return
-        (_, done), self._reading, self._held = self._reading, None, False
-        if not (self.client_gone or self.upstream_gone or self._closing):
-            done()
 
     def _look_at_door(self, now: float) -> None:
         """A door was opened, metadata has answered, or time has passed: may what waits there go in?"""

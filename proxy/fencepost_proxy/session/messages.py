@@ -297,7 +297,8 @@ class LiftPoison:
 
 @value
 class ReadBatches:
-    """Call `read` where it delays nothing else. Answer with `BatchesRead(token)`, whatever comes of it.
+    """Call `read`, which works on batches or on a control message, where it delays nothing else. Answer with
+    `BatchesRead(token)`, whatever comes of it.
 
     Not worth while any more once the connection is gone.
     """

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from fencepost_policies.append import Append, Refusal
 from fencepost_policies.partition_count import CountFacts, check_partition_count
@@ -194,6 +194,33 @@ class ManyPartitions:
         if self._request is None:
             raise self._error
         return self._request
+
+
+class Work(Generic[_T]):
+    """What `make` makes, in another thread by `run`; `result` gives it back afterwards, or raises what `make` raised.
+
+    What `make` refers to is let go by that thread, too: to free a hundred thousand objects takes long.
+    """
+
+    __slots__ = ("_error", "_made", "_make")
+
+    def __init__(self, make: Callable[[], _T]) -> None:
+        self._make: Callable[[], _T] | None = make
+        self._made: list[_T] = []
+        self._error: ProtocolError = ClientProtocolError("a large message could not be worked on")
+
+    def run(self) -> None:
+        make, self._make = self._make, None
+        assert make is not None
+        try:
+            self._made = [make()]
+        except ProtocolError as error:
+            self._error = error.with_traceback(None)
+
+    def result(self) -> _T:
+        if not self._made:
+            raise self._error
+        return self._made[0]
 
 
 def _key(where: TopicPartition, policy: TopicPolicy) -> tuple[TopicPartition, bool, bool]:

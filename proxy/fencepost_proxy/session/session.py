@@ -23,6 +23,7 @@ from dataclasses import replace
 
 from fencepost_proxy.errors import ClientProtocolError, ProtocolError, UpstreamProtocolError
 from fencepost_proxy.session.connection import INT32, REQUEST_PREFIX
+from fencepost_proxy.session.control import PRODUCED_HERE_BYTES_MAX
 from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.exchange import Exchanges
 from fencepost_proxy.session.logins import LOGIN_BYTES_MAX
@@ -189,7 +190,7 @@ class Session(ShortWay):
                 self._commands.append(ReadClient(True))
         if self._is_to_go(now):
             self._close(self._leaving_because, None, hang_up=True)
-        if self.client_gone and not self.upstream_gone and not self._turns and self._turn is None:
+        if self.client_gone and not (self.upstream_gone or self._turns or self._turn or self._finishing):
             self._leave_joins()
             self._leave_all_doors()
             self._leave_commits()
@@ -416,7 +417,9 @@ class Session(ShortWay):
     # ---- from upstream
 
     def _upstream_is_blocked(self) -> bool:
-        """The next answer is for a client that must get another one first."""
+        """The next answer is for a client that must get another one first, or one before it is still worked on."""
+        if self._finishing:
+            return True
         if not self._from_upstream:
             return False
         slot = self._from_upstream[0]
@@ -455,6 +458,9 @@ class Session(ShortWay):
                     break
                 length, view = head
                 slot = self._expected_slot(view)
+                if self._finishing:
+                    self._pause_upstream()
+                    break
                 if slot.answer is not Answer.RELAYED:
                     if length > self._around.frame_bytes_max:
                         raise UpstreamProtocolError(
@@ -467,10 +473,14 @@ class Session(ShortWay):
                 elif self._overtaken(slot, length):
                     cutter.collect_frame(length)
                 else:
-                    self._upstream_paused = True
-                    self._commands.append(ReadUpstream(False))
+                    self._pause_upstream()
                     break
         cutter.save()
+
+    def _pause_upstream(self) -> None:
+        if not self._upstream_paused:
+            self._upstream_paused = True
+            self._commands.append(ReadUpstream(False))
 
     def _frame_passes_down(self) -> None:
         if not self._upstream.passing_bytes:
@@ -502,7 +512,11 @@ class Session(ShortWay):
             on_response(frame)
             self._answer_front()
         elif slot.answer is Answer.RELAYED_UNLESS_BROKERS:
-            self._end(slot, self._with_own_addresses(slot, frame))
+            self._work(
+                len(frame) > PRODUCED_HERE_BYTES_MAX,
+                lambda: self._with_own_addresses(slot, frame),
+                lambda chunks: self._end(slot, chunks),
+            )
         else:
             self._end(slot, [INT32.pack(len(frame)), frame])
 

@@ -241,12 +241,19 @@ class Growths:
         names = rest.split("/")
         topic_id = UUID(names[0])
         topic = self._topics.setdefault(topic_id, _Topic())
-        self._growths.pop(topic_id, None)
-        if value is None:
-            self._delete(topic, kind, names, key)
-            if not topic.keys:
-                del self._topics[topic_id]
-            return
+        try:
+            if value is None:
+                self._delete(topic, kind, names, key)
+            else:
+                self._apply(topic, topic_id, key, value)
+        finally:
+            # At once: a thread that plans a large request reads it too (`session.exchange.Exchanges`).
+            self._growths[topic_id] = topic.growth()
+        if value is None and not topic.keys:
+            del self._topics[topic_id], self._growths[topic_id]
+
+    def _apply(self, topic: _Topic, topic_id: UUID, key: str, value: Mapping[str, Any]) -> None:
+        kind, *names = key.split("/")
         topic.keys[key] = None
         match kind, names:
             case "expansion", [_, from_count, proposal]:
@@ -324,12 +331,9 @@ class Growths:
     def growth(self, topic: str, topic_id: UUID | None) -> Growth:
         """`topic_id` None, where it is not known: the incarnation of that name that was heard of last."""
         if topic_id is None:
-            topic_id = next((key for key, each in reversed(self._topics.items()) if each.name == topic), None)
-        if topic_id is None or topic_id not in self._topics:
-            return NO_GROWTH
-        if topic_id not in self._growths:
-            self._growths[topic_id] = self._topics[topic_id].growth()
-        return self._growths[topic_id]
+            topics = list(self._topics.items()) if self._topics else []
+            topic_id = next((key for key, each in reversed(topics) if each.name == topic), None)
+        return NO_GROWTH if topic_id is None else self._growths.get(topic_id, NO_GROWTH)
 
     def pending(self) -> tuple[Expansion, ...]:
         return tuple(each.pending for each in self._topics.values() if each.pending is not None)

@@ -19,6 +19,8 @@ from fencepost_proxy.wire.schema import Message
 class Known:
     """What is known of the cluster's topics. Nothing in it is called after the answer is finished.
 
+    A thread may ask it (`session.exchange.Exchanges`), while the event loop changes what it tells of.
+
     `topic_id` – the id of a topic's living incarnation, None where it is not known.
     `state_topic_id` – None until the state topic was found or created. `fresh` – whether `view` is recent enough to
     rely on. `shared_producer_ids` – of fenced appends.

@@ -131,13 +131,13 @@ def plan_delete_topics(version: int, request: Message, known: Known) -> Plan:
     if version >= 6:
         named = [topic.name for topic in request.topics if topic.name is not None]
         refused = [topic for topic in request.topics if known.is_state_topic(topic.name, topic.topic_id)]
-        request.topics = [topic for topic in request.topics if topic not in refused]
+        request.topics = [topic for topic in request.topics if not known.is_state_topic(topic.name, topic.topic_id)]
     else:
         named = request.topic_names
         refused = [Message(name=name, topic_id=NO_TOPIC_ID) for name in named if known.is_state_topic(name)]
         request.topic_names = [name for name in named if not known.is_state_topic(name)]
     ids = {name: known.topic_id(name) for name in named}
-    recorded = {topic: each.topic_id for topic, each in known.view.topic_configs.items()}
+    recorded = known.view.topic_configs.copy()  # in one step: the event loop may change them meanwhile
 
     def finish(response: Message) -> list[TopicConfigChange]:
         changes = [
@@ -145,7 +145,7 @@ def plan_delete_topics(version: int, request: Message, known: Known) -> Plan:
                 topic.name,
                 _known_id(topic.topic_id) or ids.get(topic.name),
                 deleted=True,
-                inherited_from=recorded.get(topic.name),
+                inherited_from=recorded[topic.name].topic_id if topic.name in recorded else None,
             )
             for topic in response.responses
             if topic.error_code == Error.NONE
@@ -292,10 +292,12 @@ def plan_describe_configs(version: int, request: Message, known: Known) -> Plan:
     The request goes as it is: names that Kafka does not know match nothing there (ConfigHelper.describeConfigs), so
     asking for virtual configs alone brings none of Kafka's; an empty list of names would bring them all.
     """
-    refused = [
-        each for each in request.resources if each.resource_type == _TOPIC and known.is_state_topic(each.resource_name)
-    ]
-    request.resources = [each for each in request.resources if each not in refused]
+
+    def is_refused(each: Message) -> bool:
+        return each.resource_type == _TOPIC and known.is_state_topic(each.resource_name)
+
+    refused = [each for each in request.resources if is_refused(each)]
+    request.resources = [each for each in request.resources if not is_refused(each)]
     wanted: dict[str, list[str] | None] = {
         each.resource_name: each.configuration_keys or None
         for each in request.resources

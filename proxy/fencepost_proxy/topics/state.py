@@ -41,6 +41,7 @@ from fencepost_proxy.topics.poisoned import PoisonView
 from fencepost_proxy.topics.records import StateRecord, object_of, record, typed
 from fencepost_proxy.topics.virtual_configs import (
     INTERNAL_TOPICS,
+    UNGUARDED,
     VIRTUAL_CONFIGS,
     FileConfigs,
     InvalidConfigValue,
@@ -279,7 +280,7 @@ class StateView:
         return self._processes[process] % _TAGS + 1
 
     @property
-    def topic_configs(self) -> Mapping[str, SetConfigs]:
+    def topic_configs(self) -> MappingProxyType[str, SetConfigs]:
         """By topic name, whether or not that incarnation of the topic still exists."""
         return MappingProxyType(self._topic_configs)
 
@@ -308,7 +309,8 @@ class StateView:
 
     def topic_policy(self, topic: str, topic_id: UUID | None, file_configs: FileConfigs) -> TopicPolicy:
         """What holds for a topic: set on it, else given by the file, else the default."""
-        policy = TopicPolicy.of({**file_configs(topic), **self.configs_set_on(topic, topic_id)})
+        of_file, of_topic = file_configs(topic), self.configs_set_on(topic, topic_id)
+        policy = TopicPolicy.of({**of_file, **of_topic}) if of_file or of_topic else UNGUARDED
         if not policy.counted and self.growth(topic, topic_id).pending is not None:
             # Switched off meanwhile: until the expansion has ended its appends go through doors all the same.
             return replace(policy, ordered=True)

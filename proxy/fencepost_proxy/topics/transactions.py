@@ -14,7 +14,7 @@ no conditional append is in progress.
 from __future__ import annotations
 
 from fencepost_policies.append import Check
-from fencepost_proxy.errors import Error
+from fencepost_proxy.errors import Error, LimitError
 from fencepost_proxy.topics.closed import DENIED
 from fencepost_proxy.topics.planning import Joins, Known, Plan
 from fencepost_proxy.topics.state import TopicConfigChange
@@ -22,6 +22,8 @@ from fencepost_proxy.types import MARKER, TopicPartition
 from fencepost_proxy.wire.schema import Message
 
 _CONCURRENT_TRANSACTIONS = 51
+#: Of a request that concerns a checked topic: each is a gate's business. As of a Produce request (`session.reading`).
+_PARTITIONS_MAX = 2_048
 
 
 def plan_add_partitions(request: Message, known: Known) -> Plan:
@@ -53,7 +55,16 @@ def plan_add_partitions(request: Message, known: Known) -> Plan:
 
     if not joins:
         return Plan(request, finish)
+    _not_too_many(joins[0], sum(len(partitions) for _, partitions in asked))
     return Plan(request, finish, Joins(request.v3_and_below_transactional_id, tuple(joins)), _later(asked))
+
+
+def _not_too_many(checked: TopicPartition, partitions: int) -> None:
+    if partitions > _PARTITIONS_MAX:
+        raise LimitError(
+            f"{partitions} partitions are to be in a transaction, and topic {checked.topic} is one that this proxy "
+            f"checks: then a request may name {_PARTITIONS_MAX}; send smaller requests"
+        )
 
 
 def _later(asked: list[tuple[str, list[int]]]) -> Message:
@@ -101,6 +112,7 @@ def plan_write_markers(request: Message, known: Known) -> Plan:
 
     if not joins:
         return Plan(request, finish)
+    _not_too_many(next(iter(joins)), sum(len(partitions) for _, topics in asked for _, partitions in topics))
     # Nothing was written: Kafka's tools ask again.
     later = [
         Message(

@@ -331,7 +331,12 @@ def _array(element: Codec, element_type: str, nullable: bool, flexible: bool) ->
 
     def write(out: bytearray, items: list[Any] | None) -> None:
         _write_length(out, items, flexible)
-        for item in items or ():
+        if not items:
+            return
+        if numbers is not None:
+            out += struct.pack(f">{len(items)}{letter}", *items)
+            return
+        for item in items:
             element.write(out, item)
 
     return Codec(read, write if nullable else _not_null(write))

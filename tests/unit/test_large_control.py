@@ -1,0 +1,339 @@
+"""Control messages that take long are worked on in a thread: what waits meanwhile, and in which order it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from fencepost_proxy.addresses import AddressBook
+from fencepost_proxy.config import ProxyConfig
+from fencepost_proxy.errors import ClientProtocolError, LimitError, UpstreamProtocolError
+from fencepost_proxy.net.app import Proxy
+from fencepost_proxy.session import messages as m
+from fencepost_proxy.session.control import HERE_BYTES_MAX, PRODUCED_HERE_BYTES_MAX
+from fencepost_proxy.session.exchange import Exchanges
+from fencepost_proxy.session.session import Session
+from fencepost_proxy.topics.planning import Known
+from fencepost_proxy.topics.rewriting import plan_request
+from fencepost_proxy.topics.state import StateView
+from fencepost_proxy.types import Address, NodeId
+from fencepost_proxy.wire.apis import (
+    ADD_PARTITIONS_TO_TXN,
+    CREATE_TOPICS,
+    DESCRIBE_CONFIGS,
+    FETCH,
+    METADATA,
+    WRITE_TXN_MARKERS,
+)
+from fencepost_proxy.wire.control import decode_request, decode_response, encode_request_frame, encode_response_frame
+from fencepost_proxy.wire.produce import (
+    NodeEndpoint,
+    PartitionResult,
+    ProduceResponse,
+    TopicResult,
+    encode_produce_response,
+    parse_produce_response,
+)
+from fencepost_proxy.wire.schema import Message
+from tests.support.batches import batch
+from tests.unit.test_session import HEARTBEAT, Talk, produce, request, response
+
+MANY = 400
+
+
+def _known(**configs: str) -> Known:
+    return Known(StateView("cluster-1"), lambda topic: configs, lambda topic: None, "__state")
+
+
+def _talk(in_loop: Callable[[Callable[[], Any]], Any] = lambda call: call()) -> Talk:
+    talk = Talk()
+    book = AddressBook(19092)
+
+    def open_listeners(node_ids: Any) -> None:
+        for node_id in node_ids:
+            book.listens_on(NodeId(node_id), book.listener_port(node_id))
+
+    exchanges = Exchanges(book, _known, frozenset[int], open_listeners, in_loop=in_loop)
+    talk.session = Session(1, "proxy.local", talk.around, exchanges, 0.0)
+    return talk
+
+
+def _create_topics(count: int, correlation: int = 1) -> bytes:
+    configs = [Message(name="check.expected.offsets", value="true")]
+    topics = [Message(name=f"t{each}", configs=configs) for each in range(count)]
+    return encode_request_frame(CREATE_TOPICS, 7, correlation, "app", Message(topics=topics))
+
+
+def _topics_created(count: int, correlation: int = 1) -> bytes:
+    topics = [Message(name=f"t{each}", topic_id=UUID(int=each + 1)) for each in range(count)]
+    return encode_response_frame(CREATE_TOPICS, 7, correlation, Message(topics=topics))
+
+
+def _metadata(count: int, correlation: int = 1) -> bytes:
+    topics = [Message(name=f"t{each}", topic_id=UUID(int=each + 1)) for each in range(count)]
+    brokers = [Message(node_id=1, host="kafka", port=9092)]
+    return encode_response_frame(METADATA, 12, correlation, Message(brokers=brokers, topics=topics))
+
+
+def _ask_metadata(correlation: int = 1) -> bytes:
+    return encode_request_frame(METADATA, 12, correlation, "app", Message(topics=None))
+
+
+def test_nothing_is_read_while_large_request_is_planned() -> None:
+    talk = _talk()
+    asked = _create_topics(MANY)
+    assert len(asked) > HERE_BYTES_MAX
+    talk.client(asked + request(HEARTBEAT, 4, 2))
+    wanted = talk.next(m.ReadBatches)
+    assert not talk.next(m.ReadClient).on
+    talk.silent()
+    assert talk.session.waits
+    wanted.read()
+    talk.tell(m.BatchesRead(wanted.token))
+    assert talk.next(m.ReadClient).on
+    sent = talk.upstream()
+    assert sent.endswith(request(HEARTBEAT, 4, 2))
+    planned = decode_request(CREATE_TOPICS, 7, sent[4 + 8 + 2 + 3 + 1 : -len(request(HEARTBEAT, 4, 2))])
+    assert len(planned.topics) == MANY
+    assert not planned.topics[0].configs
+    talk.kafka(_topics_created(MANY))
+    talk.read_elsewhere()
+    assert len(talk.next(m.Store).changes) == MANY
+
+
+def test_short_answer_to_large_request_is_worked_on_in_thread() -> None:
+    """What is added to it is as long as the request."""
+    talk = _talk()
+    talk.client(_create_topics(MANY))
+    talk.read_elsewhere()
+    talk.upstream()
+    talk.kafka(_topics_created(1))
+    talk.next(m.ReadBatches)
+    talk.silent()
+
+
+def test_small_messages_need_no_thread() -> None:
+    talk = _talk()
+    talk.client(_create_topics(3))
+    talk.upstream()
+    talk.kafka(_topics_created(3))
+    talk.next(m.Store)
+
+
+def test_responses_keep_their_order_while_one_is_worked_on() -> None:
+    talk = _talk()
+    talk.client(_ask_metadata(1) + request(HEARTBEAT, 4, 2) + _ask_metadata(3))
+    talk.commands.clear()
+    talk.kafka(_metadata(MANY, 1) + response(2) + _metadata(MANY, 3))
+    wanted = talk.next(m.ReadBatches)
+    assert not talk.next(m.ReadUpstream).on
+    talk.silent()  # one at a time: the others stay with the broker
+    wanted.read()
+    talk.tell(m.BatchesRead(wanted.token))
+    assert m.ReadUpstream(True) in talk.commands
+    second = next(each for each in talk.commands if isinstance(each, m.ReadBatches))
+    answers = b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
+    talk.commands.clear()
+    second.read()
+    talk.tell(m.BatchesRead(second.token))
+    answers += b"".join(b"".join(each.chunks) for each in talk.commands if isinstance(each, m.ToClient))
+    found = []
+    while answers:
+        size = 4 + int.from_bytes(answers[:4], "big")
+        found.append(int.from_bytes(answers[4:8], "big"))
+        answers = answers[size:]
+    assert found == [1, 2, 3]
+
+
+def test_only_one_response_is_worked_on_at_a_time() -> None:
+    """Each may take as much memory as the largest answer."""
+    talk = _talk()
+    talk.client(_ask_metadata(1) + _ask_metadata(2))
+    talk.commands.clear()
+    talk.kafka(_metadata(MANY, 1) + _metadata(MANY, 2))
+    wanted = talk.next(m.ReadBatches)
+    assert not talk.next(m.ReadUpstream).on
+    talk.silent()
+    talk.tell(m.Tick())
+    talk.silent()
+    wanted.read()
+    talk.tell(m.BatchesRead(wanted.token))
+    assert [type(each) for each in talk.commands] == [m.ReadBatches, m.ReadUpstream, m.ToClient]
+
+
+def test_addresses_in_large_metadata_are_ours_and_listeners_open_in_loop() -> None:
+    called: list[int] = []
+
+    def in_loop(call: Callable[[], Any]) -> Any:
+        called.append(1)
+        return call()
+
+    talk = _talk(in_loop)
+    talk.client(_ask_metadata())
+    talk.upstream()
+    talk.kafka(_metadata(MANY))
+    assert not called
+    talk.read_elsewhere()
+    assert called == [1]
+    answer = decode_response(METADATA, 12, talk.answer()[4 + 5 :])
+    assert (answer.brokers[0].host, answer.brokers[0].port) == ("proxy.local", 19094)
+    assert len(answer.topics) == MANY
+
+
+def test_configs_are_stored_though_client_left_meanwhile() -> None:
+    talk = _talk()
+    talk.client(_create_topics(MANY))
+    talk.read_elsewhere()
+    talk.upstream()
+    talk.kafka(_topics_created(MANY))
+    wanted = talk.next(m.ReadBatches)
+    talk.tell(m.ClientLost())
+    talk.silent()
+    wanted.read()
+    talk.tell(m.BatchesRead(wanted.token))
+    assert len(talk.next(m.Store).changes) == MANY
+    talk.next(m.CloseUpstream)
+
+
+def test_request_of_client_that_left_meanwhile_is_not_sent() -> None:
+    talk = _talk()
+    free = talk.around.free_bytes
+    talk.client(_create_topics(2_000))
+    assert talk.around.free_bytes < free
+    wanted = talk.next(m.ReadBatches)
+    talk.tell(m.ClientLost())
+    talk.next(m.CloseUpstream)
+    assert talk.around.free_bytes == free
+    wanted.read()
+    talk.tell(m.BatchesRead(wanted.token))
+    talk.silent()
+
+
+def test_session_does_not_drain_before_answer_is_made() -> None:
+    talk = _talk()
+    talk.client(_ask_metadata())
+    talk.upstream()
+    talk.kafka(_metadata(MANY))
+    wanted = talk.next(m.ReadBatches)
+    talk.tell(m.Leave(talk.now + 10))
+    assert not talk.next(m.ReadClient).on
+    talk.silent()
+    assert not talk.session.drained
+    wanted.read()
+    talk.tell(m.BatchesRead(wanted.token))
+    assert len(talk.answer()) > HERE_BYTES_MAX
+    assert talk.session.drained
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_large_message_that_cannot_be_read_costs_its_connection(*, crashes: bool) -> None:
+    """`crashes` – the thread has raised what is no protocol error: there is no result."""
+    talk = _talk()
+    talk.client(_create_topics(MANY)[:-1] + b"\7")
+    wanted = talk.next(m.ReadBatches)
+    if not crashes:
+        wanted.read()
+    talk.tell(m.BatchesRead(wanted.token))
+    assert talk.next(m.CloseClient).fault is ClientProtocolError
+
+    talk = _talk()
+    talk.client(_ask_metadata())
+    talk.upstream()
+    talk.kafka(_metadata(MANY)[:-1] + b"\7")
+    wanted = talk.next(m.ReadBatches)
+    if not crashes:
+        wanted.read()
+    talk.tell(m.BatchesRead(wanted.token))
+    assert talk.next(m.CloseClient).fault is (ClientProtocolError if crashes else UpstreamProtocolError)
+
+
+def test_large_request_that_is_only_searched_needs_no_thread() -> None:
+    talk = _talk()
+    body = bytes(20_000)
+    talk.client(request(FETCH, 12, 1, body)[:-1])
+    talk.client(b"\0")
+    assert talk.upstream() == request(FETCH, 12, 1, body)
+
+
+def test_large_request_that_names_state_topic_is_read_in_thread() -> None:
+    talk = _talk()
+    talk.around.state_topic_marks = (b"__state",)
+    talk.client(request(FETCH, 12, 1, bytes(20_000) + b"__state"))
+    talk.next(m.ReadBatches)
+
+
+def test_large_produce_response_is_rewritten_in_thread() -> None:
+    talk = Talk(newest_produce=12)
+    talk.client(produce(("plain", 0, batch(b"x")), version=12))
+    talk.upstream()
+    results = tuple(PartitionResult(each, 6, -1) for each in range(3_000))
+    endpoints = (NodeEndpoint(3, "kafka", 9092, None),)
+    data = encode_produce_response(ProduceResponse(1, (TopicResult("plain", None, results),), 0, endpoints), 12)
+    assert len(data) > PRODUCED_HERE_BYTES_MAX
+    talk.kafka(data)
+    talk.read_elsewhere()
+    answer = parse_produce_response(memoryview(talk.answer())[4:], 12)
+    assert [each.host for each in answer.node_endpoints] == ["proxy.local"]
+    assert len(answer.topics[0].partitions) == 3_000
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+def _joining(api_key: int, count: int) -> Message:
+    if api_key == WRITE_TXN_MARKERS:
+        topics = [Message(name="t", partition_indexes=list(range(count)))]
+        return Message(markers=[Message(producer_id=5, topics=topics)])
+    topics = [Message(name="t", partitions=list(range(count)))]
+    return Message(v3_and_below_transactional_id="x", v3_and_below_topics=topics)
+
+
+@pytest.mark.parametrize("api_key", [ADD_PARTITIONS_TO_TXN, WRITE_TXN_MARKERS])
+def test_transaction_adds_no_more_checked_partitions_than_limit(api_key: int) -> None:
+    checked = _known(**{"check.expected.offsets": "true"})
+    plan = plan_request(api_key, 1, _joining(api_key, 2_048), checked)
+    assert plan is not None
+    assert plan.joins is not None
+    assert len(plan.joins.partitions) == 2_048
+    with pytest.raises(LimitError, match="2049 partitions"):
+        plan_request(api_key, 1, _joining(api_key, 2_049), checked)
+    plan = plan_request(api_key, 1, _joining(api_key, 30_000), _known())
+    assert plan is not None
+    assert plan.joins is None
+
+
+def test_state_topic_named_very_often_is_left_out_in_one_pass() -> None:
+    """Compared one by one, each with each, these would take a minute."""
+    count = 30_000
+    resources = [
+        Message(resource_type=2, resource_name=name, configuration_keys=None)
+        for name in ["__state"] * count + ["t"] * count
+    ]
+    plan = plan_request(DESCRIBE_CONFIGS, 4, Message(resources=resources), _known())
+    assert plan is not None
+    assert len(plan.forward.resources) == count
+
+
+# --- threads ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_thread_changes_is_changed_in_event_loop() -> None:
+    proxy = Proxy(ProxyConfig((Address("kafka", 9092),)))
+
+    def fails() -> None:
+        raise LookupError("as in the loop")
+
+    async def main() -> None:
+        proxy._loop = asyncio.get_running_loop()
+        here = threading.get_ident()
+        assert proxy._in_loop(threading.get_ident) == here
+        assert await asyncio.to_thread(proxy._in_loop, threading.get_ident) == here
+        with pytest.raises(LookupError, match="as in the loop"):
+            await asyncio.to_thread(proxy._in_loop, fails)
+
+    asyncio.run(main())
