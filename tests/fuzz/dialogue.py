@@ -1000,6 +1000,9 @@ class _Run:
             connection, store = self.stores.pop(0)
             self._perform(self._event(connection, _stored(store, True)))
             moved = True
+        while self.switch.over_quota:
+            self._perform(self.call(self.switch.renew_quota, self.now))
+            moved = True
         for _ in range(len(self.control)):
             self._control(0, kind, 0)
             moved = True

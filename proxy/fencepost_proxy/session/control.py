@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from fencepost_proxy.groups.questions import Question, Reply
 from fencepost_proxy.partitions.events import TransactionJoined, TransactionJoins
+from fencepost_proxy.session.connection import MESSAGE_WORK_BYTES
 from fencepost_proxy.session.exchange import AnswerExpanded, Exchange, Exchanges, Finished
 from fencepost_proxy.session.handover import OWNERS_APIS, Handover
 from fencepost_proxy.session.messages import Ask, Expand, Noticed, Store, ToPartition
@@ -61,6 +62,7 @@ class ControlMessages(Handover):
 
     def _control_message(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> None:
         """`frame` – the whole request, without its length."""
+        self._quota -= MESSAGE_WORK_BYTES + len(frame)
         slot = Slot(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
         if not self._owner and api_key in OWNERS_APIS:
             self._want_owner(frame)
@@ -77,7 +79,6 @@ class ControlMessages(Handover):
         if exchange.forward is None:
             assert exchange.answer is not None
             slot.answer = Answer.MADE_HERE
-            self._made_here += 1
             self._end(slot, [exchange.answer])
             return
         if exchange.finish is None:

@@ -137,7 +137,6 @@ class ShortWay(GuardedProduce):
         if passing_from < at:
             out.append(data[passing_from:at])
         if at:
-            self._made_here = 0
             self._received_bytes += at
         return at, out
 
