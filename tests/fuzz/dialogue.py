@@ -780,6 +780,8 @@ class _Run:
     def _pass_time(self, seconds: float) -> None:
         self.now += seconds
         self._perform(self.call(self.switch.tick, self.now))
+        while self.switch.over_quota:
+            self._perform(self.call(self.switch.renew_quota, self.now))
 
     # ---- what comes out
 
@@ -999,9 +1001,6 @@ class _Run:
         while self.stores:
             connection, store = self.stores.pop(0)
             self._perform(self._event(connection, _stored(store, True)))
-            moved = True
-        while self.switch.over_quota:
-            self._perform(self.call(self.switch.renew_quota, self.now))
             moved = True
         for _ in range(len(self.control)):
             self._control(0, kind, 0)

@@ -39,8 +39,10 @@ INT32 = struct.Struct(">i")
 _PRODUCE_ENDPOINTS_FROM = 10
 #: Control messages that are decoded for one connection before others have their turn: 3 ms, measured with Metadata.
 WORK_QUOTA_BYTES = 8 * 1024
-#: What each of them counts for besides its bytes, and an answer made here without Kafka.
+#: What each of them counts for besides its bytes.
 MESSAGE_WORK_BYTES = 512
+#: Appends refused without Kafka, per read: it is Kafka's pace that keeps one client from all the others' time.
+_MADE_HERE_MAX = 16
 #: Rights may be taken away: who is only ever answered here proves again so often that it may write.
 _PROOF_SECONDS = 30.0
 
@@ -68,6 +70,7 @@ class Connection:
         "_leaving_because",
         "_leaving_until",
         "_login_ends",
+        "_made_here",
         "_may_use",
         "_may_write",
         "_now",
@@ -123,6 +126,7 @@ class Connection:
         self._owner_wanted = False  # another process is to go on with this connection; nothing is read
         self._collecting_bytes = 0
         self._collecting_since = 0.0
+        self._made_here = 0  # answers, since the connection was read last
         self._quota = WORK_QUOTA_BYTES  # what is left of it until `QuotaRenewed`
         self._now = 0.0  # of the event that is being handled
         self._client_paused = False
@@ -154,7 +158,8 @@ class Connection:
     @property
     def over_quota(self) -> bool:
         """It stopped reading because its quota is used up, and goes on with `QuotaRenewed`."""
-        return self._quota <= 0 and (self._client_paused or self._upstream_paused)
+        used_up = self._quota <= 0 or self._made_here >= _MADE_HERE_MAX
+        return used_up and (self._client_paused or self._upstream_paused)
 
     @property
     def waits(self) -> bool:
@@ -212,6 +217,7 @@ class Connection:
             or self._owner_wanted
             or self._leaving_until is not None
             or len(self._to_client) >= self._around.in_flight_requests_max
+            or self._made_here >= _MADE_HERE_MAX
             or self._quota <= 0
         )
 

@@ -62,7 +62,6 @@ class ControlMessages(Handover):
 
     def _control_message(self, api_key: int, version: int, correlation_id: int, frame: memoryview) -> None:
         """`frame` – the whole request, without its length."""
-        self._quota -= MESSAGE_WORK_BYTES + len(frame)
         slot = Slot(api_key, version, correlation_id, Answer.MADE_FROM_RESPONSE)
         if not self._owner and api_key in OWNERS_APIS:
             self._want_owner(frame)
@@ -79,11 +78,13 @@ class ControlMessages(Handover):
         if exchange.forward is None:
             assert exchange.answer is not None
             slot.answer = Answer.MADE_HERE
+            self._quota -= MESSAGE_WORK_BYTES + len(frame)
             self._end(slot, [exchange.answer])
             return
         if exchange.finish is None:
             slot.answer = Answer.RELAYED
         else:
+            self._quota -= MESSAGE_WORK_BYTES + len(frame)
             finish = exchange.finish
 
             def on_response(response: memoryview) -> None:

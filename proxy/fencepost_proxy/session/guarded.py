@@ -25,7 +25,7 @@ from fencepost_policies.append import Check, Refusal
 from fencepost_proxy.errors import ClientProtocolError, Error, LimitError, UpstreamProtocolError
 from fencepost_proxy.partitions.events import Answered, Lost, Offered, Sent, Ticket, Withdrawn
 from fencepost_proxy.partitions.gate_state import sent_behind
-from fencepost_proxy.session.connection import INT32, MESSAGE_WORK_BYTES
+from fencepost_proxy.session.connection import INT32
 from fencepost_proxy.session.counted import pipeline_of
 from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.doors import AtDoors
@@ -686,8 +686,7 @@ class GuardedProduce(AtDoors):
         if sent and first:
             self._around.forwarded(max(0.0, now - turn.received_at - turn.gate_seconds))
         if not sent:
-            if not turn.sent:
-                self._quota -= MESSAGE_WORK_BYTES
+            self._made_here += not turn.sent
             self._finish_turn(slot, turn)
 
     def _send_granted(self, slot: Slot, turn: Turn, now: float) -> bool:

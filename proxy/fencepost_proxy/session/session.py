@@ -117,6 +117,7 @@ class Session(ShortWay):
         try:
             match event:
                 case ClientBytes(data):
+                    self._made_here = 0
                     if not self.client_gone and not self._closing:
                         self._received_bytes += len(data)
                         self._client.feed(data)
@@ -159,7 +160,7 @@ class Session(ShortWay):
                     self._leave(until)
                     self._tick(now)
                 case QuotaRenewed():
-                    self._quota = WORK_QUOTA_BYTES
+                    self._quota, self._made_here = WORK_QUOTA_BYTES, 0
                 case Tick():
                     self._look_at_door(now)
                     self._send_ahead(now)

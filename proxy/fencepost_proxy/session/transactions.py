@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from fencepost_policies.append import Append
 from fencepost_proxy.errors import ClientProtocolError, Error
 from fencepost_proxy.partitions.events import Ticket
-from fencepost_proxy.session.connection import INT32, MESSAGE_WORK_BYTES
+from fencepost_proxy.session.connection import INT32
 from fencepost_proxy.session.exchange import Exchange, Exchanges
 from fencepost_proxy.session.logins import Logins
 from fencepost_proxy.session.messages import Count, JudgeCommit, LiftPoison, NotePoison
@@ -144,7 +144,7 @@ class AtTransactions(Logins):
         slot = Slot(PRODUCE, request.api_version, request.correlation_id, Answer.MADE_HERE)
         slot.reserved_bytes, self._collecting_bytes = self._collecting_bytes, 0
         self._to_client.append(slot)
-        self._quota -= MESSAGE_WORK_BYTES
+        self._made_here += 1
         turn = Turn(request)
         turn.results = {key: PartitionResult(partition=key.partition, error_code=denied) for key in turn.partitions()}
         self._end(slot, [encode_produce_response(turn.response(), request.api_version)])
@@ -216,7 +216,7 @@ class AtTransactions(Logins):
 
     def _answer_end(self, slot: Slot, error: Error) -> None:
         slot.answer = Answer.MADE_HERE
-        self._quota -= MESSAGE_WORK_BYTES
+        self._made_here += 1
         message = Message(
             throttle_time_ms=0,
             error_code=int(error),
