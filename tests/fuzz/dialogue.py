@@ -783,6 +783,8 @@ class _Run:
     def _pass_time(self, seconds: float) -> None:
         self.now += seconds
         self._perform(self.call(self.switch.tick, self.now))
+        while self.switch.over_quota:
+            self._perform(self.call(self.switch.renew_quota, self.now))
 
     # ---- what comes out
 

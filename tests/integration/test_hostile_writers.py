@@ -79,11 +79,7 @@ def proxy(kafka: KafkaCluster, tmp_path: Path) -> Iterator[ProxyProcess]:
         yield process
 
 
-#: docs/threats.md says so.
-NOT_KEPT = frozenset({"asks and never reads"})
-
-
-@pytest.mark.parametrize("way", [each for each in WAYS if each not in NOT_KEPT])
+@pytest.mark.parametrize("way", WAYS)
 def test_good_writer_keeps_half_of_its_rate_beside_a_hostile_client(
     kafka: KafkaCluster, proxy: ProxyProcess, unique_topic: Callable[..., str], way: str
 ) -> None:

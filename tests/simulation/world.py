@@ -63,6 +63,7 @@ _CLUSTER_ID = "simulated"
 _LEASE_SECONDS = 3.0
 _POLL_SECONDS = 0.7
 _TICK_SECONDS = 0.05
+_QUOTA_SECONDS = 0.003
 _READ_SECONDS = 2.0
 #: Signs of life: shorter than net/'s, as all times are here.
 _HEARD_SECONDS = 0.1
@@ -240,6 +241,7 @@ class Proxy(Counting):
         #: It alone cannot reach the state topic, or reaches a leader of it only that no other replica confirms.
         self.blind_until = float("-inf")
         self._ticking = False
+        self._renewing = False
         self._metadata: dict[TopicPartition, tuple[int | None, int, UUID]] = {}
         self._policies: dict[str, TopicPolicy | None] = {}
         self._notes = Notes(self)
@@ -420,6 +422,13 @@ class Proxy(Counting):
         if not self._ticking and self.switch.needs_ticks:
             self._ticking = True
             self.later(_TICK_SECONDS, self._tick)
+        if not self._renewing and self.switch.over_quota:
+            self._renewing = True
+            self.later(_QUOTA_SECONDS, self._renew_quota)
+
+    def _renew_quota(self) -> None:
+        self._renewing = False
+        self.perform(self.switch.renew_quota(self.sim.now))
 
     def _tick(self) -> None:
         self._ticking = False

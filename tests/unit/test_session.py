@@ -19,6 +19,7 @@ from fencepost_proxy.session import messages as m
 from fencepost_proxy.session.exchange import Exchange, Exchanges, Finished
 from fencepost_proxy.session.session import Session
 from fencepost_proxy.session.surroundings import PASSES, Passes
+from fencepost_proxy.session.switch import ForConnection, Switch
 from fencepost_proxy.topics.planning import Joins, Known
 from fencepost_proxy.topics.state import StateView
 from fencepost_proxy.topics.virtual_configs import TopicPolicy
@@ -1323,7 +1324,7 @@ class AnswersHere:
         return Exchange(None, answer=b"\0\0\0\4" + bytes(frame[4:8]))
 
 
-def test_one_client_cannot_have_all_the_time_by_asking_what_is_answered_here() -> None:
+def test_answers_made_here_stop_at_the_quota() -> None:
     """256 KB of the smallest requests once held up all other connections, until the lease of the configs ran out."""
     talk = Talk()
     talk.session = Session(1, "proxy.local", talk.around, AnswersHere(), 0.0)  # type: ignore[arg-type]
@@ -1332,10 +1333,97 @@ def test_one_client_cannot_have_all_the_time_by_asking_what_is_answered_here() -
     while talk.commands:
         answers.append(sum(len(each.chunks) for each in talk.commands if isinstance(each, m.ToClient)))
         reading = [each.on for each in talk.commands if isinstance(each, m.ReadClient)]
-        assert reading[-1] is (sum(answers) == 50)
+        assert reading[-1] is (sum(answers) == 50) is not talk.session.over_quota
         talk.commands.clear()
         talk.tell(m.Tick())
+        talk.silent()
+        talk.tell(m.QuotaRenewed())
     assert answers == [16, 16, 16, 2]
+
+
+class ChangesAnswers:
+    """Exchanges that decode every answer of Kafka's."""
+
+    def begin(self, api_key: int, version: int, frame: memoryview, local_host: str) -> Exchange:
+        forward = struct.pack(">i", len(frame)) + bytes(frame)
+        return Exchange(forward, finish=lambda answer: Finished(struct.pack(">i", len(answer)) + bytes(answer)))
+
+
+def changing(asked: int = 10) -> Talk:
+    """A session that has sent so many requests whose answers are decoded, and has its whole quota."""
+    talk = Talk(in_flight_requests_max=100)
+    talk.session = Session(1, "proxy.local", talk.around, ChangesAnswers(), 0.0)  # type: ignore[arg-type]
+    talk.client(b"".join(request(METADATA, 9, correlation) for correlation in range(asked)))
+    talk.upstream()
+    talk.tell(m.QuotaRenewed())
+    talk.silent()
+    return talk
+
+
+def test_answers_that_are_decoded_stop_at_the_quota() -> None:
+    talk = changing()
+    answers = [response(correlation, bytes(4000)) for correlation in range(10)]
+    talk.kafka(b"".join(answers))
+    for number in range(0, 10, 2):
+        if number:
+            assert talk.session.over_quota
+            talk.tell(m.Tick())
+            talk.silent()
+            talk.tell(m.QuotaRenewed())
+        assert talk.next(m.ReadUpstream).on is (number == 8)
+        assert talk.answer() == b"".join(answers[number : number + 2])
+        talk.silent()
+    assert not talk.session.over_quota
+
+
+def test_quota_of_answers_counts_across_reads() -> None:
+    talk = changing()
+    for correlation in (0, 1):
+        talk.kafka(response(correlation, bytes(4000)))
+        assert talk.answer()
+    talk.kafka(response(2, bytes(4000)))
+    assert not talk.next(m.ReadUpstream).on
+    talk.silent()
+    assert talk.session.over_quota
+
+
+def test_relayed_answers_need_no_quota() -> None:
+    talk = changing(3)
+    talk.client(request(HEARTBEAT, 4, 3))
+    assert talk.upstream()
+    talk.kafka(b"".join(response(correlation, bytes(4000)) for correlation in range(2)))
+    assert talk.answer()
+    talk.kafka(response(2, bytes(4000)))
+    assert not talk.next(m.ReadUpstream).on
+    talk.tell(m.QuotaRenewed())
+    assert talk.next(m.ReadUpstream).on
+    assert talk.answer()
+    talk.session._quota = 0
+    talk.kafka(response(3))
+    assert talk.answer() == response(3)
+
+
+def test_one_session_at_a_time_gets_a_new_quota() -> None:
+    """A hundred clients that ask for all metadata and never read left 0 appends a second to another client."""
+    around = Around(in_flight_requests_max=100)
+    switch = Switch(around, ChangesAnswers(), g.GateLimits(), HeaderNames())  # type: ignore[arg-type]
+    asked = b"".join(request(METADATA, 9, correlation) for correlation in range(10))
+    answers = b"".join(response(correlation, bytes(4000)) for correlation in range(10))
+    served: list[int] = []
+    for connection in (1, 2, 3):
+        switch.open(connection, "proxy.local", 100.0)
+        switch.session_event(connection, m.ClientBytes(memoryview(asked)), 100.0)
+        switch.session_event(connection, m.UpstreamBytes(memoryview(answers)), 100.0)
+    switch.session_event(2, m.ClientLost(), 100.0)
+    while switch.over_quota:
+        to_clients = [
+            action.connection
+            for action in switch.renew_quota(100.0)
+            if isinstance(action, ForConnection) and isinstance(action.command, m.ToClient)
+        ]
+        assert len(to_clients) <= 1
+        served += to_clients
+    assert served == [1, 3] * 5
 
 
 def test_too_many_unanswered_requests_are_not_read() -> None:

@@ -95,6 +95,8 @@ _limited_log = logs.RateLimitedLog(_log)
 
 #: How often waiting gates and sessions are told that time has passed.
 _TICK_SECONDS = 0.02
+#: At least so long between two renewed quotas (`session/connection.py`): the work of one, where the next read does it.
+_QUOTA_SECONDS = 0.003
 #: Whose id is another one than the state topic says is asked for so often, and so long that no broker lags any more.
 _LOOK_UP_SECONDS = 0.1
 _DOUBTED_SECONDS = 10.0
@@ -259,6 +261,7 @@ class Proxy:
         self._stale: dict[str, None] = {}  # topics to ask metadata for
         self._looked_up: dict[str, float] = {}  # when it was asked for them last, of those it has answered
         self._ticker: asyncio.TimerHandle | None = None
+        self._renewing = False
         self._waits_because: str | None = None  # while it starts
         self._to_end = False  # not ready any more
         self._draining = False
@@ -1057,6 +1060,8 @@ class Proxy:
             self._answered.clear()
         if self._ticker is None and self.switch.needs_ticks:
             self._ticker = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick)
+        if not self._renewing and self.switch.over_quota:
+            self._renew_later(0.0)
 
     def _for_connection(self, connection: int, command: sessions.Command) -> None:
         link = self.links.get(connection)
@@ -1126,6 +1131,18 @@ class Proxy:
             return
         self._metrics.closed(command.fault.__name__)
         _limited_log.warning(_kind(command), "connection closed", peer=link.peer, reason=command.reason)
+
+    def _renew_later(self, took: float) -> None:
+        """Others have the loop for at least as long as the work of the last renewed quota `took`."""
+        self._renewing = True
+        asyncio.get_running_loop().call_later(max(took, _QUOTA_SECONDS), self._renew_quota)
+
+    def _renew_quota(self) -> None:
+        began = time.monotonic()
+        self._perform(self.switch.renew_quota(began), began)
+        self._renewing = False
+        if self.switch.over_quota:
+            self._renew_later(time.monotonic() - began)
 
     def _tick(self) -> None:
         self._ticker = None

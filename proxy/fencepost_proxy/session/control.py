@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from fencepost_proxy.groups.questions import Question, Reply
 from fencepost_proxy.partitions.events import TransactionJoined, TransactionJoins
+from fencepost_proxy.session.connection import MESSAGE_WORK_BYTES
 from fencepost_proxy.session.exchange import AnswerExpanded, Exchange, Exchanges, Finished
 from fencepost_proxy.session.handover import OWNERS_APIS, Handover
 from fencepost_proxy.session.messages import Ask, Expand, Noticed, ReadBatches, Store, ToPartition
@@ -98,12 +99,13 @@ class ControlMessages(Handover):
         if exchange.forward is None:
             assert exchange.answer is not None
             slot.answer = Answer.MADE_HERE
-            self._made_here += 1
+            self._quota -= MESSAGE_WORK_BYTES + len(frame)
             self._end(slot, [exchange.answer])
             return
         if exchange.finish is None:
             slot.answer = Answer.RELAYED
         else:
+            self._quota -= MESSAGE_WORK_BYTES + len(frame)
             finish = exchange.finish
 
             def on_response(response: memoryview) -> None:

@@ -146,6 +146,11 @@ class Tick:
     """Time passed, memory was freed: look again at what waits."""
 
 
+@value
+class QuotaRenewed:
+    """Other connections had their turn: the session has its whole quota of work again."""
+
+
 Event = (
     ClientBytes
     | UpstreamBytes
@@ -164,6 +169,7 @@ Event = (
     | BatchesRead
     | TopicNews
     | Leave
+    | QuotaRenewed
     | Tick
 )
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fencepost_proxy.errors import ClientProtocolError, ProtocolError, UpstreamProtocolError
-from fencepost_proxy.session.connection import INT32, REQUEST_PREFIX
+from fencepost_proxy.session.connection import INT32, MESSAGE_WORK_BYTES, REQUEST_PREFIX, WORK_QUOTA_BYTES
 from fencepost_proxy.session.control import PRODUCED_HERE_BYTES_MAX
 from fencepost_proxy.session.cutter import CutterState
 from fencepost_proxy.session.exchange import Exchanges
@@ -42,6 +42,7 @@ from fencepost_proxy.session.messages import (
     Leave,
     MayJoin,
     PoisonNoted,
+    QuotaRenewed,
     ReadClient,
     ReadUpstream,
     Replied,
@@ -159,8 +160,9 @@ class Session(ShortWay):
                 case Leave(until):
                     self._leave(until)
                     self._tick(now)
+                case QuotaRenewed():
+                    self._quota, self._made_here = WORK_QUOTA_BYTES, 0
                 case Tick():
-                    self._made_here = 0
                     self._look_at_door(now)
                     self._send_ahead(now)
                     self._tick(now)
@@ -417,12 +419,14 @@ class Session(ShortWay):
     # ---- from upstream
 
     def _upstream_is_blocked(self) -> bool:
-        """The next answer is for a client that must get another one first, or one before it is still worked on."""
+        """The next answer follows another of the same client, one before it is still worked on, or the quota is used up."""
         if self._finishing:
             return True
         if not self._from_upstream:
             return False
         slot = self._from_upstream[0]
+        if slot.answer is Answer.MADE_FROM_RESPONSE:
+            return self._quota <= 0 and not slot.inner
         return slot.answer is Answer.RELAYED and bool(self._to_client) and self._to_client[0] is not slot
 
     def _overtaken(self, slot: Slot, length: int) -> bool:
@@ -458,19 +462,20 @@ class Session(ShortWay):
                     break
                 length, view = head
                 slot = self._expected_slot(view)
+                blocked = self._upstream_is_blocked()
                 if self._finishing:
                     self._pause_upstream()
                     break
-                if slot.answer is not Answer.RELAYED:
+                if slot.answer is not Answer.RELAYED and not blocked:
                     if length > self._around.frame_bytes_max:
                         raise UpstreamProtocolError(
                             f"an answer of {length} bytes to {api_name(slot.api_key)}, which is to be held in memory: "
                             f"limits.frame_bytes_max is {self._around.frame_bytes_max}"
                         )
                     cutter.collect_frame(length)
-                elif not self._upstream_is_blocked():
+                elif not blocked:
                     cutter.pass_frame(length)
-                elif self._overtaken(slot, length):
+                elif slot.answer is Answer.RELAYED and self._overtaken(slot, length):
                     cutter.collect_frame(length)
                 else:
                     self._pause_upstream()
@@ -507,6 +512,8 @@ class Session(ShortWay):
         if not slot.inner:
             slot.answered_at = now
         if slot.answer is Answer.MADE_FROM_RESPONSE:
+            if not slot.inner:
+                self._quota -= MESSAGE_WORK_BYTES + len(frame)
             on_response, slot.on_response = slot.on_response, None  # it refers back to the slot
             assert on_response is not None
             on_response(frame)

@@ -92,7 +92,7 @@ class ShortWay(GuardedProduce):
         out: list[bytes | memoryview] = []
         if self._turn is not None or self._client_paused or self._closing or self.client_gone or self.upstream_gone:
             return 0, out
-        if self._held or not self._client.between_frames:
+        if self._held or self._quota <= 0 or not self._client.between_frames:
             return 0, out
         around, size, to_client = self._around, len(data), self._to_client
         at = passing_from = 0

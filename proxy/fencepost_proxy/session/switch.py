@@ -78,6 +78,7 @@ class Switch:
         self._names = names
         self._busy_gates: dict[Gate, None] = {}  # as ordered sets: what happens must not depend on hashes
         self._busy_sessions: dict[Session, None] = {}
+        self._over_quota: dict[Session, None] = {}
         self._begun: dict[str, dict[Session, Begun]] = {}  # by counted topic: what went past its door
         self._actions: list[Action] = []
         self._work: deque[tuple[Session, sessions.Event] | tuple[Gate, gates.Event]] = deque()
@@ -213,7 +214,17 @@ class Switch:
         self._work.extend((session, sessions.Tick()) for session in self._busy_sessions)
         return self._run(now)
 
+    def renew_quota(self, now: float) -> list[Action]:
+        """Renew that of the session that is `over_quota` for longest. Due while there is one; others come between."""
+        session = next(iter(self._over_quota))
+        del self._over_quota[session]
+        return self.session_event(session.connection, sessions.QuotaRenewed(), now)
+
     # ---- what others may look at
+
+    @property
+    def over_quota(self) -> bool:
+        return bool(self._over_quota)
 
     @property
     def in_doubt(self) -> bool:
@@ -247,6 +258,8 @@ class Switch:
                     self.sessions.pop(where.connection, None)
                     if self._begun:
                         self._has_ended(where, now)
+                elif where.over_quota:
+                    self._over_quota[where] = None
                 _note(self._busy_sessions, where, where.needs_ticks and not where.finished)
             else:
                 for effect in where.handle(event, now):  # type: ignore[arg-type]
