@@ -60,6 +60,7 @@ def _talk(in_loop: Callable[[Callable[[], Any]], Any] = lambda call: call()) -> 
 
     exchanges = Exchanges(book, _known, frozenset[int], open_listeners, in_loop=in_loop)
     talk.session = Session(1, "proxy.local", talk.around, exchanges, 0.0)
+    talk.session._quota = 1 << 40  # tests/unit/test_session.py has the quota's tests
     return talk
 
 
@@ -198,6 +199,23 @@ def test_configs_are_stored_though_client_left_meanwhile() -> None:
     talk.tell(m.BatchesRead(wanted.token))
     assert len(talk.next(m.Store).changes) == MANY
     talk.next(m.CloseUpstream)
+
+
+def test_configs_are_stored_though_both_sides_closed_meanwhile() -> None:
+    talk = _talk()
+    talk.client(_create_topics(MANY))
+    talk.read_elsewhere()
+    talk.upstream()
+    talk.kafka(_topics_created(MANY))
+    wanted = talk.next(m.ReadBatches)
+    talk.tell(m.UpstreamLost("closed"))
+    talk.next(m.CloseClient)
+    talk.tell(m.ClientLost())
+    assert not talk.session.finished
+    wanted.read()
+    talk.tell(m.BatchesRead(wanted.token))
+    assert len(talk.next(m.Store).changes) == MANY
+    assert talk.session.finished
 
 
 def test_request_of_client_that_left_meanwhile_is_not_sent() -> None:

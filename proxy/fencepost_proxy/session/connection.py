@@ -146,7 +146,7 @@ class Connection:
 
     @property
     def finished(self) -> bool:
-        return self.client_gone and self.upstream_gone
+        return self.client_gone and self.upstream_gone and not self._finishing
 
     @property
     def in_flight(self) -> int:

@@ -419,7 +419,7 @@ class Session(ShortWay):
     # ---- from upstream
 
     def _upstream_is_blocked(self) -> bool:
-        """The next answer follows another of the same client, one before it is still worked on, or the quota is used up."""
+        """The next answer follows another one, one before it is still worked on, or the quota is used up."""
         if self._finishing:
             return True
         if not self._from_upstream:
