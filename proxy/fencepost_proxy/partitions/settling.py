@@ -203,7 +203,7 @@ class Settling(Publishing):
             why = "the marker of another transaction came between"
         else:
             forgotten = isinstance(result, Found) and _has_its_sequence(result, ticket)
-            why = FORGOTTEN if forgotten else "a client writes to this partition without the proxy"
+            why = FORGOTTEN if forgotten else "a client bypasses the proxy and writes to this partition"
             self._effects.append(
                 Violation(self.partition, ticket.at, ticket.appended_at, producer_id=producer_id, forgotten=forgotten)
             )
