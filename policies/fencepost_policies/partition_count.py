@@ -38,7 +38,7 @@ def check_partition_count(append: Append, declared: int | None, facts: CountFact
         return Refusal(
             INVALID_RECORD,
             "partition_count_contradiction",
-            f"PARTITION_COUNT_CONTRADICTION {_where(append)}: a record header says {said}, the request says {declared}",
+            f"PARTITION_COUNT_CONTRADICTION {_where(append)}: record header has {said}, request has {declared}",
         )
     said = declared if said is None else said
     if said is not None:

@@ -385,7 +385,7 @@ class Answer:
 
 @value
 class MayJoin:
-    """Nothing stamped is on its way any more that the marker of this transaction could put one further."""
+    """No fenced append is in flight that this transaction's marker could shift."""
 
     connection: int
 

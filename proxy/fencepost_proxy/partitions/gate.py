@@ -404,7 +404,7 @@ class Gate(Settling):
             other.behind = sent_behind(other, told)
 
     def _sent(self, ticket: Ticket, now: float) -> None:
-        assert ticket is self._granted, "a ticket is sent only on its grant"
+        assert ticket is self._granted, "an append is sent only after it was admitted"
         self._granted = None
         ticket.sent_at = now
         self._sent_count += 1

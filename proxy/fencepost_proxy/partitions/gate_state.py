@@ -72,7 +72,7 @@ class GateState:
         self._limits = limits
         self._names = names
         self._queue: deque[Ticket] = deque()
-        self._granted: Ticket | None = None  # granted, not yet sent
+        self._granted: Ticket | None = None  # admitted, not yet sent
         self._in_flight: deque[Ticket] = deque()
         self._doubts: deque[Ticket] = deque()
         self._offered_count = 0

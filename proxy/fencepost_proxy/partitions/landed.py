@@ -42,7 +42,7 @@ class Landed:
 def read_landed(batch: memoryview, offset: int, ticket: Ticket, names: HeaderNames, bytes_max: int) -> Landed | None:
     """The batch at `offset`; None if no batch begins there, or it cannot be decoded.
 
-    Its digest is the ticket's if it has the same records.
+    Its digest is the append's if it has the same records.
     """
     try:
         header = parse_batch_header(batch)

@@ -362,7 +362,7 @@ class Settling(Publishing):
 
     @staticmethod
     def _only_send_was_a_duplicate(ticket: Ticket) -> bool:
-        timed = ticket.append.max_timestamp_ms >= 0  # else the answer did not say
+        timed = ticket.append.max_timestamp_ms >= 0  # otherwise the answer does not show it
         return ticket.acknowledged and timed and ticket.kind is not Kind.PLAIN and not ticket.sent_before
 
     def _is_from_here(self, found: Found, ticket: Ticket, at: int) -> bool | None:
@@ -516,13 +516,13 @@ class Settling(Publishing):
 
 
 def _is_compacted(found: Found, ticket: Ticket) -> bool:
-    """It was as long as the ticket's batch, and some of its records are deleted."""
+    """It was as long as the append's batch, and some of its records are deleted."""
     header = parse_batch_header(found.batch)
     return header.record_count <= header.last_offset_delta == ticket.append.record_count - 1
 
 
 def _end_of_what_has_another_sequence(found: Found, ticket: Ticket) -> int | None:
-    """End of the found batch, if the ticket's may follow it; None if it is the ticket's, or has its sequence or a later
+    """End of the found batch, if the append may follow it; None if it is that append, or has its sequence or a later
     one."""
     header, stamp = parse_batch_header(found.batch), ticket.stamp
     if stamp is None:
@@ -537,7 +537,7 @@ def _end_of_what_has_another_sequence(found: Found, ticket: Ticket) -> int | Non
 
 
 def _has_its_sequence(found: Found, ticket: Ticket) -> bool:
-    """Whether the record at the expected offset has the ticket's producer id, epoch and sequence."""
+    """Whether the record at the expected offset has the append's producer id, epoch and sequence."""
     header, stamp = parse_batch_header(found.batch), ticket.stamp
     if stamp is None or ticket.at is None:
         return False
