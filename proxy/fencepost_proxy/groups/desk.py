@@ -6,7 +6,7 @@
 | Heartbeat | REBALANCE_IN_PROGRESS for a member that lacks a partition that is no longer gated |
 | ConsumerGroupHeartbeat | both: gated partitions are removed from the assignment, and added later |
 | OffsetFetch | "no commit" on a new partition becomes its beginning, for groups that existed before |
-| ListOffsets | no change: a group without commits that begins at a prior partition's end has nothing to read there |
+| ListOffsets | none; recorded, since a group without commits that begins at a prior partition's end has read it |
 
 Answers that depend on a group's progress wait for it (`questions.py`). Heartbeats of members that lack nothing do not.
 """

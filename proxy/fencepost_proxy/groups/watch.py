@@ -226,7 +226,6 @@ class Watch:
         self._owned.pop((group, member), None)
 
     def lacking_members(self) -> int:
-        """For the metrics."""
         classic = sum(bool(each.lacking) for each in self._members.values())
         return classic + sum(bool(each.lacking) for each in self._consumers.values())
 

@@ -97,7 +97,6 @@ class Door:
 
     @property
     def in_flight(self) -> int:
-        """Number of requests inside."""
         return len(self._inside)
 
     @property

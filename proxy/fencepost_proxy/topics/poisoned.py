@@ -120,7 +120,6 @@ class PoisonView:
         return tuple(self._by_producer.get((producer_id, producer_epoch), {}).values())
 
     def older_than(self, at_ms: int) -> list[Poison]:
-        """Those recorded before `at_ms`, oldest first."""
         found = (each for poisons in self._by_producer.values() for each in poisons.values())
         return sorted((each for each in found if each.at_ms < at_ms), key=lambda each: each.at_ms)
 

@@ -202,7 +202,6 @@ class TopicPolicy:
 
 
 def is_safe(configs: Mapping[str, str]) -> bool:
-    """Whether they contain `idempotence.level=safe`."""
     return configs.get(IDEMPOTENCE_LEVEL, "").strip().lower() == Level.SAFE.name.lower()
 
 

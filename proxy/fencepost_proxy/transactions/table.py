@@ -137,12 +137,10 @@ class Table:
     # ---- appends
 
     def offered(self, transactional_id: str, append: Append) -> None:
-        """It is submitted to its sequencer."""
         if append.expected_base_offset is not None:
             self._of(transactional_id, append).open[_name(append)] = Open.WAITING
 
     def sent(self, transactional_id: str, append: Append) -> None:
-        """It is sent to Kafka."""
         transaction = self._of(transactional_id, append)
         if append.expected_base_offset is not None:
             transaction.open[_name(append)] = Open.SENT
