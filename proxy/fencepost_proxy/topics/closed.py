@@ -27,7 +27,7 @@ _NOT_TOLD: Final = -(2**31)
 
 
 def denied_message(known: Known) -> str:
-    return f"{known.state_topic} is the proxy's state topic, closed to clients"
+    return f"{known.state_topic} is the proxy's state topic; it is closed to clients"
 
 
 def mentions(frame: bytes | memoryview, known: Known) -> bool:
