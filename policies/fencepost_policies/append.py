@@ -1,7 +1,7 @@
-"""What a policy sees and says: an append, the facts about its partition, a refusal.
+"""Input and output of a policy: an append, the facts about its partition, a refusal.
 
-This module imports nothing of the proxy. A policy is a pure function of an `Append` and the `Facts` it asked
-for, so it can be read, tested and argued about without a socket in sight.
+This module imports nothing of the proxy. A policy is a pure function of an `Append` and the `Facts` it needs, so it can
+be read and tested without sockets.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class Check(Enum):
 
 @value
 class Contradiction:
-    """A record whose own expectation cannot hold if those before it do.
+    """A record whose expected offset contradicts that of the records before it.
 
-    `record` is its index in the batch, `expected` the offset its header asks for, `offset_delta` its distance
-    from the batch's first record.
+    `record`: its index in the batch; `expected`: the offset in its header; `offset_delta`: its distance from the first
+    record of the batch.
     """
 
     record: int
@@ -35,7 +35,7 @@ class Contradiction:
 
 @value
 class Unreadable:
-    """A record header of ours that cannot be read: which record, which header, what is wrong with it."""
+    """A fencepost record header that cannot be decoded: index of the record, name of the header, reason."""
 
     record: int
     header: str
@@ -44,11 +44,11 @@ class Unreadable:
 
 @value
 class Append:
-    """One record batch on its way to one partition: what its producer said about it.
+    """One record batch for one partition, with what its producer stated.
 
-    `expected_base_offset` is the offset the batch's first record must get, None where nothing was said. It may be
-    negative when a record far into a batch asks for an offset that is too small: such a batch can never fit.
-    Timestamps are Unix milliseconds, -1 where a record has none.
+    `expected_base_offset`: expected offset of the first record; None if not stated. It may be negative if a later
+    record states too small an offset: such a batch never fits. Timestamps are Unix milliseconds, -1 for a record
+    without one.
     """
 
     topic: str
@@ -67,7 +67,7 @@ class Append:
 
 
 class Fact(Enum):
-    """What a policy may ask to be told."""
+    """What a policy may need."""
 
     CHECK_EXPECTED_OFFSETS = auto()
     LOG_END_OFFSET = auto()
@@ -76,11 +76,11 @@ class Fact(Enum):
 
 @value
 class Facts:
-    """What is known about the partition at the moment of the check; None where it is not known.
+    """State of the partition at the time of the check; None if unknown.
 
-    `log_end_offset` – the offset the next record will get. None while Kafka itself is the one to compare.
-    `oldest_timestamp_ms` – a stamped batch must carry a `max_timestamp_ms` above this. None where record
-    timestamps do not matter (LogAppendTime, or a batch that is not stamped).
+    `log_end_offset`: the offset of the next record. None if Kafka compares it.
+    `oldest_timestamp_ms`: a fenced batch needs a `max_timestamp_ms` above this. None if timestamps do not matter
+    (LogAppendTime, or a batch that is not fenced).
     """
 
     check_expected_offsets: Check = Check.OFF
@@ -91,9 +91,9 @@ class Facts:
 
 @value
 class Refusal:
-    """An answer of our own: nothing of the batch was appended by the send it answers.
+    """The proxy's own answer: this attempt appended nothing of the batch.
 
-    `error_code` is a Kafka error code. `base_offset` is the log end where the refusal tells it, else -1.
+    `error_code`: a Kafka error code. `base_offset`: the log end if the refusal states it, else -1.
     """
 
     error_code: int
@@ -104,14 +104,14 @@ class Refusal:
 
 
 class Policy(Protocol):
-    """Says yes (None) or no to an append. Pure: no clock, no I/O, no memory."""
+    """Accepts (None) or refuses an append. Pure: no clock, no I/O, no memory."""
 
     needs: ClassVar[frozenset[Fact]]
 
     def check(self, append: Append, facts: Facts) -> Refusal | None: ...
 
 
-#: Error codes that policies answer with. The names are Kafka's (org.apache.kafka.common.protocol.Errors).
+#: Error codes of policies, with Kafka's names (org.apache.kafka.common.protocol.Errors).
 CLUSTER_AUTHORIZATION_FAILED = 31
 POLICY_VIOLATION = 44
 INVALID_TIMESTAMP = 32
@@ -120,7 +120,7 @@ INVALID_RECORD = 87
 
 
 def header_unreadable(append: Append) -> Refusal | None:
-    """The refusal of a batch in which a record header of ours cannot be read."""
+    """Refusal of a batch with a fencepost record header that cannot be decoded."""
     bad = append.unreadable
     if bad is None:
         return None

@@ -1,4 +1,4 @@
-"""Conditional publish (KIP-27, KAFKA-2260): append only if the log ends where the producer thinks it does."""
+"""Conditional publish (KIP-27, KAFKA-2260): append only if the log end offset is the expected offset."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fencepost_policies.append import (
     header_unreadable,
 )
 
-#: Added to a mismatch when records equal to the refused ones already lie at the expected offset: they may be an
-#: earlier try of the same producer, so the refusal speaks of this send only.
+#: Added to a mismatch if equal records are at the expected offset already. They may be an earlier attempt of the same
+#: producer, so the refusal covers this attempt only.
 POSSIBLY_YOURS = "POSSIBLY_YOURS"
 
 
 def offset_mismatch(
     append: Append, actual: int, log_start_offset: int = -1, *, possibly_yours: bool = False
 ) -> Refusal:
-    """The refusal for a batch that the log's end does not match. `actual` is the log end (LEO).
+    """Refusal of a batch whose expected offset is not the log end. `actual`: the log end offset.
 
-    For a batch whose own records contradict each other, `expected` is what the contradicting record asked for
-    and `actual` the offset it would have got, with its index added as `record=`.
+    If the batch contradicts itself, `expected` is the contradicting record's expected offset, `actual` the offset it
+    would have got, and `record=` its index.
     """
     expected = append.expected_base_offset
     where = f"topic={append.topic} partition={append.partition}"
@@ -42,7 +42,7 @@ def offset_mismatch(
 
 
 class ConditionalPublish:
-    """`check.expected.offsets`: `true` checks an expectation where there is one, `required` wants one."""
+    """`check.expected.offsets`: `true` checks an expected offset if there is one, `required` demands one."""
 
     needs: ClassVar = frozenset({Fact.CHECK_EXPECTED_OFFSETS, Fact.LOG_END_OFFSET, Fact.OLDEST_TIMESTAMP_MS})
 
@@ -64,7 +64,7 @@ class ConditionalPublish:
             POLICY_VIOLATION,
             "expectation_required",
             f"EXPECTATION_REQUIRED topic={append.topic} partition={append.partition}: this topic has "
-            "check.expected.offsets=required, so the first record of every batch must carry the offset it expects",
+            "check.expected.offsets=required, so the first record of every batch must carry its expected offset",
         )
 
     @staticmethod
@@ -78,7 +78,7 @@ class ConditionalPublish:
             "timestamp_too_old",
             f"TIMESTAMP_TOO_OLD topic={append.topic} partition={append.partition} newest={have} limit={oldest}: "
             "Kafka forgets a producer by its record timestamps, so the newest record of a conditional batch must be "
-            "younger than half of producer.id.expiration.ms; put the event time into the value or a header",
+            "younger than half of producer.id.expiration.ms (put the event time into the value or a header)",
         )
 
     @staticmethod

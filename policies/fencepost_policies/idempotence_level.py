@@ -1,7 +1,7 @@
-"""Levels of idempotence (KAFKA-5793, KAFKA-5794): what a topic, or a request, asks of its producers.
+"""Idempotence levels (KAFKA-5793, KAFKA-5794): what a topic, or a request, demands of its producers.
 
-`required` takes batches with a producer id only. `safe` takes them where Kafka does, and else the same batch without
-one: from here on it is the session's to do, here is only decided who may.
+`required` accepts only batches with a producer id. `safe` accepts them if Kafka does, else the same batch without one.
+The session does the latter; this module only decides.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from fencepost_policies.append import CLUSTER_AUTHORIZATION_FAILED, POLICY_VIOLA
 
 
 class Level(IntEnum):
-    """Value of the topic config `idempotence.level`, and of a request's tagged field: the higher of both counts."""
+    """Value of the topic config `idempotence.level`, and of a request's tagged field: the higher one applies."""
 
     OFF = 0
     SAFE = 1
     REQUIRED = 2
 
 
-#: Producer ids from here on are of the proxy's own making, for clients whom Kafka gives none: it counts up from 0.
+#: Producer ids from here on are made by the proxy, for clients that get none from Kafka, which counts up from 0.
 MADE_UP_IDS_FROM = 1 << 62
 
 
 def check_idempotence(topic: str, partition: int, producer_id: int, level: Level) -> Refusal | None:
-    """`producer_id` – of the batch, -1 for none. One that was made up counts on `safe` topics only, where the batch is
-    then appended without it."""
+    """`producer_id`: of the batch, -1 if it has none. One made by the proxy is valid on `safe` topics only, where the
+    batch is appended without it."""
     where = f"topic={topic} partition={partition}"
     if producer_id >= MADE_UP_IDS_FROM and level is not Level.SAFE:
         return Refusal(
             CLUSTER_AUTHORIZATION_FAILED,
             "idempotence_not_permitted",
-            f"IDEMPOTENCE_NOT_PERMITTED {where}: Kafka does not let this client be idempotent; its producer id counts "
-            "on topics with idempotence.level=safe only. Give it the right to WRITE (before Kafka 2.8: IDEMPOTENT_WRITE"
-            " on the cluster), or switch its idempotence off",
+            f"IDEMPOTENCE_NOT_PERMITTED {where}: Kafka does not permit this client to be idempotent; its producer id "
+            "works with idempotence.level=safe only (grant it WRITE, before Kafka 2.8 IDEMPOTENT_WRITE on the cluster, "
+            "or disable its idempotence)",
         )
     if producer_id < 0 and level is Level.REQUIRED:
         return Refusal(
             POLICY_VIOLATION,
             "idempotence_required",
-            f"IDEMPOTENCE_REQUIRED {where}: the batch has no producer id, and idempotence.level=required here: use an "
-            "idempotent producer (enable.idempotence=true), or set the level to safe or off",
+            f"IDEMPOTENCE_REQUIRED {where}: batch without producer id, but idempotence.level=required (use an "
+            "idempotent producer, enable.idempotence=true, or set the level to safe or off)",
         )
     return None

@@ -1,7 +1,8 @@
-"""Partition counts (KIP-253): append only what was placed over as many partitions as the topic has.
+"""Partition counts (KIP-253): append only records that were placed with the topic's current partition count.
 
-What a producer says is exact. One that says nothing placed its records at send(), and may have heard of another count
-since: with the topic's `partitioner` known, its keys tell; without, only what it was told last, which is a guess.
+A count stated by the producer is exact. A producer without one placed its records at send(), and may have got another
+count since. With the topic's `partitioner`, the keys show it. Otherwise the count in its last Metadata response is
+used, which is a guess.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from fencepost_policies.values import value
 
 @value
 class CountFacts:
-    """What is known of the topic, and of what its producer did not say.
+    """State of the topic, and what replaces a missing count.
 
-    `count` – how many partitions it has. `partitioner`, `keys` – how its producers place keys, and the batch's keys in
-    their order, while the topic settles; else None. `served` – the count that this client was told last, None if that
-    is not known.
+    `count`: its partition count. `partitioner`, `keys`: how its producers place keys, and the batch's keys in order,
+    during the post-expansion grace period; else None. `served`: the count last sent to this client, None if unknown.
     """
 
     check: Check
@@ -30,7 +30,7 @@ class CountFacts:
 
 
 def check_partition_count(append: Append, declared: int | None, facts: CountFacts) -> Refusal | None:
-    """`declared` – by the request, for all of the topic's batches in it; `append.partition_count` by the batch."""
+    """`declared`: by the request, for all its batches of the topic; `append.partition_count`: by the batch."""
     if facts.check is Check.OFF:
         return None
     said = append.partition_count
@@ -38,7 +38,7 @@ def check_partition_count(append: Append, declared: int | None, facts: CountFact
         return Refusal(
             INVALID_RECORD,
             "partition_count_contradiction",
-            f"PARTITION_COUNT_CONTRADICTION {_where(append)}: a record header says {said}, the request says {declared}",
+            f"PARTITION_COUNT_CONTRADICTION {_where(append)}: record header has {said}, request has {declared}",
         )
     said = declared if said is None else said
     if said is not None:
@@ -48,8 +48,8 @@ def check_partition_count(append: Append, declared: int | None, facts: CountFact
             POLICY_VIOLATION,
             "partition_count_required",
             f"PARTITION_COUNT_REQUIRED {_where(append)} actual={facts.count}: this topic has "
-            "check.partition.count=required, so the first record of every batch must carry the number of partitions "
-            "that its key was placed over, in the record header partition-count",
+            "check.partition.count=required, so the first record of every batch must carry the partition count "
+            "used to place its key, in the record header partition-count",
         )
     if facts.partitioner is not None:
         return _misplaced(append, facts, facts.partitioner)
@@ -59,7 +59,7 @@ def check_partition_count(append: Append, declared: int | None, facts: CountFact
 
 
 def invalid_partition_count(append: Append, expected: int, actual: int) -> Refusal:
-    """The refusal of a batch that was placed over `expected` partitions where there are `actual`."""
+    """Refusal of a batch placed with `expected` partitions when there are `actual`."""
     message = f"INVALID_PARTITION_COUNT {_where(append)} expected={expected} actual={actual}"
     return Refusal(INVALID_PARTITIONS, "invalid_partition_count", message)
 

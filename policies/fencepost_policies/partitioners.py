@@ -1,12 +1,12 @@
-"""How producers place a keyed record: the hashes of the clients, pinned against the clients themselves.
+"""How producers place keyed records: the clients' hash functions, tested against the clients.
 
-| partitioner | what places so | a record without a key, an empty key |
+| partitioner | clients | partition without a key, with an empty key |
 |---|---|---|
-| `murmur2` | Java, kafka-python, aiokafka; librdkafka's `murmur2_random` | anywhere; hashed |
-| `crc32` | librdkafka's default, `consistent_random` | anywhere; anywhere |
-| `fnv1a` | librdkafka's `fnv1a_random`; Sarama | anywhere; hashed |
+| `murmur2` | Java, kafka-python, aiokafka; librdkafka's `murmur2_random` | any; hashed |
+| `crc32` | librdkafka's default, `consistent_random` | any; any |
+| `fnv1a` | librdkafka's `fnv1a_random`; Sarama | any; hashed |
 
-`tests/unit/test_partitioners.py` asks kafka-python, aiokafka and librdkafka for each, `tests/integration/` Java.
+`tests/unit/test_partitioners.py` compares with kafka-python, aiokafka and librdkafka, `tests/integration/` with Java.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Partitioner(Enum):
 
 
 def partition_for(partitioner: Partitioner, key: bytes | None, count: int) -> int | None:
-    """Where a record with this key belongs, of `count` partitions; None where any partition will do."""
+    """The partition for this key among `count`; None if any partition is valid."""
     if key is None or (not key and partitioner is Partitioner.CRC32):
         return None
     if partitioner is Partitioner.MURMUR2:

@@ -1,7 +1,7 @@
-"""`value`: a frozen dataclass for whoever reads or checks the code, without what that costs for each object made.
+"""`value`: a frozen dataclass for readers and type checkers, without its cost per object.
 
-A frozen dataclass sets each field by a call of `object.__setattr__`: 60 ns instead of 10, and a request makes dozens of
-them. The type checker refuses an assignment all the same.
+A frozen dataclass sets each field with `object.__setattr__`: 60 ns instead of 10, and a request makes dozens of
+objects. The type checker still rejects assignments.
 """
 
 from __future__ import annotations

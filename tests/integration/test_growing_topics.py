@@ -234,7 +234,7 @@ def test_what_would_move_keys_between_old_partitions_is_refused_unless_any_count
         code, message = grow(growing.bootstrap, topic, 3, validate_only=validate_only)
         assert code == INVALID_PARTITIONS
         assert (message or "").startswith(f"EXPANSION_NOT_A_MULTIPLE topic={topic} from=2 to=3: ")
-        assert "Grow it to 4, 6 or 8" in (message or "")
+        assert "expand it to 4, 6 or 8" in (message or "")
         assert "ordered.partition.expansion=any" in (message or "")
         assert grow(growing.bootstrap, topic, 6, validate_only=True) == (OK, None)
     assert f"topic={topic} step" not in growing.log
@@ -310,7 +310,7 @@ def test_of_two_at_once_one_is_told_that_another_goes_on(kafka: KafkaCluster, gr
         until(lambda: f"topic={topic} step=doors" in growing.log, "the first one to wait")
         code, message = grow(growing.bootstrap, topic, 3)
         assert code == INVALID_PARTITIONS
-        assert message == f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: it goes on by itself"
+        assert message == f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: it continues automatically"
         transaction.end(commit=True)
         first.join(_TOLD_SECONDS)
 
@@ -326,7 +326,9 @@ def test_who_asks_with_little_patience_is_told_that_it_goes_on(growing: ProxyPro
         assert transaction.append(topic, b"t:0:1").error_code == OK
         code, message = grow(growing.bootstrap, topic, 2, timeout_ms=1_000)
         assert code == TIMED_OUT
-        assert (message or "").startswith(f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: it goes on by itself")
+        assert (message or "").startswith(
+            f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: it continues automatically"
+        )
         transaction.end(commit=True)
 
     until(lambda: expansions(growing.bootstrap, topic), f"{topic} to grow")

@@ -180,7 +180,7 @@ def test_while_one_is_pending_another_is_refused_whatever_it_wants() -> None:
         assert plan.expansions.wanted(response) == ()
         (refused,) = response.results
         assert (refused.name, refused.error_code) == ("grows", Error.INVALID_PARTITIONS)
-        assert refused.error_message == "EXPANSION_IN_PROGRESS topic=grows from=2 to=3: it goes on by itself"
+        assert refused.error_message == "EXPANSION_IN_PROGRESS topic=grows from=2 to=3: it continues automatically"
 
 
 def test_who_may_not_let_a_topic_grow_is_not_told_that_it_does() -> None:

@@ -748,7 +748,7 @@ def test_what_the_last_driver_has_asked_for_may_still_happen_so_giving_up_waits(
 
     wanted = procedure.ask(begun(closed=()), 1.1)
 
-    assert wanted == ex.Wait(DOUBT_SECONDS, "what another process has asked Kafka for may still happen")
+    assert wanted == ex.Wait(DOUBT_SECONDS, "a request of another process may still be queued in Kafka")
     assert procedure.ask(begun(closed=()), late) == ex.CreatePartitions(3, None, validate_only=True)
 
 
@@ -787,7 +787,7 @@ def test_create_without_an_answer_may_still_happen_so_giving_up_waits() -> None:
 
     wanted = procedure.ask(begun(), asked_at + 2.0)
 
-    assert wanted == ex.Wait(asked_at + DOUBT_SECONDS, "what another process has asked Kafka for may still happen")
+    assert wanted == ex.Wait(asked_at + DOUBT_SECONDS, "a request of another process may still be queued in Kafka")
 
 
 @pytest.mark.parametrize(

@@ -735,7 +735,7 @@ def test_a_lost_acknowledgement_does_not_hide_a_violation(marker: bool) -> None:
         assert talk.next(g.Violation) == g.Violation(TP, 10, 11, producer_id=8)
     message = talk.answered(lost).error_message or ""
     assert "OFFSET_VIOLATION" in message
-    assert ("around the proxy" in message) is not marker
+    assert ("bypasses the proxy" in message) is not marker
 
 
 def test_what_somebody_came_before_may_still_land_behind_him() -> None:
@@ -1090,7 +1090,7 @@ def test_violation_behind_an_equal_sequence_names_the_expiration(sequence: int) 
     assert talk.next(g.Violation) == g.Violation(TP, 10, 11, producer_id=SHARED, forgotten=forgotten)
     message = talk.answered(ticket).error_message or ""
     assert ("producer.id.expiration.ms" in message) is forgotten
-    assert ("around the proxy" in message) is not forgotten
+    assert ("bypasses the proxy" in message) is not forgotten
 
 
 def test_a_violation_is_told_in_time_even_if_its_author_cannot_be_found() -> None:

@@ -95,7 +95,7 @@ def _append(said: int | None = None) -> Append:
     return Append("orders", 3, record_count=2, expected_base_offset=None, partition_count=said)
 
 
-_CONTRADICTION = "PARTITION_COUNT_CONTRADICTION topic=orders partition=3: a record header says 6, the request says 8"
+_CONTRADICTION = "PARTITION_COUNT_CONTRADICTION topic=orders partition=3: record header has 6, request has 8"
 _STALE = "INVALID_PARTITION_COUNT topic=orders partition=3 expected=6 actual=8"
 _AHEAD = "INVALID_PARTITION_COUNT topic=orders partition=3 expected=9 actual=8"
 

@@ -233,7 +233,7 @@ def test_a_config_of_a_newer_version_is_kept_and_a_value_of_one_is_refused() -> 
         (b"topic-config/orders", b'{"topic_id":"00000000-0000-0000-0000-000000000064"}', "cannot be read"),
         (b"topic-config/orders", b'{"topic_id":"00000000-0000-0000-0000-000000000064","configs":[]}', "cannot be read"),
         (b"producer-id/x", b'{"cluster_id":"cluster-1"}', "cannot be read"),
-        (b"producer-id/x", b'{"cluster_id":"cluster-1","producer_id":Infinity}', "producer_id is not int"),
+        (b"producer-id/x", b'{"cluster_id":"cluster-1","producer_id":Infinity}', "producer_id: expected int"),
         (b"stamp-base/x", b'{"base":1}', "cannot be read"),
         (b"stamp-base/00000000-0000-0000-0000-000000000064/0/0/x", b"\xff\xfe", "cannot be read"),
     ],

@@ -1,4 +1,4 @@
-"""Consumer groups of topics that grew in order: a new partition is kept from a group until it has read the priors.
+"""Consumer groups of topics with ordered expansions: gate a new partition until the group has read the prior ones.
 
-No I/O here. `net/groups.py` asks Kafka what these decide by, `session/exchange.py` has them change what passes.
+No I/O here. `net/groups.py` queries Kafka for the decisions, `session/exchange.py` applies the changes to answers.
 """

@@ -1,7 +1,7 @@
-"""What a group's leader assigned to one member, as SyncGroup carries it: the bytes of a ConsumerProtocolAssignment.
+"""A member's assignment by its group's leader, from SyncGroup: the bytes of a ConsumerProtocolAssignment.
 
-Versions 0 to 3 look alike: version, topics with their partitions, then user data, and whatever a later version may put
-behind that. What is not understood is kept as it is.
+Versions 0 to 3 are alike: version, topics with partitions, user data, and fields of later versions. Unknown bytes are
+kept unchanged.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _ITEMS_MAX: Final = 50_000
 
 
 class MalformedAssignment(Exception):
-    """Not what consumers of the ordinary kind assign to each other."""
+    """Not the assignment of ordinary consumers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """`rest` – what follows the topics: user data with its length, and what newer versions have."""
+    """`rest`: the bytes after the topics: user data with its length, and fields of newer versions."""
 
     version: int
     topics: tuple[tuple[str, tuple[int, ...]], ...]
@@ -32,10 +32,10 @@ class Assignment:
 
     @property
     def has_task_data(self) -> bool:
-        """Something beside partitions: Kafka Streams' tasks, say. The consumers' own assignors put nothing there.
+        """User data other than partitions, such as Kafka Streams' tasks. The consumers' own assignors put none there.
 
-        [Seen: null from Java's range, sticky and cooperative-sticky, empty from kafka-python and aiokafka. librdkafka
-        copies what its sticky assignor puts into a subscription: what the member had, which is no task.]
+        [Observed: null from Java's range, sticky and cooperative-sticky, empty from kafka-python and aiokafka.
+        librdkafka copies its sticky assignor's subscription data: the member's previous partitions, not a task.]
         """
         if len(self.rest) < INT32.size:
             return False
@@ -43,7 +43,7 @@ class Assignment:
         return length > 0 and not _is_sticky(self.rest[INT32.size : INT32.size + length])
 
     def keeping(self, keep: Callable[[str, int], bool]) -> Assignment:
-        """Only the partitions that `keep` says; a topic that has none left goes too."""
+        """Only the partitions that `keep` accepts; topics without partitions are removed."""
         left = ((topic, tuple(p for p in partitions if keep(topic, p))) for topic, partitions in self.topics)
         return replace(self, topics=tuple((topic, partitions) for topic, partitions in left if partitions))
 
@@ -56,7 +56,7 @@ class Assignment:
 
 
 def decode_assignment(data: bytes) -> Assignment:
-    """Raises MalformedAssignment. The bytes of a member that got nothing may be empty: that is malformed, too."""
+    """Raises MalformedAssignment, also for empty bytes, which a member without partitions may have."""
     try:
         (version,) = _INT16.unpack_from(data)
         topics, at = _topics(data, _INT16.size)
@@ -86,7 +86,7 @@ def _topics(data: bytes, at: int) -> tuple[tuple[tuple[str, tuple[int, ...]], ..
 
 
 def _is_sticky(user_data: bytes) -> bool:
-    """Whether it is a StickyAssignorUserData: topics with partitions; from v1 on a generation behind them."""
+    """Whether it is a StickyAssignorUserData: topics with partitions, and a generation from v1 on."""
     try:
         topics, at = _topics(user_data, 0)
     except MALFORMED:

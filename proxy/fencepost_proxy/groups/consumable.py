@@ -1,4 +1,4 @@
-"""Which fetched records a consumer would be given: not markers, not aborted ones, not what compaction took."""
+"""Which fetched records a consumer would get: no markers, aborted records or records removed by compaction."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from fencepost_proxy.wire.batch import BatchHeader, MalformedBatch, record_offse
 
 
 class Aborted(NamedTuple):
-    """A producer's transaction that was aborted, as a Fetch answer (read committed) tells of it."""
+    """A producer's aborted transaction, from a Fetch answer (read committed)."""
 
     producer_id: int
     first_offset: int
 
 
 class Looked(NamedTuple):
-    """`highest` – the highest consumable offset below the limit, None for none. `next_offset` – where to fetch on."""
+    """`highest`: the highest consumable offset below the limit, or None. `next_offset`: where to fetch next."""
 
     highest: int | None
     next_offset: int | None
@@ -26,7 +26,7 @@ class Looked(NamedTuple):
 def consumable_below(
     limit: int, records: memoryview, aborted: Iterable[Aborted], *, from_offset: int, decompressed_bytes_max: int
 ) -> Looked:
-    """Of the records of one Fetch answer, read committed. `next_offset` None: nothing was there."""
+    """For the records of one Fetch answer, read committed. `next_offset` None: it had no records."""
     to_come = sorted(aborted, key=lambda each: each.first_offset)
     open_ids: set[int] = set()
     highest: int | None = None
@@ -51,12 +51,12 @@ def consumable_below(
 def _highest(header: BatchHeader, batch: memoryview, low: int, limit: int, bytes_max: int) -> int | None:
     last = header.base_offset + header.last_offset_delta
     if header.record_count == header.last_offset_delta + 1:
-        return min(last, limit - 1)  # nothing was taken out of it
+        return min(last, limit - 1)  # no record was removed
     if not header.record_count:
         return None
     try:
         deltas = record_offset_deltas(batch, header, decompressed_bytes_max=bytes_max)
     except (MalformedBatch, LimitError):
-        return min(last, limit - 1)  # rather wait than hand over too early
+        return min(last, limit - 1)  # better to gate too long than to clear the gate too early
     offsets = [header.base_offset + delta for delta in deltas]
     return max((offset for offset in offsets if low <= offset < limit), default=None)

@@ -1,15 +1,14 @@
-"""Requests and answers of consumer groups that are read, and changed where a new partition is withheld.
+"""Assignment filter: changes requests and answers of consumer groups whose new partitions are gated.
 
-| API | what is done |
+| API | change |
 |---|---|
-| SyncGroup | the answer's assignment is cut down to what the group may have |
-| Heartbeat | REBALANCE_IN_PROGRESS for a member that lacks what is no longer withheld |
-| ConsumerGroupHeartbeat | both at once: the assignment is cut down, and what is no longer withheld is added later |
-| OffsetFetch | "no commit" on a new partition becomes its beginning, for groups that were there before |
-| ListOffsets | noticed: a group without commits that begins at a prior partition's end has nothing to read there |
+| SyncGroup | gated partitions are removed from the assignment in the answer |
+| Heartbeat | REBALANCE_IN_PROGRESS for a member that lacks a partition that is no longer gated |
+| ConsumerGroupHeartbeat | both: gated partitions are removed from the assignment, and added later |
+| OffsetFetch | "no commit" on a new partition becomes its beginning, for groups that existed before |
+| ListOffsets | none; recorded, since a group without commits that begins at a prior partition's end has read it |
 
-Answers that need to know how far a group is wait for it (`questions.py`); heartbeats of members that lack nothing never
-do.
+Answers that depend on a group's progress wait for it (`questions.py`). Heartbeats of members that lack nothing do not.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from fencepost_proxy.wire.apis import (
 )
 from fencepost_proxy.wire.schema import Message
 
-#: Looked into while a topic is to grow in order; and from when one has.
+#: Decoded while a topic may be expanded in order; `FOLLOWING`: once one has been.
 ASSIGNING: Final = frozenset({SYNC_GROUP, CONSUMER_GROUP_HEARTBEAT})
 FOLLOWING: Final = ASSIGNING | {HEARTBEAT, OFFSET_FETCH, LIST_OFFSETS}
 
@@ -62,26 +61,26 @@ _BY_ID_FROM: Final = 10
 
 
 class Stakes(Protocol):
-    """What is known of topics that grow in order."""
+    """Expansion view: what is known of topics with ordered expansions."""
 
     def new(self, partition: TopicPartition) -> bool:
-        """Whether an ordered expansion brought it, or may have."""
+        """Whether an ordered expansion added the partition, or may have."""
 
     def grows(self, topic: str) -> bool:
-        """Whether it has, or may have, such partitions."""
+        """Whether the topic has, or may have, such partitions."""
 
     def topic(self, topic_id: UUID) -> str | None:
-        """The name of one that grows in order."""
+        """Name of such a topic."""
 
     def topic_ids(self) -> Mapping[str, UUID]:
-        """Of those."""
+        """Ids of such topics."""
 
 
 @value
 class Outcome:
-    """Of an answer that was read, and perhaps changed.
+    """Result for an answer that was decoded, and possibly changed.
 
-    `complete` – changes it by the reply to `question`; it may not go before that.
+    `complete`: applies the reply to `question`; the answer waits for it.
     """
 
     changed: bool = False
@@ -92,7 +91,7 @@ class Outcome:
 
 @value
 class GroupPlan:
-    """`forward` – the request, changed; None: as it is. `finish` is given the decoded answer."""
+    """`forward`: the changed request; None: unchanged. `finish` gets the decoded answer."""
 
     forward: Message | None
     finish: Callable[[Message], Outcome]
@@ -102,7 +101,7 @@ _UNCHANGED: Final = Outcome()
 
 
 class Desk:
-    """Of one process. `now` is monotonic seconds."""
+    """One per process. `now` is monotonic seconds."""
 
     def __init__(self, watch: Watch, stakes: Stakes, now: Callable[[], float]) -> None:
         self._watch = watch
@@ -110,7 +109,7 @@ class Desk:
         self._now = now
 
     def begin(self, api_key: int, version: int, client_id: str | None, request: Message) -> GroupPlan:
-        """`api_key` is one of `FOLLOWING`."""
+        """`api_key`: one of `FOLLOWING`."""
         if api_key == SYNC_GROUP:
             return GroupPlan(None, lambda answer: self._synced(request, client_id, answer))
         if api_key == HEARTBEAT:
@@ -130,8 +129,8 @@ class Desk:
         try:
             assignment = decode_assignment(answer.assignment)
         except MalformedAssignment:
-            # Not an ordinary consumer's (the protocol's type says so from v5 on only), or nothing at all: a leader may
-            # leave out members that get nothing. Such a one lacks nothing, or it would be told to join again for ever.
+            # Not an ordinary consumer's (`protocol_type` shows that from v5 on only), or empty: a leader may leave out
+            # members without partitions. Such a member lacks nothing; otherwise it would have to rejoin indefinitely.
             self._watch.synced(group, member, generation, frozenset())
             return _UNCHANGED
         new = tuple(
@@ -180,7 +179,7 @@ class Desk:
         return GroupPlan(forward, lambda answer: self._consumer_told(group, member, client_id, answer))
 
     def _consumer_told(self, group: str, member: str, client_id: str | None, answer: Message) -> Outcome:
-        member = member or answer.member_id or ""  # v0: the coordinator may give the id
+        member = member or answer.member_id or ""  # v0: the coordinator may assign the id
         if answer.error_code or answer.member_epoch < 0:
             self._watch.consumer_left(group, member)
             return _UNCHANGED
@@ -238,7 +237,7 @@ class Desk:
     # ---- offsets
 
     def _offsets(self, version: int, request: Message, answer: Message) -> Outcome:
-        """No client asks for several groups at once but admins, who want to know what is committed: left alone."""
+        """Only admin clients request several groups at once, to see their commits: unchanged."""
         if version < _BY_GROUP_FROM:
             group, holder = request.group_id, answer
         elif len(answer.groups) == 1:
@@ -264,7 +263,7 @@ class Desk:
         def complete(reply: Reply) -> None:
             assert isinstance(reply, Beginnings)
             if reply.offsets is None:
-                # Ask again: a group that begins by its own policy may skip what came since the topic has grown.
+                # Retriable: a group that begins by its own policy might skip records written since the expansion.
                 for each in [holder] if version >= _GROUP_ERROR_FROM else missing.values():
                     each.error_code = _COORDINATOR_LOAD_IN_PROGRESS
                 return
@@ -274,9 +273,7 @@ class Desk:
         return Outcome(changed=True, question=WhereToBegin(group, tuple(missing)), complete=complete)
 
     def _looked_up(self, request: Message, client_id: str | None, answer: Message) -> Outcome:
-        """Only what Kafka has told it: who may not see the topic has no say in what its groups wait for."""
-        if _too_many(request.topics) or _too_many(answer.topics):
-            return _UNCHANGED
+        """Counts only what Kafka returned: a client that may not see the topic does not affect its groups' gates."""
         told = {
             (topic.name, entry.partition_index)
             for topic in answer.topics

@@ -1,4 +1,4 @@
-"""What has to be asked of Kafka before an answer of a group's coordinator may pass, and what comes back."""
+"""Queries to Kafka that an answer of a group coordinator waits for, and their replies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fencepost_proxy.types import TopicPartition
 
 @value
 class MayHave:
-    """Partitions that a member of the group is about to get. Answered by those that it may not have: `Withheld`."""
+    """Partitions that a member of the group is about to get. The reply, `Withheld`, has those that are gated."""
 
     group: str
     client_id: str | None
@@ -25,7 +25,7 @@ class Withheld:
 
 @value
 class WhereToBegin:
-    """New partitions on which the group has committed nothing. Answered by `Beginnings`."""
+    """New partitions on which the group has no commit. The reply is `Beginnings`."""
 
     group: str
     partitions: tuple[TopicPartition, ...]
@@ -33,14 +33,14 @@ class WhereToBegin:
 
 @value
 class Beginnings:
-    """Where to begin; a partition that is missing is for the client's own policy. None: it could not be found out."""
+    """Start offsets; for a missing partition the client's own policy applies. None: the query failed."""
 
     offsets: Mapping[TopicPartition, int] | None
 
 
 @value
 class WhatIsAssigned:
-    """To a member of a KIP-848 group that is not known here. Answered by `IsAssigned`."""
+    """Assignment of a KIP-848 group member that is not known here. The reply is `IsAssigned`."""
 
     group: str
     member: str
@@ -48,21 +48,21 @@ class WhatIsAssigned:
 
 @value
 class IsAssigned:
-    """None: it could not be found out."""
+    """None: the query failed."""
 
     assigned: Assigned | None
 
 
 @value
 class HasTasks:
-    """To be known, not answered: the group assigns more than partitions, so nothing may be withheld from it."""
+    """Notice without a reply: the group assigns more than partitions, so none may be gated."""
 
     group: str
 
 
 @value
 class LookedUp:
-    """To be known, not answered: a client asked where partitions end (`latest`), or for other places of theirs."""
+    """Notice without a reply: a client requested end offsets (`latest`), or other offsets, of partitions."""
 
     client_id: str | None
     latest: tuple[TopicPartition, ...]

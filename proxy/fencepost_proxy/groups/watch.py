@@ -1,21 +1,25 @@
-"""Members of groups that hold less than they were assigned: who they are, and when they are to get the rest.
+"""Group members that lack partitions of their assignment, and when they get the rest.
 
-The coordinator does not know that a partition was withheld. So a member has to be brought to ask again, or be told:
+The coordinator does not know that a partition is gated. So the proxy makes the member ask again, or adds it later:
 
-- Classic protocol: a Heartbeat is answered REBALANCE_IN_PROGRESS, so the member joins again, and its next SyncGroup
-  answer has what is no longer withheld. Each member that lacks something needs that: a follower that joins a stable
-  group again just gets the same generation, without the others noticing.
-- KIP-848: the coordinator tells an assignment once, when it changes. It is remembered here, and put into the answer of
+- Classic protocol: a Heartbeat is answered REBALANCE_IN_PROGRESS, so the member rejoins, and its next SyncGroup answer
+  has the partitions that are no longer gated. Each member that lacks one must do that. A follower that rejoins a stable
+  group gets the same generation, and the other members do not notice.
+- KIP-848: the coordinator sends an assignment once, when it changes. It is remembered here, and added to the answer of
   a later heartbeat.
 
-KIP-848 has a trap. Member M is assigned p, which is withheld. The coordinator takes p away again; M is told an
-assignment that does not differ from what it holds, has nothing to do and acknowledges nothing. The coordinator waits
-for M to give up p, and fences M in the end. So what M last said that it owns is put into its next request: that is
-noted of all members, before anything is withheld from them. Of one that has not said it here, what it was told is taken
-for it after a while: had it something to do, it would have said so by then.
+KIP-848 has a pitfall:
 
-A member that never showed up here (this process was restarted, or its coordinator moved to a broker whose connections
-go through another process) may hold less as well, where the state topic says so of its group.
+1. Member M is assigned p, which is gated.
+2. The coordinator revokes p. M gets an assignment equal to its own, so it acknowledges nothing.
+3. The coordinator waits for M to give up p, and finally fences M.
+
+So the partitions that M last reported as owned are put into its next request. They are recorded for all members, before
+any partition is gated. If M has not reported any here, what it was sent is used after a while: with anything to change,
+it would have reported by then.
+
+A member that is unknown here may lack partitions, too, if the state topic says so of its group. That happens after a
+restart of this process, or if its coordinator moved to a broker whose connections go through another process.
 """
 
 from __future__ import annotations
@@ -30,20 +34,20 @@ from fencepost_proxy.types import TopicPartition
 
 _Value = TypeVar("_Value")
 
-#: Members of watched groups that are remembered; whoever is forgotten joins again once when something is released.
+#: Remembered members of watched groups; a forgotten one rejoins once when a gate is cleared.
 _MEMBERS_MAX: Final = 100_000
-#: After how many heartbeats a KIP-848 member is told once more of partitions that it has not taken.
+#: A KIP-848 member that has not taken partitions is sent them again after this many heartbeats.
 _TELL_AGAIN: Final = 3
-#: After how many heartbeats in which it says nothing a member is taken to hold what it was told, no more and no less.
+#: After this many heartbeats without a report, a member is assumed to own exactly what it was sent.
 _SILENT_MAX: Final = 3
 
-#: What a coordinator assigned: topic id and partitions.
+#: A coordinator's assignment: topic ids and partitions.
 Assigned = tuple[tuple[UUID, tuple[int, ...]], ...]
 
 
 @dataclass(slots=True)
 class _Member:
-    """`lacking` – what it was assigned and did not get."""
+    """`lacking`: partitions that it was assigned and did not get."""
 
     generation: int
     lacking: frozenset[TopicPartition]
@@ -53,9 +57,9 @@ class _Member:
 class ConsumerMember:
     """A member of the KIP-848 protocol.
 
-    `assigned` – what the coordinator told last, `held` – the part of it that the member was told. `acknowledge` – the
-    coordinator may wait for a word that the member sees no need for; since `silent_for` heartbeats. `told_ago` –
-    heartbeats since it was told of what had been withheld.
+    `assigned`: the coordinator's last assignment; `held`: the part of it sent to the member. `acknowledge`: the
+    coordinator may wait for a report that the member sees no need for, since `silent_for` heartbeats. `told_ago`:
+    heartbeats since it was sent partitions whose gate was cleared.
     """
 
     assigned: Assigned
@@ -68,8 +72,8 @@ class ConsumerMember:
 
 @dataclass(slots=True)
 class Group:
-    """`withheld` – from the group, now; None until that was looked up. `recorded` – what the state topic says that
-    members may lack. `active_at` – when a member was heard of here."""
+    """`withheld`: partitions gated now; None until looked up. `recorded`: partitions that members may lack according to
+    the state topic. `active_at`: last request of a member here."""
 
     withheld: frozenset[TopicPartition] | None = None
     recorded: frozenset[TopicPartition] = frozenset()
@@ -81,7 +85,7 @@ class Group:
 
 
 class Watch:
-    """Of one process. Groups are watched from when something is first withheld from them."""
+    """One per process. A group is watched once a partition was gated for it."""
 
     def __init__(self) -> None:
         self.groups: dict[str, Group] = {}
@@ -89,10 +93,10 @@ class Watch:
         self._consumers: OrderedDict[tuple[str, str], ConsumerMember] = OrderedDict()
         self._owned: OrderedDict[tuple[str, str], Assigned] = OrderedDict()
 
-    # ---- what is known of groups
+    # ---- groups
 
     def withhold(self, group: str, withheld: Iterable[TopicPartition], asked: Iterable[TopicPartition]) -> None:
-        """What a member was about to get (`asked`), and what of it is withheld from its group now."""
+        """`asked`: partitions that a member was about to get; `withheld`: those of them that are gated now."""
         withheld, asked = frozenset(withheld), frozenset(asked)
         watched = self.groups.get(group)
         if watched is None:
@@ -106,11 +110,10 @@ class Watch:
     def update(
         self, group: str, withheld: frozenset[TopicPartition], asked: frozenset[TopicPartition] | None = None
     ) -> None:
-        """What of `asked` is withheld from it; None: of all that there is.
+        """The gated ones of `asked`; None: of all partitions.
 
-        While that was looked up, a member may have been about to get another partition, which was withheld: that one is
-        not released by an answer to a question that did not name it. A KIP-848 member would be told of it by its next
-        heartbeat, unread priors or not.
+        During the lookup, another partition may have been gated, which `asked` did not include. It stays gated.
+        Otherwise a KIP-848 member would get it with its next heartbeat, before it has read the prior partitions.
         """
         watched = self.groups.get(group)
         if watched is None:
@@ -119,11 +122,12 @@ class Watch:
         watched.withheld = withheld | (unasked & (watched.wanted | watched.recorded))
 
     def record(self, group: str, lacking: frozenset[TopicPartition]) -> None:
-        """What the state topic says that members of the group may lack.
+        """Partitions that members of the group may lack, according to the state topic.
 
-        What is new in it another process withholds, now: it is withheld here as well, until that was looked up.
-        Otherwise: the group was looked at once, for p2, and no member of it was heard here since; p3 is added to the
-        record; the other process dies, a KIP-848 member comes here, and is told of p3 at once.
+        New ones are gated by another process, so they are gated here, too, until looked up. Otherwise:
+        1. The group was looked up once here, for p2, and no member has been seen since.
+        2. Another process adds p3 to the record, and dies.
+        3. A KIP-848 member connects here, and gets p3 at once.
         """
         watched = self.groups.get(group)
         if watched is None:
@@ -143,12 +147,12 @@ class Watch:
     # ---- the classic protocol
 
     def synced(self, group: str, member: str, generation: int, lacking: frozenset[TopicPartition]) -> None:
-        """A member is about to get its assignment, but for these."""
+        """A member is about to get its assignment without `lacking`."""
         if group in self.groups:
             _put(self._members, (group, member), _Member(generation, lacking))
 
     def must_rejoin(self, group: str, member: str, generation: int, now: float) -> bool:
-        """Whether a heartbeat that the coordinator answered well is to be answered REBALANCE_IN_PROGRESS."""
+        """Whether to answer REBALANCE_IN_PROGRESS to a heartbeat that the coordinator accepted."""
         watched = self.groups.get(group)
         if watched is None:
             return False
@@ -163,7 +167,7 @@ class Watch:
         return self._consumers.get((group, member))
 
     def consumer_asks(self, group: str, member: str, owned: Assigned | None, now: float) -> Assigned | None:
-        """A heartbeat goes up. Gives back what it has to say in place of nothing."""
+        """A heartbeat is sent upstream. Returns the owned partitions to add if it has none."""
         watched = self.groups.get(group)
         if watched is not None:
             watched.active_at = now
@@ -183,7 +187,7 @@ class Watch:
     def consumer_told(
         self, group: str, member: str, assigned: Assigned, held: Assigned, lacking: frozenset[TopicPartition]
     ) -> None:
-        """The coordinator has assigned something, and the member is about to be told `held` of it."""
+        """The coordinator has sent an assignment, and the member is about to get `held` of it."""
         if group not in self.groups:
             return
         known = self._consumers.get((group, member))
@@ -191,7 +195,7 @@ class Watch:
         _put(self._consumers, (group, member), ConsumerMember(assigned, held, lacking, acknowledge))
 
     def consumer_gets(self, group: str, member: str, topic_ids: Mapping[str, UUID]) -> Assigned | None:
-        """What to put into an answer that assigns nothing; None: nothing."""
+        """Assignment to add to an answer without one; None: nothing."""
         watched, known = self.groups.get(group), self._consumers.get((group, member))
         if watched is None or known is None or not known.lacking:
             return None
@@ -211,7 +215,7 @@ class Watch:
         return known.held
 
     def consumer_is_strange(self, group: str, member: str) -> bool:
-        """Whether it may lack something of which nothing is known here, and which is released."""
+        """Whether the member is unknown here and may lack a partition whose gate was cleared."""
         watched = self.groups.get(group)
         if watched is None:
             return False
@@ -222,13 +226,12 @@ class Watch:
         self._owned.pop((group, member), None)
 
     def lacking_members(self) -> int:
-        """For the metrics."""
         classic = sum(bool(each.lacking) for each in self._members.values())
         return classic + sum(bool(each.lacking) for each in self._consumers.values())
 
 
 def without(assigned: Assigned, left_out: Collection[tuple[UUID | None, int]]) -> Assigned:
-    """But for these; a topic of which nothing is left goes, too."""
+    """The assignment without these; topics without partitions are removed."""
     kept = ((topic, tuple(p for p in partitions if (topic, p) not in left_out)) for topic, partitions in assigned)
     return tuple((topic, partitions) for topic, partitions in kept if partitions)
 

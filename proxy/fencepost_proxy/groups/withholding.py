@@ -1,10 +1,10 @@
-"""Whether a group may have a partition that an ordered expansion brought: the decision, and what it goes by.
+"""Gating: may a group have a partition that an ordered expansion added? The decision and its inputs.
 
-KIP-253 has the consumer wait until its group's positions on all prior partitions have reached the thresholds, and only
-where it would start the new partition from its beginning. A proxy sees no positions: it goes by what the group has
-committed. And a commit may never reach a threshold although there is nothing left to read: whoever commits "the last
-record's offset plus one" stays below a transaction marker, an aborted batch, records that compaction or retention took.
-So what counts is whether a *consumable* record lies between commit and threshold (`Tail`).
+KIP-253 lets a consumer wait until its group's positions on all prior partitions have reached the thresholds, and only
+if it would start the new partition from its beginning. A proxy does not see positions, so it uses the group's commits.
+A commit may never reach a threshold although nothing is left to read. A group that commits "last record's offset plus
+one" stays below a transaction marker, an aborted batch, or records removed by compaction or retention. So a partition
+is gated while a *consumable* record lies between a commit and a threshold (`Tail`).
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from fencepost_proxy.types import TopicPartition
 
 
 class Why(Enum):
-    """Why a partition is withheld."""
+    """Why a partition is gated."""
 
     PENDING = "the topic is being expanded"
     PRIORS = "records of prior partitions are not read yet"
-    UNKNOWN = "it is not known yet how far the group is"
+    UNKNOWN = "the group's progress is not known yet"
 
 
 @dataclass(slots=True)
 class Tail:
-    """What is known of one prior partition below its threshold: the highest record that a consumer can get there.
+    """A prior partition below its threshold: the highest record there that a consumer can get.
 
-    `searched_from` – [searched_from, threshold) was looked through; nothing consumable lies above `highest` there.
-    Looking goes backwards from the threshold, so once something is found, no more has to be read for any group.
+    `searched_from`: [searched_from, threshold) was searched; it has nothing consumable above `highest`.
+    The search goes backwards from the threshold, so once a record is found, it serves all groups.
     """
 
     threshold: int
@@ -43,13 +43,13 @@ class Tail:
         return cls(threshold, threshold)
 
     def found(self, searched_from: int, highest: int | None) -> None:
-        """[searched_from, self.searched_from) was looked through as well."""
+        """[searched_from, self.searched_from) was searched as well."""
         self.searched_from = searched_from
         if self.highest is None:
             self.highest = highest
 
     def awaits(self, position: int) -> bool | None:
-        """Whether a consumer at `position` still gets something below the threshold. None: look there first."""
+        """Whether a consumer at `position` still gets a record below the threshold. None: search there first."""
         if position >= self.threshold:
             return False
         if self.highest is not None:
@@ -59,12 +59,11 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a group is on one topic.
+    """A group's progress on one topic.
 
-    `commits` – per partition; one without a commit is missing. `log_starts` – of the prior partitions, and of new ones
-    that have a commit; 0 where it does not matter.
-    `passed` – prior partitions that it has passed without a commit: it began at their ends, or was waited for long
-    enough.
+    `commits`: per partition; a partition without a commit is missing. `log_starts`: of the prior partitions, and of new
+    ones with a commit; 0 if irrelevant.
+    `passed`: prior partitions that it has passed without a commit: it began at their ends, or timed out.
     """
 
     commits: Mapping[int, int]
@@ -72,13 +71,13 @@ class Progress:
     passed: frozenset[int] = frozenset()
 
     def position(self, partition: int) -> int:
-        """Where it reads on: nothing below the log start is left to read."""
+        """Its next offset: nothing below the log start is left to read."""
         return max(self.commits.get(partition, 0), self.log_starts.get(partition, 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """For one prior partition. `records_max` – how many offsets lie between; not all of them need be records."""
+    """For one prior partition. `records_max`: number of offsets between; not all of them need be records."""
 
     prior: int
     position: int
@@ -92,7 +91,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What has to be looked at before it can be said: the prior partition, from the position on."""
+    """A search needed for the decision: the prior partition, from the position on."""
 
     prior: int
     position: int
@@ -101,7 +100,7 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Of one partition and one group: withheld where `why` says so. `searches` – what may let it go."""
+    """For one partition and one group: gated if `why` is set. `searches`: those that may clear the gate."""
 
     why: Why | None = None
     waits: tuple[Wait, ...] = ()
@@ -112,10 +111,10 @@ HANDED_OVER: Final = Verdict()
 
 
 def brought_by(growth: Growth, partition: int) -> Expansion | Why | None:
-    """The ordered expansion for which the partition is a new one; None where it may be had without a question.
+    """The ordered expansion that added the partition; None if the partition is never gated.
 
-    Beyond the known count it waits until it is known what brought it: this process may not have read of an expansion
-    yet that another one carries out.
+    A partition beyond the known count is gated until its origin is known: this process may not have read yet of an
+    expansion that another one drives.
     """
     expansion = growth.born_by(partition)
     if expansion is not None:
@@ -126,7 +125,7 @@ def brought_by(growth: Growth, partition: int) -> Expansion | Why | None:
 
 
 def decide(expansion: Expansion, partition: int, progress: Progress, tails: Mapping[int, Tail]) -> Verdict:
-    """Of a partition that `brought_by` gave an expansion for. `tails` – by prior partition."""
+    """For a partition for which `brought_by` returned an expansion. `tails`: by prior partition."""
     if progress.commits.get(partition, 0) > progress.log_starts.get(partition, 0):
         return HANDED_OVER
     waits, searches = [], []
@@ -148,7 +147,7 @@ def decide(expansion: Expansion, partition: int, progress: Progress, tails: Mapp
 
 @dataclass(frozen=True, slots=True)
 class GroupVerdicts:
-    """Of one group, of all the partitions that were asked about."""
+    """Decisions for one group and all partitions that were queried."""
 
     withheld: Mapping[TopicPartition, Verdict] = field(default_factory=dict)
 

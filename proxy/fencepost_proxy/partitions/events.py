@@ -1,6 +1,6 @@
-"""What a gate is told (events), what it asks for (effects), and the values both are made of.
+"""Events and effects of a partition sequencer, and the values in them.
 
-The machine itself is `gate.py`; nothing here decides anything.
+The state machine is `gate.py`; nothing here decides anything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fencepost_proxy.wire.produce import PartitionResult
 
 
 class Kind(Enum):
-    """See `gate.py`. `stamped` – goes under the shared producer id."""
+    """Append mode; see `gate.py`. `stamped`: sent under the shared producer id."""
 
     stamped: bool
 
@@ -36,15 +36,14 @@ for _kind in Kind:
 
 @value
 class GateLimits:
-    """Bounds of one gate. Times in seconds.
+    """Bounds of one sequencer. Times in seconds.
 
-    `queued_seconds` – how long a request whose connection is gone may be expected to sit in a broker's queue.
-    `violation_seconds` – for finding out who wrote around the proxy, before its victim is told.
-    `transaction_wait_seconds` – for how long one transaction is told to come again because another has the partition,
-    where what it owns by other processes is not known here.
-    `producer_epochs` – of one producer id: fewer only in tests. `bases_burst`, `base_seconds` – so many new fence bases
-    are published at once, then one in so long: a writer that bypasses the proxy costs one for each of its appends.
-    `stamping` is off only in tests that show what it is for.
+    `queued_seconds`: how long a request may wait in a broker's queue after its connection was lost.
+    `violation_seconds`: how long to look for the writer that bypassed the proxy before the append is answered.
+    `transaction_wait_seconds`: how long a transaction is answered "try again" while another owns the partition and it
+    is not known here what it owns through other instances. `producer_epochs`: epochs of one producer id; fewer only in
+    tests. `bases_burst`, `base_seconds`: number of fence bases published at once, then one per `base_seconds`. A writer
+    that bypasses the proxy costs one base per append. `stamping`: off only in tests.
     """
 
     queue_max: int = 1000
@@ -67,7 +66,7 @@ class GateLimits:
 
 @value
 class Stamp:
-    """What replaces a batch's own producer fields. `tag` says which process stamped it, 1 to 255; 0: none."""
+    """Fence: replaces a batch's own producer fields. `tag`: instance id, 1 to 255; 0: none."""
 
     producer_id: int
     producer_epoch: int
@@ -75,33 +74,35 @@ class Stamp:
     tag: int = 0
 
 
-#: Makes a batch one without a producer, as if its client were not idempotent.
+#: Makes a batch one without a producer, as from a client that is not idempotent.
 NO_PRODUCER = Stamp(-1, -1, -1)
-#: In the place of a producer id. Kafka answers such batches one by one, so the failure of one is not another's.
+#: Used as producer id. Kafka answers such batches one by one, so one failure does not fail the next.
 INDEPENDENT = -2
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One append at one gate, from its offer to its answer. Times are monotonic seconds.
+    """One append at one sequencer, from its submission to its answer. Times are monotonic seconds.
 
-    `tag` – this process's, for the stamp. `connected_at` – since when its upstream connection is open. `leader_epoch` –
-    of the partition, as last heard, -1 if not. `alone` – no other process is known to serve the cluster. `taken_over` –
-    what an earlier process had under way is over. The fields after it are the gate's. `at` – the offset that it must
-    land at, once that is decided. `stamp` – None for a batch that goes as its producer made it. `offered_as`, `sent_as`
-    – its number among all that this gate was offered, or saw sent, 0 for none. `acknowledged` – Kafka said 0, but the
-    log has to confirm it. `actual` – the log end that it was compared with. `appended_at` – where it landed, if that is
-    not `at`. `sent_before` – it is the retry of a try that ended unknown. `is_there` – the log has it, or had it when
-    it was read, though not where it expected: Kafka is to say where. `said_at` – where Kafka says that it lies, as a
-    duplicate: that is to be read back. `seen_to` – in doubt, and what lies where it should be has not its sequence: up
-    to here it was looked for. `error_code` – Kafka's answer to its last try, where that alone does not say whether it
-    was appended; `repeated` – to the last two. `unanswered` – a try of it has no answer, and may be queued. `behind` –
-    the answer of a failed batch ahead of it in its chain. `followers` – retries
-    of this very batch that wait for its outcome.
+    Set by the session:
+    `tag`: this instance's id, for the fence. `connected_at`: when its broker connection was opened.
+    `leader_epoch`: last known one of the partition, or -1. `alone`: no other instance is known to serve the cluster.
+    `taken_over`: no append of an earlier process is in flight any more.
+    `owns_partitions`: its transaction has appended to a checked partition, as far as this process knows.
+    `may_write`: Kafka has confirmed that its client may write the topic, so the proxy may resend the batch.
+    `topic_id`: the topic it was sent to; None if Kafka took it by name.
 
-    `owns_partitions` – its transaction has appended to some guarded partition, as far as this process knows.
-    Two are the session's: `may_write` – Kafka has said that its client may write the topic, so that the proxy may send
-    the batch again by itself. `topic_id` – which topic it was sent to, None where Kafka took it by name.
+    Set by the sequencer:
+    `at`: the offset it must be appended at, once decided. `stamp`: None for a batch under its own producer id.
+    `offered_as`, `sent_as`: its number among all submitted, or sent, appends; 0: none.
+    `acknowledged`: Kafka answered 0, but the log has to confirm it. `actual`: the log end that it was compared with.
+    `appended_at`: where it was appended, if not at `at`. `sent_before`: an earlier attempt has an unknown outcome.
+    `is_there`: the log has or had it, but not at the expected offset; Kafka reports the offset.
+    `said_at`: the offset at which Kafka reports it as a duplicate; still to be read back.
+    `seen_to`: in doubt, and another sequence lies at its offset; it was looked for up to here.
+    `error_code`: Kafka's inconclusive answer to its last attempt; `repeated`: to the last two.
+    `unanswered`: an attempt has no answer and may be queued.
+    `behind`: the answer of a failed predecessor in its pipeline. `followers`: its duplicate waiters.
     """
 
     connection: int
@@ -148,13 +149,13 @@ class Ticket:
 
     @property
     def pipeline(self) -> int:
-        """The producer id; INDEPENDENT for a batch that has none and expects nothing."""
+        """The producer id; INDEPENDENT for a batch without producer id and expected offset."""
         append = self.append
         return append.producer_id if append.producer_id >= 0 or append.expected_base_offset is not None else INDEPENDENT
 
     @property
     def follows(self) -> tuple[int, ...]:
-        """The pipelines of its connection whose failure fails this append too, if it was sent before that was known."""
+        """Pipelines on its connection whose failure fails this append, too, if it was sent before that was known."""
         if self.append.producer_id >= 0:
             return (self.append.producer_id,)
         return (-1,) if self.pipeline == INDEPENDENT else (-1, INDEPENDENT)
@@ -164,7 +165,7 @@ class Ticket:
 class ProducerState:
     """What the leader remembers of a producer id. `next_sequence` is 0 .. 2^31-1.
 
-    `producer_epoch` – of a shared producer id: counted on from the ids before it, as those of fence bases are.
+    `producer_epoch`: of a shared producer id, counted on from the ids before it, as in fence bases.
     """
 
     producer_epoch: int
@@ -173,17 +174,18 @@ class ProducerState:
 
 @value
 class Tail:
-    """The end of a log as its leader sees it, with the producers' states of the same moment.
+    """Log-end snapshot: the log end as its leader sees it, and the producers' states at that moment.
 
-    `requested_at` – when the reading began. `open_transactions` – producer ids that have one on this partition;
-    `in_transaction` – what the leader remembers of these.
-    `stamp_base` – the published (epoch, base), (0, 0) if none ever was. `expiration_seconds` – after that age, by its
-    newest record's timestamp, Kafka forgets a producer; `expiration_known_until` – from then on that setting has to be
-    read again before a fence is relied on. `wall_minus_monotonic_seconds` turns `now` into Unix time.
-    `ended_transactions` – of the transactional ids that were asked for: their coordinators said, before the log end was
-    read, that they are not on this partition; asked from `transactions_as_of` on. `ending_transactions` – of these,
-    those whose markers are about to be written. `producer_ids` – whose they are, -1 where that is not known, or about
-    to change; None: nobody was asked.
+    `requested_at`: when the read began.
+    `open_transactions`: producer ids with an open transaction on this partition; `in_transaction`: their states.
+    `stamp_base`: the published (epoch, base); (0, 0) if none was published.
+    `expiration_seconds`: Kafka forgets a producer whose newest record timestamp is older.
+    `expiration_known_until`: from then on, read that setting again before a fence is relied on.
+    `wall_minus_monotonic_seconds` turns `now` into Unix time.
+    `ended_transactions`: queried transactional ids that are not on this partition, according to their coordinators,
+    before the log end was read; queried from `transactions_as_of` on.
+    `ending_transactions`: those of the queried ones whose markers are about to be written.
+    `producer_ids`: of the queried transactional ids; -1 if not known or about to change; None: no query was made.
     """
 
     requested_at: float
@@ -214,14 +216,14 @@ class Offered:
 
 @value
 class Withdrawn:
-    """The ticket will not be sent: its client is gone, or its request was refused at another gate."""
+    """The append will not be sent: its client has disconnected, or another partition refused its request."""
 
     ticket: Ticket
 
 
 @value
 class Sent:
-    """A granted ticket was handed to its connection."""
+    """An admitted append was passed to its connection."""
 
     ticket: Ticket
 
@@ -234,7 +236,7 @@ class Answered:
 
 @value
 class Lost:
-    """The connection died between `Sent` and the answer."""
+    """The connection was lost between `Sent` and the answer."""
 
     ticket: Ticket
 
@@ -246,7 +248,7 @@ class TailRead:
 
 @value
 class TailUnknown:
-    """`error_code`: Kafka's, where waiting would not help (3: there is no such partition), else None."""
+    """`error_code`: Kafka's, where a retry would not help (3: no such partition), else None."""
 
     reason: str
     error_code: int | None = None
@@ -254,9 +256,9 @@ class TailUnknown:
 
 @value
 class Found:
-    """The batch at (or around) the offset that was asked for, as the log has it.
+    """The batch at (or around) the requested offset.
 
-    `landed` – what `read_landed` says of it at `landed_at`; -1: it has not been read.
+    `landed`: result of `read_landed` at offset `landed_at`; -1: not decoded yet.
     """
 
     batch: memoryview
@@ -266,9 +268,9 @@ class Found:
 
 @value
 class NotYet:
-    """Nothing can be read there now: the offset is at or beyond the high watermark.
+    """The offset cannot be read now: it is at or above the high watermark.
 
-    `log_end_offset`: above the offset, something lies there that is not replicated yet; else nothing does.
+    `log_end_offset`: if above the offset, a batch that is not replicated yet lies there; else none does.
     """
 
     log_end_offset: int
@@ -295,7 +297,7 @@ class Looked:
 
 @value
 class Resent:
-    """The control connection sent the ticket's batch again. None: it could not, or does not know what became of it."""
+    """The control connection resent the batch. None: it could not, or its outcome is unknown."""
 
     ticket: Ticket
     result: PartitionResult | None
@@ -303,9 +305,10 @@ class Resent:
 
 @value
 class TransactionJoins:
-    """A transaction wants its coordinator to add this partition: then a marker will come, written to or not.
+    """A transaction is about to add this partition; a marker will follow, with or without records.
 
-    `connection` – waits for `MayJoin` before it sends that. `transactional_id` – `MARKER`: it sends a marker itself.
+    `connection` waits for `MayJoin` before it sends the request. `transactional_id`: `MARKER` if the client sends a
+    marker itself.
     """
 
     transactional_id: str
@@ -314,8 +317,8 @@ class TransactionJoins:
 
 @value
 class TransactionJoined:
-    """The coordinator has `answered`, or will never be asked; else the connection broke, and the request may still
-    come to it."""
+    """The coordinator has `answered`, or will not be asked. Otherwise the connection was lost, and the request may
+    still arrive."""
 
     transactional_id: str
     answered: bool
@@ -323,7 +326,7 @@ class TransactionJoined:
 
 @value
 class BasePublished:
-    """A new stamp base is agreed on (`ok`), or could not be stored. `ours` – it is what this process proposed."""
+    """A new fence base is agreed on (`ok`), or could not be stored. `ours`: this process proposed it."""
 
     ok: bool
     ours: bool = False
@@ -336,9 +339,9 @@ class Tick:
 
 @value
 class Forget:
-    """What the gate believes may no longer hold: a config changed, the topic was recreated.
+    """The state may be outdated: a config changed, or the topic was recreated.
 
-    `same_log` – not that, and its appends came to this gate all the time: what landed in it is there.
+    `same_log`: the topic is the same, and all its appends passed this object, so remembered appends remain valid.
     """
 
     same_log: bool = False
@@ -366,14 +369,14 @@ Event = (
 
 @value
 class Grant:
-    """The ticket's turn: send it, stamped with `ticket.stamp` if there is one; then `Sent` or `Withdrawn`."""
+    """Admit the append: send it with the fence `ticket.stamp`, if any; then `Sent` or `Withdrawn`."""
 
     ticket: Ticket
 
 
 @value
 class Answer:
-    """The ticket's end. `reason` names a refusal for the metrics, None for anything else."""
+    """Final answer. `reason` names a refusal for the metrics; else None."""
 
     ticket: Ticket
     result: PartitionResult
@@ -382,14 +385,14 @@ class Answer:
 
 @value
 class MayJoin:
-    """Nothing stamped is on its way any more that the marker of this transaction could put one further."""
+    """No fenced append is in flight that this transaction's marker could shift."""
 
     connection: int
 
 
 @value
 class ReadTail:
-    """`transactional_ids` – ask their coordinators first whether they are still on the partition."""
+    """`transactional_ids`: first query their coordinators for whether they are still on the partition."""
 
     partition: TopicPartition
     transactional_ids: tuple[str, ...] = ()
@@ -397,7 +400,7 @@ class ReadTail:
 
 @value
 class Look:
-    """Read the batch at `offset` from the log; answer with `Looked`."""
+    """Read the batch at `offset` from the log; the reply is `Looked`."""
 
     ticket: Ticket
     offset: int
@@ -405,14 +408,14 @@ class Look:
 
 @value
 class Resend:
-    """Send the ticket's batch again as it was sent: by its producer id and sequence Kafka knows a duplicate."""
+    """Send the batch again unchanged: Kafka recognises a duplicate by producer id and sequence."""
 
     ticket: Ticket
 
 
 @value
 class PublishBase:
-    """Agree with the other processes on a new stamp: epoch and the offset that its sequence 0 stands for."""
+    """Agree with the other instances on a new fence epoch and the offset of its sequence 0."""
 
     partition: TopicPartition
     producer_epoch: int
@@ -422,12 +425,12 @@ class PublishBase:
 
 @value
 class Violation:
-    """Somebody writes around the proxy.
+    """A writer bypasses the proxy.
 
-    `offset` – where the first of it lies, as far as is known. `appended_at` – where a batch of ours that expected
-    `offset` landed for it; None where none did: the log was found to end at `log_end_offset` without our doing.
-    `producer_id` – whose batch lies at `offset`: -1 if it names none, None if that is not known. `forgotten` – nobody
-    does: Kafka did not know the fence any more.
+    `offset`: its first record, as far as known. `appended_at`: where an append of ours that expected `offset` was
+    appended instead; None if there was none, and the log was found to end at `log_end_offset`.
+    `producer_id`: of the batch at `offset`; -1 if it has none, None if not known.
+    `forgotten`: no writer did; Kafka had forgotten the fence.
     """
 
     partition: TopicPartition

@@ -1,65 +1,71 @@
-"""The gate of one guarded partition: where its appends wait their turn, and how each of them ends.
+"""The partition sequencer: orders the appends to one checked partition and decides the answer to each.
 
-Sans-IO: events in, effects out, no clock of its own (every event carries `now`). One object per partition and
-process; `session/` asks it for turns, `net/` does the reading that it asks for.
+Sans-IO: events in, effects out, no clock (every event carries `now`). One object per partition and process. `session/`
+submits appends, `net/` does the reads.
 
-The idea
---------
-Kafka compares for us. A conditional batch is *stamped*: it is appended under one producer id that all proxy processes
-of a cluster share, with its expected offset as its sequence, `sequence = (expected - shift) mod 2^31`. Kafka appends
-only the next sequence of a producer, atomically, so a batch whose expectation no longer holds is refused by the broker
-itself (45), even if it sat in a queue while its connection died and other appends went past it. `shift` is the number
-of offsets that were not stamped: 0, or the published base, on `required` topics; counted by this process on `true`
-ones. Three things this file must get right, and each rule below exists because its absence accepted a batch at the
-wrong place or called a lost one safe:
+Principle
+---------
+A conditional append is *fenced*. It is appended under one producer id that all instances share. Its sequence is its
+expected offset: `sequence = (expected - shift) mod 2^31`. Kafka appends only the next sequence of a producer,
+atomically. So the broker refuses (45) an append whose expectation no longer holds, even one that waited in a queue
+while its connection closed and other appends passed it. `shift` is the number of unfenced offsets. On `required` topics
+it is the published base (0 at first). On `true` topics this process counts it.
 
-1. *Cold partitions.* A broker that does not know the producer id accepts any first sequence. So a stamp is trusted only
-   while **warm**: after an acknowledged stamped append of this process, in that leader epoch, on connections from
-   before it, for a quarter of `producer.id.expiration.ms`, and at most `KNOWN_SECONDS` after that setting was read
-   (`net/reads.py`). Cold:
-   read the log end and the producer's state first, and send one append, alone, soon after the read.
-2. *Doubt.* An error or an acknowledgement says something only about a batch that was sent once and answered on that
-   connection. A lost connection, 7, 20, or any error beside a base offset leaves the batch **in doubt**: nothing but
-   the log decides, read at the expected offset (`settling.py`).
-3. *Another's success.* For Kafka an equal sequence range is a duplicate whatever its content: the loser of a race may
-   be told 0 with the winner's offset. Such an answer carries a log append time on a CreateTime topic; on a
-   LogAppendTime topic nothing tells it apart, so there every 0 is read back.
+Three hazards; without its rule, each led to an append at the wrong offset or to a lost append reported as safe:
 
-What an append is here (`Kind`)
--------------------------------
-CONDITIONAL      has an expectation, not transactional. Stamped. Turns: one connection at a time, pipelined while warm.
-PLAIN            no expectation; not idempotent, or its producer was stamped before. Stamped with wherever the log ends.
-OWN              no expectation; idempotent or transactional: keeps its producer id. Shares the turn with other OWN.
-OWN_CONDITIONAL  transactional with an expectation: keeps its producer id. Alone, after a read of the log end. Kafka
-                 does not compare: that it lies where it should is seen by its answer, and is asked again before the
-                 transaction is committed (`transactions/`).
+1. *Fence unconfirmed.* A broker that does not know the producer id accepts any first sequence. So a fence is relied on
+   only while **confirmed**: after a fenced append of this process was acknowledged, in that leader epoch, on
+   connections opened before it, for a quarter of `producer.id.expiration.ms`, and at most `KNOWN_SECONDS` after that
+   setting was read (`net/reads.py`). While unconfirmed: read the log end and the producer's state, then send one
+   append, alone, soon after the read.
+2. *In-doubt appends.* An error or an acknowledgement is conclusive only for a batch that was sent once and answered on
+   that connection. After a lost connection, 7, 20, or any error with a base offset, only the log decides. It is read at
+   the expected offset (`settling.py`).
+3. *Another append's success.* Kafka takes an equal sequence range for a duplicate, whatever it contains. The loser of a
+   race may get error 0 with the winner's offset. On a CreateTime topic that answer carries a log append time. On a
+   LogAppendTime topic it looks like any success, so there every success is read back.
+
+Append modes (`Kind`)
+---------------------
+CONDITIONAL      has an expected offset, not transactional. Fenced. One connection at a time; pipelined while the fence
+                 is confirmed.
+PLAIN            no expected offset; not idempotent, or its producer had fenced appends before. Fenced at the log end.
+OWN              no expected offset; idempotent or transactional. Keeps its producer id. Runs alongside other OWN.
+OWN_CONDITIONAL  transactional with an expected offset. Keeps its producer id. Runs alone, after a read of the log end.
+                 Kafka does not compare: its answer shows its offset, which is checked again before the transaction
+                 commits (`transactions/`).
 
 Phases
 ------
-COLD        nothing known. A ticket that needs the log end starts READING.
-READING     log end and producer state were asked for. They came: OPEN, or PUBLISHING; could not be read: COLD.
-PUBLISHING  `required` only: the log moved without the stamp, so a new base is being agreed on. Stored: COLD.
-OPEN        log end, shift and epoch known. A doubt leads to SETTLING once nothing is in flight; a surprise to COLD.
-SETTLING    in-doubt appends are looked up in the log, in order. All settled: COLD; OPEN if it only confirmed them.
+COLD        nothing known. An append that needs the log end starts READING.
+READING     log end and producer state requested. Read: OPEN or PUBLISHING. Read failed: COLD.
+PUBLISHING  `required` only: the log moved without the fence, so the instances agree on a new base. Stored: COLD.
+OPEN        log end, shift and epoch known. In-doubt appends: SETTLING once none is in flight. Unexpected offset: COLD.
+SETTLING    in-doubt appends are looked up in the log, in order. Afterwards COLD; OPEN if all were only confirmed.
 
-What may still be queued
-------------------------
-An append that ended unknown may sit in a broker's queue and land later. Where all are stamped that is harmless: it
-lands where it expected, or never. Beside unstamped appends (`true` topics) it is not: a stamped one that waits at 5
-lands at 6 if an OWN append moved the log meanwhile, since the stamp's sequence did not move. So, for as long as a
-request may be expected to wait there (`queued_seconds`), OWN appends wait for what is stamped, unless a later stamp was
-acknowledged, and conditional ones wait for what is not – but for the retry of that very batch. The retry of a stamped
-one is looked for where its first try should be, and gets the same sequence, or none while that one may still land.
+Appends that may still be queued
+--------------------------------
+An append with an unknown outcome may wait in a broker's queue and be appended later. If all appends are fenced that is
+harmless: it is appended where it expected, or never. On `true` topics there are unfenced appends, too:
+
+1. A fenced append for offset 5 waits in a broker's queue.
+2. An OWN append takes offset 5. The fence's sequence does not move.
+3. The fenced append is appended at 6.
+
+So, while a request may still be queued (`queued_seconds`), OWN appends wait for fenced ones, unless a later fenced
+append was acknowledged. Conditional appends wait for unfenced ones, except the retry of that batch. The retry of a
+fenced append is looked up at its first attempt's offset. It gets the same sequence, or is not sent while the first
+attempt may still be appended.
 
 Transactions
 ------------
-A marker takes an offset and passes no gate. So a stamped append and a marker that may come are not to be under way
-together. Who adds partitions before writing to them joins only once what is stamped has been answered
-(`TransactionJoins`, `MayJoin`), and stamped conditional appends are told to come again until its marker is read back.
-A transaction that has records here owns the partition: another one's conditional append is told to come again, and
-refused if that one owns something too, since the two might wait for each other for ever. Kafka takes a batch for part
-of a transaction that is open here by its producer id alone, whoever may use some transactional id of his own. Not so a
-gate: with an expectation, the producer id has to be that of the transactional id.
+A marker takes an offset without passing the sequencer. So a fenced append and a possible marker are never in flight
+together. A transaction joins the partition only after all fenced appends in flight are answered (`TransactionJoins`,
+`MayJoin`). Fenced conditional appends are then answered "try again" until its marker is read back.
+A transaction that has records here owns the partition. Another transaction's conditional append is answered "try
+again". It is refused if its transaction owns a partition, too, since the two might deadlock.
+Kafka adds a batch to an open transaction by producer id alone, whatever transactional id the client may use. The
+sequencer does not: with an expected offset, the producer id must belong to the transactional id.
 """
 
 from __future__ import annotations
@@ -113,17 +119,18 @@ _FACTS = {check: Facts(check_expected_offsets=check) for check in Check}
 
 
 class Gate(Settling):
-    """One guarded partition. See the module's docstring; `handle` is the only way in, beside `take` and `landed`."""
+    """Sequencer of one checked partition; see the module. Enter through `handle`, `take` or `landed` only."""
 
     def may_send(self, ticket: Ticket, now: float) -> bool:
-        """Whether a grant still holds: a cold one is good for a short time only (it was read, not yet compared)."""
+        """Whether the append may still be sent. With an unconfirmed fence, only shortly after the read of the log
+        end."""
         if ticket is not self._granted or ticket.behind is not None:
             return False
         if ticket.is_there or (not ticket.kind.stamped and ticket.kind is not Kind.OWN_CONDITIONAL):
             return True
         return self._warm(ticket, now) or self._tail_is_fresh(now)
 
-    # ---- the only way in
+    # ---- entry point
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
@@ -165,14 +172,14 @@ class Gate(Settling):
         if self._joining:
             self._let_join()
         self._advance(now)
-        # Given away: the last batch must not stay in memory until the partition's next one.
+        # Copied out: the last batch must not stay in memory until the partition's next one.
         effects, self._effects = self._effects, []
         return effects
 
-    # ---- the short way: an append where nothing is unusual, in two calls instead of five events
+    # ---- fast path: an append without complications, in two calls instead of five events
 
     def take(self, ticket: Ticket, now: float) -> bool:
-        """`Offered`, its `Grant` and `Sent` in one: True, send it now. False: nothing has happened; offer it."""
+        """`Offered`, `Grant` and `Sent` in one. True: send it now. False: nothing changed, submit it instead."""
         if self._queue or self._granted or self._doubts or self._looking or self._awaits_marker(now):
             return False
         append = ticket.append
@@ -200,7 +207,7 @@ class Gate(Settling):
         return True
 
     def _stamp_at_end(self, ticket: Ticket, now: float) -> bool:
-        """What `_decide` comes to for a stamped append that fits; False for anything else."""
+        """What `_decide` does for a fenced append that fits; False in all other cases."""
         if not (self._in_flight or self._warm(ticket, now) or self._tail_is_fresh(now)):
             return False
         tail = self._tail
@@ -215,7 +222,7 @@ class Gate(Settling):
         return True
 
     def landed(self, ticket: Ticket, result: PartitionResult, now: float) -> PartitionResult | None:
-        """`Answered` with the success that was due, and its `Answer`. None: nothing has happened; tell it."""
+        """`Answered` with the expected success, and its `Answer`. None: nothing changed, use the event instead."""
         if self._queue or self._granted or self._doubts or self._looking or self._joining or ticket.followers:
             return None
         if not self._in_flight or self._in_flight[0] is not ticket or result.error_code != Error.NONE:
@@ -246,7 +253,7 @@ class Gate(Settling):
 
     def _offered(self, ticket: Ticket, now: float) -> None:
         ticket.kind = self._kind_of(ticket)
-        ticket.stamp = None  # of a grant that was given back: by now it may be one that keeps its own producer id
+        ticket.stamp = None  # of a cancelled grant; the mode may have changed since
         self._offered_count += 1
         ticket.offered_as = self._offered_count
         self._check = ticket.check
@@ -264,15 +271,17 @@ class Gate(Settling):
             return
         for other in self._looking:
             if other.appended_at is not None and same_write(other, ticket):
-                other.followers.append(ticket)  # its first try landed elsewhere, and is about to be told so
+                other.followers.append(
+                    ticket
+                )  # its first attempt was appended elsewhere, and is about to be answered so
                 return
-        # A retry is known before anything is compared: its first try moved the log end itself.
+        # Before any comparison: a retry's first attempt moved the log end.
         if ticket.kind.stamped and ticket.append.producer_id >= 0 and self._known_retry(ticket):
             return
         if self._doubt_first_try(ticket, now):
             return
         if len(self._queue) >= self._limits.queue_max:
-            self._answer_later(ticket, "the gate's queue is full")
+            self._answer_later(ticket, "the partition's queue is full")
             return
         self._queue.append(ticket)
 
@@ -286,21 +295,20 @@ class Gate(Settling):
         if self.memory.went_as_own(ticket):
             return Kind.OWN
         if append.producer_id < 0 or self.memory.is_stamped(ticket):
-            # The sequences of its conditional batches never reached the broker, appended or refused: behind them its
-            # unconditional ones would meet a gap (45). So the gate goes on stamping them, and does Kafka's
-            # deduplication itself.
+            # The broker never got the sequences of its conditional batches, so the next unconditional one would meet a
+            # gap (45). The sequencer keeps fencing them, and deduplicates in Kafka's place.
             return Kind.PLAIN
         return Kind.OWN
 
     @staticmethod
     def _no_transactions(ticket: Ticket) -> Refusal:
-        """A transaction keeps its own producer id and its marker moves the log: neither moves the stamp's sequence."""
+        """A transaction keeps its own producer id, and its marker moves the log. Neither moves the fence's sequence."""
         where = f"topic={ticket.partition.topic} partition={ticket.partition.partition}"
         return Refusal(
             Error.POLICY_VIOLATION,
             "transactions_not_guarded",
-            f"TRANSACTIONS_NOT_GUARDED {where}: this topic has check.expected.offsets=required, which transactions "
-            "cannot keep; set it to true to mix transactional and conditional appends",
+            f"TRANSACTIONS_NOT_GUARDED {where}: check.expected.offsets=required does not allow transactions "
+            "(set it to true to mix transactional and conditional appends)",
         )
 
     @staticmethod
@@ -309,8 +317,8 @@ class Gate(Settling):
         return Refusal(
             Error.POLICY_VIOLATION,
             "transaction_conflict",
-            f"TRANSACTION_CONFLICT {where}: another transaction has written here and is not over; this one, which has "
-            "written elsewhere, may not wait for it: abort it and begin anew",
+            f"TRANSACTION_CONFLICT {where}: another transaction has an open append here, and this one has "
+            "appended to other partitions: waiting could deadlock (abort and retry the transaction)",
         )
 
     @staticmethod
@@ -319,11 +327,11 @@ class Gate(Settling):
         return Refusal(
             Error.INVALID_PRODUCER_ID_MAPPING,
             "anothers_producer",
-            f"ANOTHERS_PRODUCER {where}: producer id {ticket.append.producer_id} is not that of its transactional id",
+            f"ANOTHERS_PRODUCER {where}: producer id {ticket.append.producer_id} is not that of the transactional id",
         )
 
     def _known_retry(self, ticket: Ticket) -> bool:
-        """Answers a batch that this process already has an answer, or a pending send, for."""
+        """Answer a retry of a batch that this process has answered, or let it wait for the one in flight."""
         landed = self.memory.retry_of(ticket)
         if landed is not None:
             self._accept(ticket, landed)
@@ -335,7 +343,7 @@ class Gate(Settling):
         return True
 
     def _follows(self, ticket: Ticket) -> Ticket | None:
-        """The earlier try of the same batch whose outcome is not known yet."""
+        """The earlier attempt of the same batch whose outcome is not known yet."""
         for pending in (*self._in_flight, *self._doubts):
             if (
                 pending.producer == ticket.producer
@@ -346,21 +354,21 @@ class Gate(Settling):
         return None
 
     def _doubt_first_try(self, ticket: Ticket, now: float) -> bool:
-        """A batch whose last try ended unknown: look where that should be before it goes again."""
+        """A batch whose last attempt ended unknown: look it up in the log before sending it again."""
         known = self.memory.unresolved(ticket)
         if known is None:
             return False
         ticket.at, ticket.stamp = known
         ticket.sent_before = True
         if ticket.stamp == NO_PRODUCER:
-            # Where that lies nobody knows, nor that it was this one's: Kafka would take it once more.
-            self._answer_unknown(ticket, "an earlier try of this batch, too old for a stamp, may be there", now)
+            # Unfenced: neither its offset nor its sender can be found out, and Kafka would append it again.
+            self._answer_unknown(ticket, "an earlier attempt, too old to be fenced, may have been appended", now)
             return True
         self._doubt(ticket, min(ticket.deadline, now + self._limits.settle_seconds))
         return True
 
     def _pending(self) -> tuple[Ticket, ...]:
-        """All that others may follow."""
+        """All appends that may have duplicate waiters."""
         return (*self._in_flight, *self._doubts, *self._queue, *self._looking)
 
     def _withdrawn(self, ticket: Ticket) -> None:
@@ -378,35 +386,35 @@ class Gate(Settling):
                     pending.followers.remove(ticket)
             return
         if ticket.followers:
-            # Retries that waited for its outcome: nothing became of it, so the first of them takes its place.
+            # Duplicate waiters: the append had no outcome, so the first of them takes its place.
             heir, *rest = ticket.followers
             ticket.followers.clear()
             heir.followers.extend(rest)
             self._queue.appendleft(heir)
 
     def _not_sent_again(self, ticket: Ticket) -> None:
-        """A, B are sent, Kafka refuses their stamps, and A cannot be sent once more: B must not land without it."""
+        """A and B are sent, Kafka refuses both fences, A cannot be sent again: B must not be appended without A."""
         where = f"topic={self.partition.topic} partition={self.partition.partition}"
         told = PartitionResult(
             partition=self.partition.partition,
             error_code=Error.NOT_LEADER_OR_FOLLOWER,
-            error_message=f"TRY_AGAIN what was sent before it was not sent again {where}",
+            error_message=f"TRY_AGAIN an append sent before it was not sent again {where}",
         )
         for other in self._sent_behind(ticket):
             other.behind = sent_behind(other, told)
 
     def _sent(self, ticket: Ticket, now: float) -> None:
-        assert ticket is self._granted, "a ticket is sent only on its grant"
+        assert ticket is self._granted, "an append is sent only after it was admitted"
         self._granted = None
         ticket.sent_at = now
         self._sent_count += 1
-        ticket.sent_as = self._sent_count  # several may be sent at one moment
+        ticket.sent_as = self._sent_count  # several may be sent at the same `now`
         ticket.attempts += 1
         self._in_flight.append(ticket)
         if ticket.kind is Kind.OWN and ticket.append.producer_id >= 0 and ticket.stamp is None:
             self.memory.add_own(ticket)
         if ticket.append.transactional:
-            # Its marker will take an offset without passing here: nothing known of the end outlives it.
+            # Its marker will take an offset without passing here, so what is known of the log end expires.
             self._warm_until = float("-inf")
             if ticket.transactional_id is not None:
                 self._joined(ticket.transactional_id, float("inf"))
@@ -415,11 +423,11 @@ class Gate(Settling):
 
     def _answered(self, ticket: Ticket, result: PartitionResult, now: float) -> None:
         if ticket not in self._in_flight:
-            return  # settled otherwise meanwhile: the log has decided
+            return  # resolved from the log meanwhile
         error = result.error_code
         may_be_final = error in MAY_BE_FINAL and result.base_offset == -1
         in_doubt = error in IN_DOUBT or (error != Error.NONE and result.base_offset != -1)
-        # An unconditional append under its producer's own id has Kafka's answer, as it would without a proxy.
+        # Kafka's answer is final for an unconditional append under its own producer id, as without a proxy.
         if in_doubt and not (may_be_final and ticket.kind is Kind.OWN):
             ticket.error_code = error if may_be_final else 0
             self._lost(ticket, now, answered=True)
@@ -433,11 +441,11 @@ class Gate(Settling):
             else:
                 self._own_success(ticket, result, now)
         elif ticket.kind.stamped and error in ABOUT_THE_STAMP:
-            # Sent once and refused: nothing was appended. Why, only a fresh look at the log can tell.
+            # Sent once and refused: nothing was appended. Only the log shows why.
             self._go_cold()
             self._again(ticket)
         elif ticket.is_there and error in ABOUT_THE_STAMP:
-            # After a restart Kafka knows of a producer its last batch only.
+            # After a restart Kafka knows only the last batch of a producer.
             self._go_cold()
             self._refuse(ticket, offset_mismatch(ticket.append, ticket.actual, self._log_start(), possibly_yours=True))
         else:
@@ -448,9 +456,8 @@ class Gate(Settling):
         assert ticket.at is not None
         assert self._tail is not None
         if result.log_append_time_ms != -1 or ticket.append.max_timestamp_ms < 0:
-            # On a LogAppendTime topic no answer tells a fresh append from a duplicate. On another one this is a
-            # duplicate: Kafka takes an equal sequence range for one, so the winner of a race lies there, or an earlier
-            # try of this batch – or the topic has become a LogAppendTime one. What lies there tells. An answer
+            # On a LogAppendTime topic every answer has a time. Elsewhere a time marks a duplicate: of the winner of a
+            # race, or of an earlier attempt. Or the topic has become a LogAppendTime one. The log decides. An answer
             # without a time is a fresh append, unless the batch has no timestamps: then its duplicate has none either.
             if not self._tail.log_append_time:
                 self._go_cold()
@@ -467,7 +474,7 @@ class Gate(Settling):
         self._is_not_queued(ticket)
         conditional = ticket.kind is Kind.OWN_CONDITIONAL
         if ticket.append.transactional and result.log_append_time_ms != -1:
-            # A duplicate, or on a LogAppendTime topic perhaps a fresh append.
+            # A duplicate, or on a LogAppendTime topic possibly a fresh append.
             self._go_cold()
             if not conditional:
                 ticket.at = result.base_offset
@@ -478,25 +485,25 @@ class Gate(Settling):
             return
         if ticket.stamp == NO_PRODUCER and ticket.append.producer_id >= 0:
             ticket.at = result.base_offset
-            self.memory.add(ticket, result.log_append_time_ms)  # Kafka does not know it again
+            self.memory.add(ticket, result.log_append_time_ms)  # Kafka would not recognise a retry
         end = result.base_offset + ticket.append.record_count
         if ticket.append.transactional or self.phase is not Phase.OPEN:
             self._go_cold()
         elif end > self._log_end:
             if result.base_offset != self._log_end and not self._in_flight:
-                self._go_cold()  # somebody else moved the log too
+                self._go_cold()  # another writer moved the log, too
             else:
                 self._moved_by_own(end, ticket)
         self._answer(ticket, result)
 
     def _moved_by_own(self, end: int, ticket: Ticket) -> None:
-        """The stamp's sequence did not move with the log: that is what the shift counts."""
+        """The log moved without the fence's sequence: add the difference to the shift."""
         self._shift += end - self._log_end
         self._log_end = end
         self._end_as_of = ticket.sent_at or self._end_as_of
 
     def _lost(self, ticket: Ticket, now: float, *, answered: bool = False) -> None:
-        """Its outcome is not known. `answered`: Kafka has done with it, so it is in the log or never will be."""
+        """The outcome is unknown. `answered`: Kafka has finished with it, so it is in the log or never will be."""
         if ticket in self._in_flight:
             self._in_flight.remove(ticket)
             self._go_cold()
@@ -504,11 +511,9 @@ class Gate(Settling):
             if ticket.transactional_id is not None:
                 self._joined(ticket.transactional_id, now if answered else now + self._limits.queued_seconds)
             if not ticket.kind.stamped and not self._kafka_knows_a_duplicate(ticket):
-                # Sending it again might append it twice (or after its transaction, or for a client that may not write
-                # here); reading tells nothing of a batch without a place of its own.
-                why = (
-                    "Kafka's answer does not say" if answered else "the connection to Kafka was lost before it answered"
-                )
+                # A resend might append it twice, after its transaction, or for an unauthorized client. A read proves
+                # nothing for a batch without an expected offset.
+                why = "Kafka's answer is not conclusive" if answered else "connection to Kafka lost before the answer"
                 self._answer_unknown(ticket, why, now, queued=not answered)
             else:
                 self._doubt(ticket, now + self._limits.settle_seconds)
@@ -519,7 +524,7 @@ class Gate(Settling):
         return own and ticket.may_write and not ticket.append.transactional
 
     def _joined(self, transactional_id: str, believe_from: float) -> None:
-        """From `believe_from` on its coordinator's word that it is not here counts; before, it may not know yet."""
+        """From `believe_from` on, the coordinator's "not on this partition" counts. Before, it may not know yet."""
         self._transactions[transactional_id] = believe_from
         if len(self._transactions) > self._limits.remembered_producers_max:
             self._forget_transaction(next(iter(self._transactions)))
@@ -530,16 +535,16 @@ class Gate(Settling):
         self._moves_unfenced()
 
     def _marker_answered(self, written_by: float) -> None:
-        self._markers = max(0, self._markers - 1)  # it may be a gate that was made since
+        self._markers = max(0, self._markers - 1)  # the sequencer may have been created since
         self._written_by = max(self._written_by, written_by)
         self._moves_unfenced()
 
     def _awaits_marker(self, now: float) -> bool:
-        """Nothing that expects an offset is sent meanwhile: a marker takes one."""
+        """No append with an expected offset is sent meanwhile: a marker takes an offset."""
         return self._markers > 0 or now < self._written_by
 
     def _moves_unfenced(self) -> None:
-        """The log end moves by what is no append of a client that bypasses the proxy."""
+        """The log end moves, but not by a client that bypasses the proxy."""
         self._accounted = False
         self._read_is_stale = self.phase is Phase.READING
         self._go_cold()
@@ -549,8 +554,8 @@ class Gate(Settling):
         self._producers.pop(transactional_id, None)
 
     def _let_join(self) -> None:
-        """Those that wait to join, once nothing stamped is on its way: its marker would put that one further, or, if it
-        is in doubt, lie where it is looked for. None comes after it: what has been granted is granted cold now."""
+        """Let waiting transactions join once no fenced append is in flight or in doubt. Otherwise the marker could
+        shift one that is in flight, or lie where an in-doubt one is looked up. Later grants read the log end first."""
         if not any(ticket.kind.stamped for ticket in (*self._in_flight, *self._doubts)):
             self._effects += [MayJoin(connection) for _, connection in self._joining]
             self._joining = {}
@@ -560,7 +565,7 @@ class Gate(Settling):
             self.memory.clear()
         self._moves_unfenced()
         for ticket in self._doubts:
-            ticket.may_write = False  # there: this may be another topic by now, or another of its clients' rights
+            ticket.may_write = False  # the topic may have been recreated, or its ACLs changed
 
     def _tail_read(self, tail: Tail, now: float) -> None:
         if self.phase is Phase.SETTLING and self._reads_to_resend:
@@ -573,7 +578,7 @@ class Gate(Settling):
             self.phase = Phase.COLD
             return
         if tail.log_end_offset < self._log_end:
-            # Truncated: what is remembered above the end is gone with it.
+            # Truncated: forget what was appended above the end.
             self.memory.forget_from(tail.log_end_offset)
         for transactional_id in tail.ended_transactions:
             if self._transactions.get(transactional_id, float("inf")) <= tail.transactions_as_of:
@@ -617,7 +622,7 @@ class Gate(Settling):
                 self._answer(ticket, PartitionResult(ticket.partition.partition, error_code))
 
     def _tick(self, now: float) -> None:
-        why = "the log end could not be known in time"
+        why = "the log end could not be read in time"
         if self._awaits_marker(now):
             why = "a transaction marker is being written"
         for ticket in [t for t in self._queue if t.deadline <= now]:
@@ -631,11 +636,11 @@ class Gate(Settling):
             if ticket.said_at is not None:
                 self._end_duplicate(ticket, None, now)
                 continue
-            self._answer_later(ticket, "what lies at the expected offset could not be read in time")
+            self._answer_later(ticket, "the record at the expected offset could not be read in time")
         for pending in self._pending():
             for ticket in [t for t in pending.followers if t.deadline <= now]:
                 pending.followers.remove(ticket)
-                self._answer_unknown(ticket, "an earlier try of this batch is still in doubt", now)
+                self._answer_unknown(ticket, "an earlier attempt of this batch is still in doubt", now)
         if self._retry_at is not None and self._retry_at <= now:
             self._retry_at = None
             for ticket in self._looking:
@@ -645,10 +650,10 @@ class Gate(Settling):
             if self._settle_again:
                 self._settle_first(now)
 
-    # ---- what may go on now
+    # ---- admission
 
     def _advance(self, now: float) -> None:
-        """Gives turns for as long as the head of the queue can have one."""
+        """Admit appends while the head of the queue can proceed."""
         if self._doubts and not self._in_flight and self._granted is None and self.phase in (Phase.COLD, Phase.OPEN):
             self._settle(now)
         while self._queue and self._granted is None and self.phase in (Phase.COLD, Phase.OPEN):
@@ -665,7 +670,7 @@ class Gate(Settling):
                 self._queue.popleft()
                 self._answer(ticket, ticket.behind, "behind_refused")
             elif ticket.kind.stamped and ticket.append.producer_id >= 0 and self._known_retry(ticket):
-                # Its first try was still waiting here when it came, and has been answered since.
+                # Its first attempt was still queued here when it came, and has been answered since.
                 self._queue.popleft()
             elif ticket.kind is Kind.OWN or ticket.is_there:
                 self._grant(ticket)
@@ -673,7 +678,7 @@ class Gate(Settling):
                 return
 
     def _waits_for_what_may_be_queued(self, ticket: Ticket, now: float) -> bool:
-        """See the end of the module's docstring. On `required` topics nothing is unstamped."""
+        """See "Appends that may still be queued" in the module. On `required` topics no append is unfenced."""
         if ticket.check is Check.REQUIRED:
             return False
         if not ticket.taken_over and ticket.append.expected_base_offset is not None:
@@ -687,7 +692,7 @@ class Gate(Settling):
         return for_own or for_stamped
 
     def _let_others_pass(self, now: float) -> bool:
-        """Who waits for what may be queued holds up nobody but its own chain. False if nobody else is there."""
+        """An append that waits for a possibly queued one blocks only its own pipeline. False if no other can pass."""
         held: set[tuple[int, int]] = set()
         for ticket in self._queue:
             if chain_of(ticket) in held or self._waits_for_what_may_be_queued(ticket, now):
@@ -699,7 +704,7 @@ class Gate(Settling):
         return False
 
     def _predecessor_is_looked_at(self, ticket: Ticket) -> bool:
-        """The batch ahead of it in its chain failed, and only the log can tell how; until then it must not land."""
+        """Its predecessor in the pipeline failed and is being looked up; until that ends, it must not be appended."""
         return any(
             other.attempts
             and other.connection == ticket.connection
@@ -714,10 +719,10 @@ class Gate(Settling):
             return False
         if ticket.kind is Kind.OWN:
             return all(other.kind is Kind.OWN for other in self._in_flight)
-        # One connection keeps its order, and a lost predecessor makes the successor fail by its sequence: so a
-        # chain may be sent ahead of its acknowledgements, but only while the broker is sure to know the stamp. And
-        # while no other process stamps here: A of the chain A, B loses to X of another process, which has as many
-        # records. A is a duplicate for Kafka, and B fits behind X.
+        # One connection keeps its order, and a lost predecessor makes the successor fail by its sequence. So appends
+        # are pipelined, but only while the fence is confirmed and no other instance fences here. Otherwise: 1. This
+        # process sends A, B. 2. Another instance's X, with as many records as A, is appended first. 3. Kafka takes A
+        # for a duplicate of X. 4. B's sequence fits, so B is appended after X.
         return (
             ticket.kind.stamped
             and ticket.alone
@@ -727,14 +732,13 @@ class Gate(Settling):
         )
 
     def _decide(self, ticket: Ticket, now: float) -> bool:
-        """Grants or ends the head of the queue; False if it has to wait."""
+        """Admit or end the head of the queue; False if it has to wait."""
         if self.phase is Phase.COLD or not (self._in_flight or self._warm(ticket, now) or self._tail_is_fresh(now)):
             return self._read_tail(now)
         assert self._tail is not None
         if ticket.append.transactional:
             if not self._knows_transaction(ticket, self._tail):
-                # It was read while its producer's last transaction was still open, whose marker has come since; and an
-                # earlier try of it may be there since then.
+                # The read predates the marker of its producer's last transaction, or an earlier attempt of the append.
                 return self._read_tail(now)
             if self._is_anothers_producer(ticket, self._tail):
                 self._queue.popleft()
@@ -743,7 +747,7 @@ class Gate(Settling):
         end = self._end_of_all_sent()
         expected = end if ticket.kind is Kind.PLAIN else ticket.append.expected_base_offset
         assert expected is not None
-        # No marker makes an offset free again; and it may be a retry of what its transaction has there.
+        # Waiting for a marker would not free the offset. It may be a retry of an append in its own transaction.
         passed = ticket.append.transactional and expected < end
         if not passed and self._another_transaction_is_open(ticket, self._tail):
             self._queue.popleft()
@@ -759,9 +763,10 @@ class Gate(Settling):
         if expected == end and ticket.append.contradiction is None:
             refusal = self._timestamps(ticket, self._tail, now)
             if refusal is not None and self.memory.unresolved(ticket) and now < self._stamped_queued_until:
-                # Its first try had a stamp, and may land beside this one, which would have none.
+                # Its first attempt was fenced and may still be appended, in addition to this one, which would not be
+                # fenced.
                 self._queue.popleft()
-                self._answer_unknown(ticket, "an earlier try of this batch may still land", now)
+                self._answer_unknown(ticket, "an earlier attempt of this batch may still be appended", now)
                 return True
             if refusal is not None and ticket.check is Check.REQUIRED:
                 self._queue.popleft()
@@ -774,30 +779,30 @@ class Gate(Settling):
             self._grant(ticket)
             return True
         if self._in_flight:
-            return False  # whether it is refused depends on those before it
+            return False  # the outcome depends on the appends before it
         if self._end_as_of < ticket.offered_at:
-            # What is told as `actual` must have been the log's end at some moment of this call.
+            # The reported `actual` must have been the log end at some moment during this call.
             return self._read_tail(now)
         self._queue.popleft()
         self._mismatch(ticket, expected, end, now)
         return True
 
     def _first_try_decides(self, ticket: Ticket, end: int, now: float) -> bool | None:
-        """Of a batch whose first try may still be queued in Kafka: as `_decide`, None where that need not be minded.
+        """For a batch whose first attempt may still be queued in Kafka: as `_decide`; None if that does not matter.
 
-        When it was looked for it was not there. With the same sequence again, one of the two lands; with another one
-        both may, and what is refused may be appended behind its refusal.
+        The log did not have it when it was read. With the same sequence, only one of the two attempts is appended. With
+        another sequence both may be, and one may be appended after it was refused.
         """
         known = self.memory.unresolved(ticket)
         if known is None:
             return None
-        ticket.sent_before = True  # also where that try ended while this one waited here
+        ticket.sent_before = True  # also if that attempt ended while this one waited here
         if known[0] == end:
             return None
         if self._in_flight:
-            return False  # where it ends depends on those before it
+            return False  # its offset depends on the appends before it
         if end > known[0]:
-            # It has landed since, or another's batch has.
+            # It has been appended since, or another batch has.
             self._queue.popleft()
             self._doubt_first_try(ticket, now)
             if self._doubts:
@@ -805,13 +810,13 @@ class Gate(Settling):
             return True
         if now < self._stamped_queued_until:
             self._queue.popleft()
-            self._answer_unknown(ticket, "an earlier try of this batch may still land, behind one ahead of it", now)
+            self._answer_unknown(ticket, "an earlier attempt may still be appended after one sent before it", now)
             return True
         self.memory.resolved(ticket)
         return None
 
     def _end_of_all_sent(self) -> int:
-        """Where the log ends once what is in flight has landed."""
+        """The log end once all appends in flight are appended."""
         if not self._in_flight:
             return self._log_end
         last = self._in_flight[-1]
@@ -826,10 +831,10 @@ class Gate(Settling):
 
     @staticmethod
     def _keep_from_stamping(ticket: Ticket) -> None:
-        """On a `true` topic a batch with old timestamps goes without a stamp: appended as always, or one alone."""
+        """On a `true` topic a batch with old timestamps is not fenced: appended unconditionally, or alone."""
         ticket.kind = Kind.OWN if ticket.kind is Kind.PLAIN else Kind.OWN_CONDITIONAL
         if ticket.append.producer_id >= 0:
-            ticket.stamp = NO_PRODUCER  # the broker never saw this producer's sequences: they would meet a gap
+            ticket.stamp = NO_PRODUCER  # the broker never got this producer's sequences and would find a gap
 
     def _read_tail(self, now: float) -> bool:
         if self._in_flight or (self._retry_at is not None and now < self._retry_at):

@@ -1,11 +1,11 @@
-"""What a gate knows and what waits there, and how an append is answered: what all parts of a gate stand on.
+"""State of a partition sequencer, how long it may be relied on, and how appends are answered.
 
-A gate is written in parts, base classes one upon the other, as a session is:
+A sequencer is a stack of base classes:
 
-    GateState     what is known of the partition, for how long it may be relied on, and how answers leave
-    Publishing    a new base for the stamp is being agreed on
-    Settling      what only the log can tell: doubts, and what lies where an append should be
-    Gate          the state machine: who gets the next turn, and what events mean (its docstring is the theory of all)
+    GateState     state of the partition, and answers
+    Publishing    agreement on a new fence base
+    Settling      what only the log can decide: in-doubt appends, and what lies at an expected offset
+    Gate          the state machine: admission and events (its module describes the theory)
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ IN_DOUBT = frozenset(
         13,  # NETWORK_EXCEPTION
     }
 )
-#: Of these, those that Kafka gives before it appends, or where something unexpected happens at any moment: given again
-#: for the same batch, while log end and sequence do not move, it is not appended and will not be.
+#: Those that Kafka gives before it appends, or after an unexpected failure at any moment. If the same batch gets the
+#: same one again while log end and sequence do not move, it was not appended and will not be.
 MAY_BE_FINAL = frozenset({Error.UNKNOWN_SERVER_ERROR, Error.KAFKA_STORAGE_ERROR})
-#: Answers to a stamped batch that speak of the stamp, not of the client's batch: read the log and decide anew.
+#: Errors of a fenced batch that concern the fence, not the client's batch: read the log and decide again.
 ABOUT_THE_STAMP = frozenset(
     {
         Error.OUT_OF_ORDER_SEQUENCE_NUMBER,
@@ -56,7 +56,7 @@ ABOUT_THE_STAMP = frozenset(
         90,  # PRODUCER_FENCED
     }
 )
-#: A batch that went under its producer's own id: that and the epoch, its sequence. (None, -1) for those without names.
+#: A batch under its own producer id: (producer id, epoch), sequence. (None, -1): batches without a name.
 BatchName = tuple[tuple[int, int] | None, int]
 _SENT_BEHIND = "SENT_BEHIND_A_FAILED_BATCH"
 POLICY = ConditionalPublish()
@@ -64,7 +64,7 @@ DEFAULT_NAMES = HeaderNames()
 
 
 class GateState:
-    """`names` – the record headers that say what an append expects."""
+    """`names`: the record headers that carry the expected offset."""
 
     def __init__(self, partition: TopicPartition, limits: GateLimits, names: HeaderNames = DEFAULT_NAMES) -> None:
         self.partition = partition
@@ -72,12 +72,12 @@ class GateState:
         self._limits = limits
         self._names = names
         self._queue: deque[Ticket] = deque()
-        self._granted: Ticket | None = None  # granted, not yet sent
+        self._granted: Ticket | None = None  # admitted, not yet sent
         self._in_flight: deque[Ticket] = deque()
         self._doubts: deque[Ticket] = deque()
         self._offered_count = 0
         self._sent_count = 0
-        self._looking: list[Ticket] = []  # mismatches whose offset is being looked at; they hold no turn
+        self._looking: list[Ticket] = []  # mismatches whose offset is being read; they do not block the queue
         self._retry_at: float | None = None
         self._effects: list[Effect] = []
         # Known while OPEN.
@@ -91,36 +91,42 @@ class GateState:
         self._warm_epoch = -1
         # Remembered whatever the phase.
         self.memory = Memory(limits)
-        self._transactions: dict[str, float] = {}  # that have joined: from when their coordinator's word counts
-        self._producers: dict[str, int] = {}  # the producer ids of those of them that have sent something here
-        self._joining: dict[tuple[str, int], None] = {}  # transactional ids, and connections, that wait to join
-        self._told_to_wait: OrderedDict[int, tuple[float, float]] = OrderedDict()  # producer ids: first when, and last
+        self._transactions: dict[
+            str, float
+        ] = {}  # transactions that joined: time from which the coordinator's word counts
+        self._producers: dict[str, int] = {}  # producer ids of the transactions that have sent an append here
+        self._joining: dict[tuple[str, int], None] = {}  # (transactional id, connection) that wait to join
+        self._told_to_wait: OrderedDict[int, tuple[float, float]] = (
+            OrderedDict()
+        )  # producer id: (first, last) time of its "try again"
         self._stamped_queued_until = float("-inf")
-        self._stamped_queued_to = -1  # the log end that the last of them would make
+        self._stamped_queued_to = -1  # the log end after the last of them
         self._own_queued_until = float("-inf")
-        self._own_queued: OrderedDict[BatchName, float] = OrderedDict()  # which these are, as far as they have names
+        self._own_queued: OrderedDict[BatchName, float] = (
+            OrderedDict()
+        )  # the appends behind `_own_queued_until`, by name
         self._check = Check.ON
-        self._clean = True  # every doubt being settled was acknowledged and only had to be confirmed
+        self._clean = True  # every in-doubt append so far was acknowledged and only had to be confirmed
         self._read_is_stale = False
-        self._settle_again = False  # the first doubt is to be looked at again at `_retry_at`
-        self._reads_to_resend = False  # SETTLING, and the tail was asked for
-        self._markers = 0  # that connections are about to have written, or wait for the answer to
-        self._written_by = float("-inf")  # one without an answer, at the latest
-        self._foreign: Tail | None = None  # PUBLISHING, since the partition knows an epoch that this process does not
-        self._holes: set[tuple[int, int]] = set()  # chains of which a batch was not found where it should be
-        self._accounted = False  # every append up to `_log_end` passed a gate, as far as this one knows
-        self._bases_due = float("-inf")  # by when its bases would have been published at one per `base_seconds`
+        self._settle_again = False  # read again for the first in-doubt append at `_retry_at`
+        self._reads_to_resend = False  # SETTLING, and a log-end snapshot was requested
+        self._markers = 0  # markers that connections are about to send, or wait for
+        self._written_by = float("-inf")  # latest time at which a marker without an answer is written
+        self._foreign: Tail | None = None  # PUBLISHING because the partition knows an epoch that this process does not
+        self._holes: set[tuple[int, int]] = set()  # pipelines with a batch that was not found at its offset
+        self._accounted = False  # every append up to `_log_end` passed a sequencer, as far as known here
+        self._bases_due = float("-inf")  # when its bases would have been published at one per `base_seconds`
 
-    # ---- what others may look at
+    # ---- properties
 
     @property
     def idle(self) -> bool:
-        """Nothing waits, nothing is on its way: no ticks needed, and dropping the gate costs only a cold start."""
+        """No append waits or is in flight. No ticks are needed, and dropping the object costs only a new read."""
         return not (self._queue or self._granted or self._in_flight or self._doubts or self._looking)
 
     @property
     def in_transaction(self) -> bool:
-        """It knows of a transaction here that may not be over, which nobody else could tell it again."""
+        """A transaction here may not be over, and only this process knows."""
         return bool(self._transactions or self._markers)
 
     @property
@@ -135,14 +141,14 @@ class GateState:
     def waiting(self) -> int:
         return len(self._queue)
 
-    # ---- what is known, and for how long
+    # ---- validity of what is known
 
     def _warm(self, ticket: Ticket, now: float) -> bool:
-        """Whether the broker that the ticket goes to is sure to know the stamp.
+        """Whether the broker on the append's connection is certain to know the fence.
 
-        It is the one that acknowledged a stamp, as that broker and as that leader: a connection from before the
-        acknowledgement does not outlive a restart, which may forget producers whose records are deleted; and a replica
-        that starts anew may not have what its leader forgot.
+        It must be the same broker process and the same leader that acknowledged a fence. A restart may forget producers
+        whose records are deleted; a connection opened before the acknowledgement would not survive it. A replica that
+        restarts may lack what its leader has forgotten.
         """
         return (
             self.phase is Phase.OPEN
@@ -153,7 +159,8 @@ class GateState:
         )
 
     def _is_last_epoch(self, epoch: int) -> bool:
-        """Of its producer id. On `required` topics it is good for one append, whose sequence is 0; see `Publishing`."""
+        """The last epoch of its producer id. On `required` topics it serves one append, with sequence 0
+        (`Publishing`)."""
         return epoch % self._limits.producer_epochs == self._limits.producer_epochs - 1
 
     def _tail_is_fresh(self, now: float) -> bool:
@@ -171,12 +178,12 @@ class GateState:
         self._end_as_of = float("-inf")
 
     def _another_transaction_is_open(self, ticket: Ticket, tail: Tail) -> bool:
-        """One that is known to have joined counts until its coordinator says that it is over, whatever the partition's
-        leader says: it may not have written yet, and after an admin's abort its own marker still comes.
+        """A transaction that joined counts until its coordinator reports its end, whatever the partition leader
+        reports: it may not have written yet, and after an admin's abort its own marker is still to come.
 
-        Two transactions that have only joined each other's partitions must not both wait: so one that has joined
-        counts for another only once the leader knows a record of it, or when it is ending and waits for nobody. Where
-        its marker comes in between all the same, that is seen by where the other's append lands.
+        Two transactions that have only joined each other's partitions must not wait for each other. So a joined
+        transaction counts for another only once the leader knows a record of it, or when it is ending. If its marker
+        comes in between, the other append's offset shows it.
         """
         if ticket.append.expected_base_offset is None:
             return False
@@ -185,12 +192,12 @@ class GateState:
         joined = self._transactions.keys() - {ticket.transactional_id}
         if not ticket.append.transactional:
             return bool(joined)
-        # Its own may be ending, too: its producer's last one.
+        # Its own transactional id may be ending, too: the producer's previous transaction.
         return ticket.transactional_id in tail.ending_transactions or not joined.isdisjoint(tail.ending_transactions)
 
     @staticmethod
     def _knows_transaction(ticket: Ticket, tail: Tail) -> bool:
-        """What its coordinator says of it was asked for since it came."""
+        """Whether the coordinator was queried after the append arrived."""
         if tail.transactions_as_of < ticket.offered_at:
             return False
         named, known = ticket.transactional_id, tail.producer_ids
@@ -204,7 +211,8 @@ class GateState:
 
     @staticmethod
     def _timestamps(ticket: Ticket, tail: Tail, now: float) -> Refusal | None:
-        """A batch whose records are too old would make the broker forget the stamp (it goes by record timestamps)."""
+        """Refuse a batch with too old records: the broker ages a producer by record timestamps and would forget the
+        fence."""
         if tail.log_append_time or not ticket.kind.stamped:
             return None
         oldest_ms = int((now + tail.wall_minus_monotonic_seconds - tail.expiration_seconds / 2) * 1000)
@@ -220,17 +228,17 @@ class GateState:
         landed = self.memory.add(ticket, log_append_time_ms)
         if self._tail is not None and self.phase in (Phase.OPEN, Phase.SETTLING):
             self._log_end = max(self._log_end, ticket.at + ticket.append.record_count)
-            # The log ended behind it when it was appended: by this send, if Kafka says so. If it was found in the log,
-            # that may have been long ago.
+            # The log ended before it when it was appended: at this send, if Kafka reports so. If it was found in the
+            # log, the append may be much older.
             self._end_as_of = float("-inf") if ticket in self._doubts or ticket.sent_at is None else ticket.sent_at
-            # Records may be half of the setting old when they are sent; what is left over is for requests in a queue.
+            # Records may be half of the setting old when sent. The remaining quarter covers requests in a queue.
             tail = self._tail
             self._warm_until = min(now + tail.expiration_seconds / 4, tail.expiration_known_until)
             self._warm_since, self._warm_epoch = now, ticket.leader_epoch
             if self._check is Check.REQUIRED and self._is_last_epoch(self._epoch):
                 self._go_cold()
         if ticket.at + ticket.append.record_count >= self._stamped_queued_to:
-            self._stamped_queued_until = float("-inf")  # its sequence is taken now
+            self._stamped_queued_until = float("-inf")  # its sequence is used now
         return landed
 
     # ---- answers
@@ -251,9 +259,9 @@ class GateState:
         )
 
     def _may_not_wait(self, ticket: Ticket, tail: Tail, now: float) -> bool:
-        """Another transaction has what this one wants. Whoever owns something itself must let go of it: that other one
-        may be about to want just that, unless it is ending. What the waiting one owns by other processes is not known
-        here: there it waits for so long.
+        """Another transaction owns what this one needs. A transaction that owns a partition must give up, since the
+        other may need that one, unless the other is ending. What this transaction owns through other instances is not
+        known here, so then it waits for `transaction_wait_seconds`.
         """
         if not ticket.append.transactional:
             return False
@@ -265,7 +273,7 @@ class GateState:
         producer_id = ticket.append.producer_id
         since, last = self._told_to_wait.pop(producer_id, (now, now))
         if now - last > self._limits.transaction_wait_seconds:
-            since = now  # that was another time
+            since = now  # an earlier, separate wait
         waited = now - since > self._limits.transaction_wait_seconds
         if waited and not ticket.alone:
             return True
@@ -285,11 +293,11 @@ class GateState:
         self._answer(ticket, result, refusal.reason)
 
     def _answer_later(self, ticket: Ticket, why: str) -> None:
-        """6: nothing was appended, try again. It is retriable for every client, and refreshes its metadata."""
+        """Error 6: not appended, try again. Every client retries on it and refreshes its metadata."""
         self._answer_error(ticket, Error.NOT_LEADER_OR_FOLLOWER, f"TRY_AGAIN {why}", "try_again")
 
     def _answer_unknown(self, ticket: Ticket, why: str, now: float, *, queued: bool = True) -> None:
-        """7: it may be in the log or not, or, if it may still be `queued` in a broker, come to be there."""
+        """Error 7: it may be in the log. If it may be `queued` in a broker, it may also be appended later."""
         self.memory.add_unresolved(ticket)
         self._holes.add(chain_of(ticket))
         if not queued or not ticket.attempts:
@@ -304,7 +312,7 @@ class GateState:
         self._answer_error(ticket, Error.REQUEST_TIMED_OUT, f"OUTCOME_UNKNOWN {why}", "outcome_unknown")
 
     def _note_own_queued(self, ticket: Ticket) -> None:
-        """So that its own retry need not wait for it: which of the two comes first is for Kafka to say."""
+        """So that its own retry need not wait for it: Kafka decides which of the two comes first."""
         named = ticket.stamp is None and ticket.append.producer_id >= 0
         name = (ticket.producer, ticket.append.base_sequence) if named else (None, -1)
         self._own_queued[name] = self._own_queued_until
@@ -321,7 +329,7 @@ class GateState:
         return self._own_queued.get((ticket.producer, ticket.append.base_sequence), now) > now
 
     def _is_not_queued(self, ticket: Ticket) -> None:
-        """The log has it. If an earlier try of it still comes to a broker, that one is a duplicate."""
+        """The log has it. If an earlier attempt still reaches a broker, Kafka takes it for a duplicate."""
         if self._own_queued.pop((ticket.producer, ticket.append.base_sequence), None) is not None:
             self._own_queued_until = max(self._own_queued.values(), default=float("-inf"))
 
@@ -336,7 +344,7 @@ class GateState:
     def _answer(self, ticket: Ticket, result: PartitionResult, reason: str | None = None) -> None:
         self._effects.append(Answer(ticket, result, reason))
         if result.error_code == Error.NONE:
-            self.memory.resolved(ticket)  # an error speaks of this try alone: one before it may still be queued
+            self.memory.resolved(ticket)  # an error covers this attempt only: an earlier one may still be queued
         for follower in ticket.followers:
             self._effects.append(Answer(follower, result, reason))
         ticket.followers.clear()
@@ -345,11 +353,11 @@ class GateState:
                 other.behind = sent_behind(other, result)
 
     def _sent_behind(self, ticket: Ticket) -> Iterator[Ticket]:
-        """The rest of a chain: from the same producer on the same connection, before it could know of a failure.
-        Batches without a producer id are no chain where neither of the two expects anything.
+        """The rest of a pipeline: same producer, same connection, sent before the failure was known. Batches without a
+        producer id are pipelined only if one of the two has an expected offset.
 
-        A -> Kafka, B -> Kafka (next sequence), A is refused, B meets the gap (45). B must not be tried again by itself:
-        it would land behind a hole.
+        1. A and B (the next sequence) are sent. 2. Kafka refuses A. 3. B fails at the gap (45).
+        B must not be sent again alone: it would be appended after a gap.
         """
         granted = () if self._granted is None else (self._granted,)
         for other in (*self._in_flight, *granted, *self._doubts, *self._queue):
@@ -362,18 +370,18 @@ class GateState:
                 yield other
 
     def _again(self, ticket: Ticket) -> None:
-        """Back to the head of the queue; those that were sent before it stay before it."""
+        """Put it back to the head of the queue, after the appends that were sent before it."""
         if ticket.attempts >= self._limits.attempts_max:
-            self._answer_later(ticket, f"Kafka refused its stamp {ticket.attempts} times")
+            self._answer_later(ticket, f"Kafka refused the fence {ticket.attempts} times")
             return
         position = sum(1 for t in self._queue if 0 < t.sent_as < ticket.sent_as)
         self._queue.insert(position, ticket)
 
 
 def sent_behind(ticket: Ticket, failed: PartitionResult) -> PartitionResult:
-    """What a batch is told that was sent behind a failed one: the same code, the same words.
+    """Answer of a batch that was sent after a failed one: same code and message.
 
-    Except that an error about sequences (Kafka's word on an unconditional batch) is none of a conditional one's.
+    Kafka's errors about sequences do not apply to a conditional append: it gets POLICY_VIOLATION instead.
     """
     said = failed.error_message or f"error {failed.error_code}"
     code = failed.error_code

@@ -1,6 +1,6 @@
-"""What lies in the log, compared with an append that may have landed there.
+"""Compare what lies in the log with an append that may have been appended there.
 
-Reading it may take long, so it is done outside the event loop (`net/reads.py`) where it can be.
+Reading a batch may take long, so `net/reads.py` does it outside the event loop where possible.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @value
 class Landed:
-    """An acknowledged batch, or one that was found in the log."""
+    """A batch that was acknowledged, or found in the log."""
 
     base_offset: int
     record_count: int
@@ -40,9 +40,9 @@ class Landed:
 
 
 def read_landed(batch: memoryview, offset: int, ticket: Ticket, names: HeaderNames, bytes_max: int) -> Landed | None:
-    """What the log has at `offset`, None if no batch begins there (or it cannot be decoded).
+    """The batch at `offset`; None if no batch begins there, or it cannot be decoded.
 
-    It has the ticket's digest if it has its records.
+    Its digest is the append's if it has the same records.
     """
     try:
         header = parse_batch_header(batch)
@@ -57,11 +57,11 @@ def read_landed(batch: memoryview, offset: int, ticket: Ticket, names: HeaderNam
 
 
 def _has_its_records(batch: memoryview, header: BatchHeader, scan: BatchScan, ticket: Ticket, bytes_max: int) -> bool:
-    """The broker may have written them anew."""
+    """Whether the records are equal, although the broker may have rewritten the batch."""
     if scan.digest == ticket.digest:
         return True
-    # The broker replaced the timestamps, or the writer did when it made its named write again (Spark does, after a
-    # restart): the rest is compared.
+    # Timestamps may differ: the broker replaced them, or the writer did when it repeated a write-id (Spark, after a
+    # restart). Compare the rest.
     replaced = header.is_log_append_time or (scan.write_id is not None and scan.write_id == ticket.append.write_id)
     if header.record_count != ticket.append.record_count or not (
         replaced or may_be_rewritten(scan.digest, ticket.digest)

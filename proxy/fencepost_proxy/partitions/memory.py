@@ -1,8 +1,8 @@
-"""What a gate remembers of batches whose story is over, or broke off: by what a retry is known, and told the same.
+"""Batches that a sequencer has answered: recognises retries and repeats their answers.
 
-Lost with the process, bounded by `GateLimits`, oldest first. Decides nothing: `gate.py` asks.
+In memory only, bounded by `GateLimits`, oldest dropped first. It decides nothing: `gate.py` queries it.
 
-Kafka does this for a producer's own sequences. Those of stamped batches never reach it, so for them it is done here.
+Kafka does this for a producer's own sequences. Those of fenced batches never reach Kafka.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fencepost_policies.append import Refusal
 from fencepost_proxy.partitions.events import GateLimits, Kind, Stamp, Ticket
 from fencepost_proxy.partitions.landed import Landed
 
-#: As many batches of a producer as Kafka would know again.
+#: As many batches of a producer as Kafka recognises.
 _PER_PRODUCER = 5
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
@@ -23,7 +23,7 @@ _Producer = tuple[int, int]
 
 
 class Memory:
-    """See the module. Everything is by ticket; a ticket's producer is (id, epoch)."""
+    """See the module. Keyed by ticket; a producer is (id, epoch)."""
 
     def __init__(self, limits: GateLimits) -> None:
         self._limits = limits
@@ -44,10 +44,10 @@ class Memory:
         for producer, batches in self.stamped.items():
             self.stamped[producer] = deque((b for b in batches if b[1].end <= offset), maxlen=_PER_PRODUCER)
 
-    # ---- batches that landed under a stamp
+    # ---- fenced batches that were appended
 
     def note_stamped(self, ticket: Ticket) -> None:
-        """Its producer's sequences do not all reach Kafka, from now on."""
+        """From now on, not all sequences of its producer reach Kafka."""
         self._of_producer(ticket)
 
     def is_stamped(self, ticket: Ticket) -> bool:
@@ -64,7 +64,7 @@ class Memory:
         return landed
 
     def retry_of(self, ticket: Ticket) -> Landed | None:
-        """What became of this very batch, by its producer's sequence and its records."""
+        """Where this batch was appended, by its producer's sequence and its records."""
         for first, landed in self.stamped.get(ticket.producer, ()):
             if first == ticket.append.base_sequence and landed.digest == ticket.digest:
                 return landed
@@ -76,7 +76,7 @@ class Memory:
         _bound(self.stamped, self._limits.remembered_producers_max)
         return recent
 
-    # ---- batches that went under their own producer id
+    # ---- batches sent under their own producer id
 
     def add_own(self, ticket: Ticket) -> None:
         recent = self._own.setdefault(ticket.producer, deque(maxlen=_PER_PRODUCER))
@@ -86,29 +86,29 @@ class Memory:
         _bound(self._own, self._limits.remembered_producers_max)
 
     def went_as_own(self, ticket: Ticket) -> bool:
-        """Kafka knows a duplicate of it by its own sequence, and by nothing else."""
+        """Kafka recognises a duplicate of it by its own sequence only."""
         return ticket.append.producer_id >= 0 and ticket.append.base_sequence in self._own.get(ticket.producer, ())
 
-    # ---- batches that ended unknown
+    # ---- batches with an unknown outcome
 
     def add_unresolved(self, ticket: Ticket) -> None:
         if ticket.append.producer_id < 0 or ticket.stamp is None:
             return
-        at = -1 if ticket.kind is Kind.OWN else ticket.at  # without a producer id, and anywhere
+        at = -1 if ticket.kind is Kind.OWN else ticket.at  # without a producer id, at any offset
         if at is not None and (ticket.kind.stamped or ticket.kind is Kind.OWN):
             key = (ticket.producer, ticket.append.base_sequence)
             self._unresolved[key] = (ticket.digest, at, ticket.stamp)
             _bound(self._unresolved, self._limits.remembered_batches_max)
 
     def unresolved(self, ticket: Ticket) -> tuple[int, Stamp] | None:
-        """Where its earlier try should be, and under which stamp; -1 and `NO_PRODUCER` if it may be anywhere."""
+        """Expected offset and fence of its earlier attempt; -1 and `NO_PRODUCER` if it may be at any offset."""
         known = self._unresolved.get((ticket.producer, ticket.append.base_sequence))
         return known[1:] if ticket.kind.stamped and known is not None and known[0] == ticket.digest else None
 
     def resolved(self, ticket: Ticket) -> None:
         self._unresolved.pop((ticket.producer, ticket.append.base_sequence), None)
 
-    # ---- batches that landed elsewhere
+    # ---- batches appended elsewhere than expected
 
     def add_violation(self, ticket: Ticket, refusal: Refusal) -> None:
         for name in names_of(ticket):
@@ -124,7 +124,7 @@ class Memory:
 
 
 def names_of(ticket: Ticket) -> Iterator[tuple[object, ...]]:
-    """By what a retry of it can be known: its producer's sequence, its write-id."""
+    """What identifies a retry: the producer's sequence, the write-id."""
     append = ticket.append
     if append.producer_id >= 0:
         yield append.producer_id, append.producer_epoch, append.base_sequence
@@ -133,7 +133,7 @@ def names_of(ticket: Ticket) -> Iterator[tuple[object, ...]]:
 
 
 def same_write(one: Ticket, other: Ticket) -> bool:
-    """One is a retry of the other, as they name themselves and by their records."""
+    """Whether one is a retry of the other, by identification and records."""
     return one.digest == other.digest and not set(names_of(one)).isdisjoint(names_of(other))
 
 

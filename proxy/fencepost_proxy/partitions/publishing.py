@@ -1,12 +1,12 @@
-"""The base of the stamp on `required` topics: which offset has sequence 0, in which epoch. All processes agree on it.
+"""The fence base on `required` topics: which offset has sequence 0, in which epoch. All instances agree on it.
 
-There every append is stamped, so log end and next sequence move together, and the shift is the base. Where they do not,
-somebody appended around the proxies: nothing goes on before a new base is stored where all processes read it.
+There every append is fenced, so log end and next sequence move together, and the shift is the base. If they differ, a
+writer has bypassed the proxies. No append is admitted until a new base is stored where all instances read it.
 
-A new base needs a new epoch, and a producer id has 32,768. Epochs go on with the next shared producer id: epoch 32,768
-is epoch 0 of the second one. Kafka does not refuse what still waits in a queue under the old id for an append under the
-new one. So the last epoch of an id is used for one append, with sequence 0. After it Kafka refuses whatever still comes
-under the old id: older epochs, and everything else with sequence 0.
+A new base needs a new epoch, and a producer id has 32,768 epochs. Epochs continue with the next shared producer id:
+epoch 32,768 is epoch 0 of the second one. Kafka does not compare appends queued under the old id with those under the
+new one. So the last epoch of an id serves one append, with sequence 0. From then on Kafka refuses everything under the
+old id: older epochs by their epoch, the last epoch by its sequence.
 """
 
 from __future__ import annotations
@@ -17,17 +17,13 @@ from fencepost_proxy.types import SEQUENCE_MODULUS
 
 
 class Publishing(GateState):
-    """Phase PUBLISHING: from a tail that the base does not fit, to a base that is stored (`BasePublished`)."""
+    """Phase PUBLISHING: from a log-end snapshot that does not fit the base, to a stored base (`BasePublished`)."""
 
     def _stamp_left_behind(self, tail: Tail) -> str | None:
-        """Why the published base no longer fits the log, None if it does.
-
-        On a `required` topic every append is stamped, so log end and next sequence move together. Where they do not,
-        somebody appended around the proxies. All processes must agree on the new base before any of them uses it.
-        """
+        """Why the published base no longer fits the log; None if it fits."""
         epoch, base = tail.stamp_base
         if tail.log_end_offset < base:
-            return f"the log ends at {tail.log_end_offset}, before the stamp's base {base}"
+            return f"log end {tail.log_end_offset} is before the fence base {base}"
         state = tail.producer_state
         if self._is_last_epoch(epoch):
             if tail.log_end_offset != base or (state is not None and state.producer_epoch >= epoch):
@@ -36,18 +32,18 @@ class Publishing(GateState):
         if state is None:
             return None
         if state.producer_epoch > epoch:
-            return f"the partition knows the stamp's epoch {state.producer_epoch}, published is {epoch}"
+            return f"the partition has fence epoch {state.producer_epoch}, published is {epoch}"
         next_sequence = state.next_sequence if state.producer_epoch == epoch else 0
         if next_sequence != (tail.log_end_offset - base) % SEQUENCE_MODULUS:
-            return f"the log ends at {tail.log_end_offset}, the stamp's next sequence is {next_sequence} above {base}"
+            return f"log end {tail.log_end_offset} is not the fence's next sequence {next_sequence} plus base {base}"
         return None
 
     def _new_base(self, tail: Tail, reason: str) -> PublishBase:
-        """What the processes should agree on. An epoch has one base for ever, so a new base needs a new epoch.
+        """The base to propose. An epoch has one base, so a new base needs a new epoch.
 
-        But not where another writer used the stamp's producer id under an epoch that has no base: to go on after its
-        last sequence is the safer way, since the first append under a new epoch has no sequence to be compared with.
-        Only its last epoch is left at once: Kafka refuses all others of that producer id by now.
+        Exception: another writer used the shared producer id under an epoch that has no base. Then its epoch is kept,
+        after its last sequence, since the first append under a new epoch has no sequence to compare. The last epoch is
+        never kept: Kafka refuses all others of that producer id by then.
         """
         epoch, _ = tail.stamp_base
         state = tail.producer_state
@@ -59,7 +55,7 @@ class Publishing(GateState):
         return PublishBase(self.partition, epoch + 1, tail.log_end_offset, reason)
 
     def _publish(self, tail: Tail, reason: str, now: float) -> None:
-        """Later, if there were too many of late. Meanwhile appends wait, then are answered with a retriable error."""
+        """Delayed if there were too many recently. Meanwhile appends wait, then get a retriable error."""
         limits = self._limits
         due = max(self._bases_due, now)
         if due - now > limits.bases_burst * limits.base_seconds:
@@ -71,12 +67,14 @@ class Publishing(GateState):
         self._effects.append(self._new_base(tail, reason))
 
     def _report_foreign_epoch(self, tail: Tail) -> None:
-        last = max(tail.log_end_offset - 1, 0)  # his batch; where it begins the tail does not say
+        last = max(
+            tail.log_end_offset - 1, 0
+        )  # the last record of the foreign batch; the snapshot does not show where it begins
         self._effects.append(Violation(self.partition, last, log_end_offset=tail.log_end_offset))
 
     @staticmethod
     def _first_unstamped(tail: Tail) -> int | None:
-        """Where the log left the stamp behind; None where it did not get longer but shorter, or by an unknown epoch."""
+        """First offset that is not fenced; None if the log became shorter, or has an unknown epoch."""
         epoch, base = tail.stamp_base
         state = tail.producer_state
         if state is None or state.producer_epoch > epoch or tail.log_end_offset < base:
@@ -90,7 +88,7 @@ class Publishing(GateState):
         if self.phase is Phase.PUBLISHING:
             self.phase = Phase.COLD
             if ok and ours and foreign is not None:
-                # No process had published a base under that epoch: it is nobody's of ours.
+                # No instance had published a base under that epoch, so another writer used it.
                 self._report_foreign_epoch(foreign)
             if not ok:
                 self._retry_at = now + self._limits.read_retry_seconds

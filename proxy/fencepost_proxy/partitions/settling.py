@@ -1,15 +1,15 @@
-"""What only the log can tell: how an append in doubt ended, and whose batch lies where one should be.
+"""Resolver: decides from the log how an in-doubt append ended, and which batch lies at an expected offset.
 
-Three questions are answered by a look (`Look`) at the offset where an append expected to be:
+Three cases need a read (`Look`) at the offset where an append was expected:
 
-- *In doubt*: its connection was lost, or its answer says nothing certain. What cannot be proved to be the client's own
-  is never called success: a batch in the log is proved by its write-id, or by our stamp with this process's *tag* in it
-  and records equal to those that this process sent there. Where nothing lies yet, and the partition still waits for
-  just that stamp, the batch is sent again: one of the two lands. The table is at `_settled_by_look`.
-- *A mismatch*: its expectation does not hold. Before it is refused: it may be a retry whose first try is there.
-- *A violation*: it was appended elsewhere than it expected. The report names who lies where it should be.
+- *In doubt*: its connection was lost, or its answer is not conclusive. Only a batch proved to be the client's own is
+  reported as success. Proof is its write-id, or the fence with this process's *instance id* and the records that this
+  process sent there. If the log still ends there and waits for this fence, the batch is sent again: only one of the two
+  is appended. The cases are in `_settled_by_look`.
+- *Mismatch*: the expectation does not hold. Before it is refused: it may be a retry that is already in the log.
+- *Violation*: it was appended at another offset. The report names the producer of the batch at the expected one.
 
-Doubts are settled one by one, in order; meanwhile nobody else gets a turn. Those of the other two kinds hold no turn.
+In-doubt appends are resolved one by one, in order, and block all admissions. The other two cases block none.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from fencepost_proxy.types import SEQUENCE_MODULUS
 from fencepost_proxy.wire.batch import parse_batch_header
 from fencepost_proxy.wire.produce import PartitionResult
 
-#: The cause where an append with the same fence sequence lies at the expected offset: Kafka refuses the second one.
+#: Cause of a violation if the batch at the expected offset has the same fence sequence, which Kafka would refuse.
 FORGOTTEN = (
     "Kafka had forgotten the proxy's producer id and did not compare: producer.id.expiration.ms was lowered, or its "
     "clock was moved"
 )
-#: Answers to a resend that only say that it cannot be had now.
+#: Answers to a resend that are temporary.
 _FOR_NOW = frozenset(
     {
         Error.UNKNOWN_TOPIC_OR_PARTITION,
@@ -55,7 +55,7 @@ _FOR_NOW = frozenset(
 
 
 class Settling(Publishing):
-    """Phase SETTLING, and those appends of any phase that hold no turn since they are being looked at."""
+    """Phase SETTLING, and the appends of any phase that are being looked up without blocking others."""
 
     def _looked(self, ticket: Ticket, result: LookResult, now: float) -> None:
         if ticket in self._doubts:
@@ -80,7 +80,7 @@ class Settling(Publishing):
                 return
             gone = isinstance(result, OutOfRange) or (isinstance(result, Found) and _is_compacted(result, ticket))
             if gone:
-                # Deleted: by now nobody can say what lay there, unless this process remembers.
+                # Deleted: only this process's memory can show what lay there.
                 there = self.memory.landed.get(expected)
             self._end_mismatch(ticket, there, now, deleted=there is None and gone)
 
@@ -89,10 +89,10 @@ class Settling(Publishing):
             return found.landed
         return read_landed(found.batch, offset, ticket, self._names, self._limits.decompressed_bytes_max)
 
-    # ---- mismatches: whose batch lies there?
+    # ---- mismatches: which batch lies there?
 
     def _mismatch(self, ticket: Ticket, expected: int, end: int, now: float) -> None:
-        """The expectation does not hold. Before it is refused: might it be a retry whose first try is there?"""
+        """The expectation does not hold. Before refusing, check whether it is a retry that is already in the log."""
         ticket.actual = end
         if not 0 <= expected < end or ticket.append.contradiction is not None:
             self._end_mismatch(ticket, None, now)
@@ -106,8 +106,8 @@ class Settling(Publishing):
         self._effects.append(Look(ticket, expected))
 
     def _sequence_is_taken(self, ticket: Ticket) -> bool:
-        """Its transaction is open here and has come past it: so the log has it, at whatever offset. Sent again, it is a
-        duplicate, and Kafka says where it lies."""
+        """Its open transaction here has passed its sequence, so the log has it, at some offset. A resend is a
+        duplicate, and Kafka reports the offset."""
         if not ticket.append.transactional or self._tail is None:
             return False
         known = self._tail.in_transaction.get(ticket.append.producer_id)
@@ -117,7 +117,7 @@ class Settling(Publishing):
 
     @staticmethod
     def _is_itself(found: Found, there: Landed, ticket: Ticket) -> bool:
-        """Of a transactional batch: it is the one that was found. By its producer's sequence it names itself."""
+        """For a transactional batch: whether it is the one found, by its producer's sequence."""
         append = ticket.append
         if not append.transactional or there.digest != ticket.digest:
             return False
@@ -137,16 +137,16 @@ class Settling(Publishing):
         if there is not None and equal and self._names_itself(ticket, there):
             self._accept(ticket, there)
         elif self._own_queued_until > now and self._is_queued(ticket, now):
-            # It would land behind its refusal: in its producer's next transaction, if that has the same epoch.
-            self._answer_later(ticket, "an earlier try of this batch may still be on its way")
+            # It might be appended after its refusal, in its producer's next transaction if that has the same epoch.
+            self._answer_later(ticket, "an earlier attempt of this batch may still be queued")
         else:
             refusal = offset_mismatch(ticket.append, ticket.actual, self._log_start(), possibly_yours=equal)
             self._refuse(ticket, refusal)
 
     def _confirm(self, ticket: Ticket, result: PartitionResult) -> None:
-        """Kafka says that a batch under its producer's own id is there: this one, or another one with its sequence.
+        """Kafka reports that a batch under its own producer id is there: this one, or another with its sequence.
 
-        That may be one of a transaction before, which sat in a broker's queue while that was aborted.
+        That may be one of an earlier transaction that waited in a broker's queue while its transaction was aborted.
         """
         ticket.said_at = result.base_offset
         self._looking.append(ticket)
@@ -166,17 +166,19 @@ class Settling(Publishing):
             where = f"topic={self.partition.topic} partition={self.partition.partition}"
             message = (
                 f"SEQUENCE_TAKEN {where} offset={at}: an earlier batch of this producer has its sequence number "
-                f"({ticket.append.base_sequence}) and other records; abort the transaction and begin a new epoch"
+                f"({ticket.append.base_sequence}) and other records (abort the transaction and begin a new epoch)"
             )
             self._refuse(ticket, Refusal(Error.POLICY_VIOLATION, "sequence_taken", message))
         else:
-            self._answer_unknown(ticket, "Kafka has it, but it could not be read back", now, queued=False)
+            self._answer_unknown(
+                ticket, "Kafka reports it as a duplicate, but it could not be read back", now, queued=False
+            )
 
     @staticmethod
     def _names_itself(ticket: Ticket, there: Landed) -> bool:
         return there.write_id is not None and there.write_id == ticket.append.write_id
 
-    # ---- violations: who lies where it should be?
+    # ---- violations: which batch lies at the expected offset?
 
     def _landed_elsewhere(self, ticket: Ticket, result: PartitionResult, now: float) -> None:
         assert ticket.at is not None
@@ -185,8 +187,7 @@ class Settling(Publishing):
             ticket.at = result.base_offset
             self._accept(ticket, self.memory.add(ticket, result.log_append_time_ms), result.log_start_offset)
             return
-        self._accounted = False  # what the next look at the log would find is reported by this
-        # The report names who lies where it should be.
+        self._accounted = False  # this report covers what the next read of the log would find
         ticket.appended_at = result.base_offset
         ticket.deadline = now + self._limits.violation_seconds
         self._looking.append(ticket)
@@ -197,12 +198,12 @@ class Settling(Publishing):
         assert ticket.appended_at is not None
         producer_id, is_marker = _producer_of(result)
         if is_marker and (ticket.append.transactional or ticket.seen_to is not None):
-            # Of a transaction that had only joined, as it may, or joined when nobody knew any more whether this one
-            # would come: nobody writes around the proxy.
+            # Of a transaction that had only joined, as allowed, or joined after this append's outcome became unknown:
+            # no writer bypasses the proxy.
             why = "the marker of another transaction came between"
         else:
             forgotten = isinstance(result, Found) and _has_its_sequence(result, ticket)
-            why = FORGOTTEN if forgotten else "somebody writes to this partition around the proxy"
+            why = FORGOTTEN if forgotten else "a client bypasses the proxy and writes to this partition"
             self._effects.append(
                 Violation(self.partition, ticket.at, ticket.appended_at, producer_id=producer_id, forgotten=forgotten)
             )
@@ -215,7 +216,7 @@ class Settling(Publishing):
         self.memory.add_violation(ticket, refusal)
         self._refuse(ticket, refusal)
 
-    # ---- doubts: the log decides
+    # ---- in-doubt appends
 
     def _doubt(self, ticket: Ticket, until: float) -> None:
         ticket.settle_until = until
@@ -223,7 +224,7 @@ class Settling(Publishing):
         self._doubts.append(ticket)
 
     def _settle(self, now: float) -> None:
-        """Nothing is in flight or granted."""
+        """No append is in flight or admitted."""
         self.phase = Phase.SETTLING
         self._clean = True
         self._holes.clear()
@@ -237,33 +238,33 @@ class Settling(Publishing):
             assert at is not None
             self._effects.append(Look(ticket, at))
         elif ticket.behind is not None or chain_of(ticket) in self._holes:
-            # Kafka would find a gap, but only if it knows this producer.
+            # Kafka would find the gap, but only if it knows this producer.
             self._settled(ticket, now)
-            self._answer_unknown(ticket, "what was sent before it has failed, or its outcome is not known", now)
+            self._answer_unknown(ticket, "an append sent before it failed or has an unknown outcome", now)
         else:
             self._effects.append(Resend(ticket))
 
     def _settled_by_look(self, ticket: Ticket, result: LookResult, now: float) -> None:
-        """One row per thing that can lie at the offset where the in-doubt batch should be.
+        """Cases, by what lies at the offset where the in-doubt batch should be.
 
         | the log has there              | then                                                                  |
         |--------------------------------|-----------------------------------------------------------------------|
-        | our stamp, our records, and    |                                                                       |
+        | our fence, our records, and    |                                                                       |
         | … its write-id                 | success                                                               |
-        | … our tag                      | success; but as anything else if its only send was called a duplicate |
-        | … another process's tag        | as anything else: that process's client won with an equal batch       |
-        | … no tag (the broker wrote the | success if Kafka said 0 (LogAppendTime) or nothing was expected; else |
-        | batch anew)                    | 7, "may be yours"                                                     |
-        | our stamp, compacted           | 7: whose it was nobody can say                                        |
-        | what has another producer id,  | it may lie behind that, or come there yet: look there. An expectation |
-        | or a sequence before its own   | did not hold then: a violation if it is found; else 7                 |
-        | anything else                  | it can never land: its sequence is taken. Decide anew, as a mismatch  |
-        | a batch not replicated yet     | look again until `settle_until`, then 7                               |
-        | nothing, and it ends there     | send it again, if the partition waits for this stamp; else 7. If      |
+        | … our instance id              | success; "any other batch" if its only send was answered as duplicate |
+        | … another instance's id        | as "any other batch": that instance's client won with an equal batch  |
+        | … no instance id (the broker   | success if Kafka answered 0 (LogAppendTime) or nothing was expected;  |
+        | rewrote the batch)             | else 7, "may be yours"                                                |
+        | our fence, compacted           | 7: the sender cannot be found out                                     |
+        | another producer id,           | it may lie, or still be appended, after that: read there. If found,   |
+        | or an earlier sequence         | the expectation did not hold: a violation; else 7                     |
+        | any other batch                | its sequence is used, it is never appended. Decide again as mismatch  |
+        | a batch not replicated yet     | read again until `settle_until`, then 7                               |
+        | nothing, and it ends there     | send it again if the partition waits for this fence; else 7           |
         | … Kafka gave the same error    |                                                                       |
-        | to it twice (`MAY_BE_FINAL`)   | that error: it was not appended, and would not be the next time       |
-        | nothing, and it ends before    | 7: its predecessor is missing. Should it come, Kafka compares it      |
-        | what cannot be read now        | look again until `settle_until`, then 7                               |
+        | to it twice (`MAY_BE_FINAL`)   | that error: it was not appended, and would not be next time           |
+        | nothing, and it ends before    | 7: its predecessor is missing. If that arrives, Kafka compares it     |
+        | unreadable now                 | read again until `settle_until`, then 7                               |
         """
         assert ticket.at is not None
         match result:
@@ -274,9 +275,11 @@ class Settling(Publishing):
                     self._sequence_is_lost(ticket, now)
                 else:
                     self._settled(ticket, now)
-                    self._answer_unknown(ticket, "another append came before it, and it may still land behind", now)
+                    self._answer_unknown(
+                        ticket, "another append came first, and it may still be appended after that", now
+                    )
             case NotYet(log_end) if log_end <= ticket.at and ticket.sent_at is None:
-                # Its last try may still be queued in Kafka: see `_first_try_decides` at its turn.
+                # Its last attempt may still be queued in Kafka: `_first_try_decides` handles it.
                 self._settled(ticket, now)
                 self._decide_anew(ticket)
             case NotYet(log_end) if log_end == ticket.at and self._may_decide(ticket):
@@ -287,7 +290,9 @@ class Settling(Publishing):
                 self._answer_in_doubt(ticket, now)
             case OutOfRange():
                 self._settled(ticket, now)
-                self._answer_unknown(ticket, "what was appended there is no longer readable", now, queued=False)
+                self._answer_unknown(
+                    ticket, "the record at the expected offset is no longer readable", now, queued=False
+                )
             case _:
                 self._settle_later(ticket, now)
 
@@ -301,7 +306,9 @@ class Settling(Publishing):
         there = self._read_landed(found, at, ticket)
         if self._is_stamp(found, ticket) and _is_compacted(found, ticket):
             self._settled(ticket, now)
-            self._answer_unknown(ticket, "what was appended there is compacted: may be yours", now, queued=False)
+            self._answer_unknown(
+                ticket, "the record at the expected offset is compacted: may be yours", now, queued=False
+            )
             return
         if there is None or there.digest != ticket.digest or not self._is_stamp(found, ticket):
             self._sequence_is_lost(ticket, now)
@@ -323,16 +330,18 @@ class Settling(Publishing):
                 ticket, now, clean=ticket.acknowledged and self._tail is not None and self._tail.log_append_time
             )
         elif mine is None:
-            # This very send, or an equal batch of another client that won the race through another process.
+            # This send, or an equal batch of another client that won the race through another instance.
             self._settled(ticket, now)
-            why = "the connection to Kafka was lost; an equal batch lies there: may be yours"
+            why = "connection to Kafka lost, and an equal batch is at the expected offset: may be yours"
             self._answer_unknown(ticket, why, now, queued=False)
         else:
             self._sequence_is_lost(ticket, now)
 
     def _look_behind(self, ticket: Ticket, offset: int, now: float) -> None:
-        """F, stamped for 10, is sent; before it is appended a transaction's marker takes 10. F's sequence fits all the
-        same, and it lies at 11. Taken for lost, it would be appended once more, or called refused.
+        """Search for the batch after `offset`.
+
+        1. F, fenced for 10, is sent. 2. A transaction marker takes 10. 3. F's sequence still fits: it is appended at
+        11. If F were taken for lost, it would be appended again, or refused although it is in the log.
         """
         if ticket.kind is Kind.PLAIN:
             ticket.at = offset
@@ -346,21 +355,21 @@ class Settling(Publishing):
             self._settle_later(ticket, now)
 
     def _sequence_is_lost(self, ticket: Ticket, now: float) -> None:
-        """Another's batch has it: none of its tries can land any more."""
+        """Another batch used the sequence: none of its attempts can be appended any more."""
         self.memory.resolved(ticket)
         self._settled(ticket, now)
         self._decide_anew(ticket)
 
     @staticmethod
     def _only_send_was_a_duplicate(ticket: Ticket) -> bool:
-        timed = ticket.append.max_timestamp_ms >= 0  # else the answer did not say
+        timed = ticket.append.max_timestamp_ms >= 0  # otherwise the answer does not show it
         return ticket.acknowledged and timed and ticket.kind is not Kind.PLAIN and not ticket.sent_before
 
     def _is_from_here(self, found: Found, ticket: Ticket, at: int) -> bool | None:
-        """Whether this process sent the batch that lies there; None if nothing says so.
+        """Whether this process sent the batch at `at`; None if the log does not show it.
 
-        Two clients of one process may each have sent an equal batch there, the first of them told "unknown": the
-        one that is told success first has it.
+        Two clients of this process may have sent equal batches there, the first of them answered "unknown". The batch
+        belongs to the one that is answered success first.
         """
         if at in self.memory.landed:
             return False
@@ -388,21 +397,21 @@ class Settling(Publishing):
         else:
             self._again(ticket)
 
-    # ---- sent again
+    # ---- resend
 
     def _may_resend(self, ticket: Ticket) -> bool:
-        """Not for a client that may not write here, and not behind a hole in its chain."""
+        """Not for a client without write access, and not after a gap in its pipeline."""
         return ticket.may_write and chain_of(ticket) not in self._holes and self._limits.stamping
 
     def _may_decide(self, ticket: Ticket) -> bool:
-        """Whether the tail is worth reading: to send it again, or since Kafka's answer may be final."""
+        """Whether to read the log end: for a resend, or because Kafka's answer may be final."""
         return self._may_resend(ticket) or bool(ticket.error_code and ticket.stamp)
 
     def _resend(self, ticket: Ticket, tail: Tail, now: float) -> None:
-        """Nothing lay where the in-doubt batch should be; this is the tail as of after that look.
+        """No batch lay at the in-doubt append's offset; `tail` is the log-end snapshot after that read.
 
-        As a cold send it is one append alone, soon after the read, and only if log end and next sequence are those
-        that it was stamped for: so it lands there, unless its first send, or another's, does.
+        As with an unconfirmed fence it is one append alone, soon after the read, and only if log end and next sequence
+        are those that it was fenced for. So it is appended there, unless its first send, or another batch, is.
         """
         assert ticket.at is not None
         assert ticket.stamp is not None
@@ -441,9 +450,9 @@ class Settling(Publishing):
 
     def _answer_in_doubt(self, ticket: Ticket, now: float) -> None:
         queued = ticket.unanswered or ticket.sent_before or not ticket.error_code
-        why = "the connection to Kafka was lost before it answered"
+        why = "connection to Kafka lost before the answer"
         if ticket.error_code:
-            why = f"Kafka's answer, error {ticket.error_code}, does not say"
+            why = f"Kafka's answer, error {ticket.error_code}, is not conclusive"
         self._answer_unknown(ticket, why, now, queued=queued)
 
     def _resent(self, ticket: Ticket, result: PartitionResult | None, now: float) -> None:
@@ -464,18 +473,18 @@ class Settling(Publishing):
         elif result is None or result.error_code in (IN_DOUBT - MAY_BE_FINAL) | _FOR_NOW:
             self._settle_later(ticket, now)
         else:
-            # Kafka looks at size, time stamps and rights before it looks for duplicates, and forgets all but a
-            # producer's last batch when it restarts: no error on a resend says that the first send was not appended.
+            # Kafka checks size, timestamps and ACLs before duplicates, and after a restart knows only a producer's last
+            # batch. So no error on a resend proves that the first send was not appended.
             self._holes.add(chain_of(ticket))
             self._settled(ticket, now)
-            self._answer_unknown(ticket, f"sent again, it was answered error {result.error_code}", now)
+            self._answer_unknown(ticket, f"the resend was answered with error {result.error_code}", now)
 
     def _resent_stamped(self, ticket: Ticket, result: PartitionResult | None, now: float) -> None:
         appended_now = result is not None and result.error_code == Error.NONE and result.log_append_time_ms == -1
         if ticket.repeated:
             self._settle_first(now)
         elif result is None or not appended_now:
-            self._settle_later(ticket, now)  # only the log can tell: one of the sends may lie there, or another's batch
+            self._settle_later(ticket, now)  # one of the sends may lie there, or another's batch
         elif result.base_offset == ticket.at:
             self._landed_at(ticket, result.log_append_time_ms, result.log_start_offset, now)
             self._settled(ticket, now)
@@ -483,14 +492,14 @@ class Settling(Publishing):
             self._settled(ticket, now)
             self._landed_elsewhere(ticket, result, now)
 
-    # ---- settled, or not yet
+    # ---- resolved, or retry later
 
     def _settle_later(self, ticket: Ticket, now: float) -> None:
         if now < ticket.settle_until:
             self._settle_again = True
             self._retry_at = now + self._limits.read_retry_seconds
         else:
-            self._holes.add(chain_of(ticket))  # before the next one of it is looked at
+            self._holes.add(chain_of(ticket))  # before the next one of its pipeline is read
             self._settled(ticket, now)
             self._answer_unknown(ticket, "the outcome could not be read from the log in time", now)
 
@@ -507,14 +516,14 @@ class Settling(Publishing):
 
 
 def _is_compacted(found: Found, ticket: Ticket) -> bool:
-    """It was as long as the ticket's batch, and records of it are gone."""
+    """It was as long as the append's batch, and some of its records are deleted."""
     header = parse_batch_header(found.batch)
     return header.record_count <= header.last_offset_delta == ticket.append.record_count - 1
 
 
 def _end_of_what_has_another_sequence(found: Found, ticket: Ticket) -> int | None:
-    """Where the batch that was found ends, if the ticket's may follow it; None if it is that one, or has its sequence,
-    or one behind it."""
+    """End of the found batch, if the append may follow it; None if it is that append, or has its sequence or a later
+    one."""
     header, stamp = parse_batch_header(found.batch), ticket.stamp
     if stamp is None:
         return None
@@ -528,7 +537,7 @@ def _end_of_what_has_another_sequence(found: Found, ticket: Ticket) -> int | Non
 
 
 def _has_its_sequence(found: Found, ticket: Ticket) -> bool:
-    """At the expected offset lies a record with the producer id, epoch and sequence that the ticket was sent with."""
+    """Whether the record at the expected offset has the append's producer id, epoch and sequence."""
     header, stamp = parse_batch_header(found.batch), ticket.stamp
     if stamp is None or ticket.at is None:
         return False
@@ -541,7 +550,7 @@ def _has_its_sequence(found: Found, ticket: Ticket) -> bool:
 
 
 def _producer_of(result: LookResult | None) -> tuple[int | None, bool]:
-    """Whose batch was found there; and whether it is a marker."""
+    """Producer id of the batch found there, and whether it is a marker."""
     if not isinstance(result, Found):
         return None, False
     try:

@@ -1,12 +1,12 @@
-"""The state topic is closed to clients: not listed, not read, not written, not deleted, nothing of its log is told;
-named, it gets error 29, as from Kafka for a topic that a client may not describe.
+"""Hide the state topic from clients: no list, read, write, delete or log metadata. By name it gets error 29, Kafka's
+answer for a topic that a client may not describe.
 
-What only moves it between brokers (AlterPartitionReassignments, AlterReplicaLogDirs, ElectLeaders) stays open to those
-whom Kafka allows it, as does what tells where it lies: operators must be able to empty a broker.
+APIs that only move it between brokers (AlterPartitionReassignments, AlterReplicaLogDirs, ElectLeaders) stay open to
+clients with Kafka's permission, as do those that show its replicas: operators must be able to empty a broker.
 
 A request that may name it (`Treatment.INSPECT_REQUEST`) is searched for the topic's name and id as bytes (`mentions`),
-and decoded only if they occur: nothing on the wire compresses or splits them. Produce is not here, its topics are read
-anyway.
+and decoded only if they occur. The wire format neither compresses nor splits them. Produce is not handled here, since
+its topics are read anyway.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from fencepost_proxy.wire.apis import DELETE_RECORDS, DESCRIBE_PRODUCERS, FETCH,
 from fencepost_proxy.wire.schema import Message
 
 DENIED: Final = Error.TOPIC_AUTHORIZATION_FAILED
-#: Of `topic_authorized_operations`.
+#: Value of `topic_authorized_operations`.
 _NOT_TOLD: Final = -(2**31)
 
 
 def denied_message(known: Known) -> str:
-    return f"{known.state_topic} is where the proxy keeps its state; it is closed to clients."
+    return f"{known.state_topic} is the proxy's state topic; it is closed to clients"
 
 
 def mentions(frame: bytes | memoryview, known: Known) -> bool:
-    """Whether the state topic's name or id occurs in a request's bytes. True may be chance, False is certain."""
+    """Whether a request contains the state topic's name or id. True may be a coincidence, False is certain."""
     data = bytes(frame)
     if known.state_topic.encode() in data:
         return True
@@ -39,10 +39,10 @@ def mentions(frame: bytes | memoryview, known: Known) -> bool:
 
 
 def hide(response: Message, known: Known, *, asked: bool, by_name: bool = True) -> bool:
-    """Takes the state topic out of a Metadata or DescribeTopicPartitions response; False: it was not there.
+    """Remove the state topic from a Metadata or DescribeTopicPartitions response; False: it was not there.
 
-    `asked` – the request `mentions` it: then it stays as an entry with error 29 and no partitions, since a client
-    waits for an answer about a topic that it named. Who named it does not learn its id, nor who has that its name.
+    `asked`: the request `mentions` it. Then it stays as an entry with error 29 and no partitions, since a client waits
+    for an answer about a topic that it named. A client that gave the name does not get its id, and vice versa.
     """
     kept, found = [], False
     for topic in response.topics:
@@ -128,7 +128,7 @@ def _describe_producers(request: Message, known: Known) -> Plan:
 
 
 def _answered_too(request: Message, attribute: str, denied: Sequence[Message]) -> Plan:
-    """What is left of the request goes to Kafka; what was taken out of it is answered behind Kafka's answers."""
+    """Forward the rest of the request; append the answers for the removed entries to Kafka's answers."""
 
     def finish(response: Message) -> list[TopicConfigChange]:
         getattr(response, attribute).extend(denied)
@@ -138,7 +138,7 @@ def _answered_too(request: Message, attribute: str, denied: Sequence[Message]) -
 
 
 def leave_out_of_subscription(request: Message, known: Known) -> None:
-    """Of a ConsumerGroupHeartbeat: it is as if there were no such topic, nor any of its partitions with the member."""
+    """For ConsumerGroupHeartbeat: as if the topic did not exist, and the member had none of its partitions."""
     if request.subscribed_topic_names is not None:
         names = request.subscribed_topic_names
         request.subscribed_topic_names = [name for name in names if not known.is_state_topic(name)]
@@ -147,13 +147,13 @@ def leave_out_of_subscription(request: Message, known: Known) -> None:
 
 
 def leave_out_of_assignment(response: Message, known: Known) -> None:
-    """Of the answer to one: its member may have subscribed to a pattern, and would be told that it may not have all."""
+    """For its answer: a member that subscribed to a pattern would get an authorization error for it."""
     if response.assignment is not None:
         _take(response.assignment, "topic_partitions", lambda topic: known.is_state_topic(None, topic.topic_id))
 
 
 def _take(request: Message, attribute: str, unwanted: Callable[[Message], bool]) -> list[Message]:
-    """Takes the unwanted entries out of a list of the request."""
+    """Take the unwanted entries out of a list of the request."""
     entries: list[Message] = getattr(request, attribute)
     setattr(request, attribute, [entry for entry in entries if not unwanted(entry)])
     return [entry for entry in entries if unwanted(entry)]

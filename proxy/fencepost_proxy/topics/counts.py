@@ -1,9 +1,8 @@
-"""How many partitions counted topics have, when they grew, and which count each client was told last. Sans-IO.
+"""Partition counts of checked topics, when they were expanded, and which count each client was last served. Sans-IO.
 
-A topic's count has three sources: its expansions, as the state topic tells them; metadata, which any broker answers
-from a copy that may lag; and the door that an expansion has opened. Partitions are never taken away, so the largest
-that is known of an incarnation is true, and may be too small. While an expansion is pending its partitions are there or
-not: they do not count before it has ended.
+A topic's count has three sources: its expansions in the state topic; metadata, which any broker answers from a copy
+that may lag; and the append barrier that an expansion has opened. Partitions are never removed, so the largest known
+count of an incarnation is a lower bound. Partitions of a pending expansion do not count before it has ended.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from uuid import UUID
 
 from fencepost_proxy.topics.expansions import Growth
 
-#: For how long a guess is held against a client: one that refreshes its metadata elsewhere must not be shut out.
+#: How long a guess counts against a client: it may have refreshed its metadata at another instance.
 _BELIEVED_SECONDS: Final = 5.0
 _NEVER: Final = float("-inf")
-#: Names of topics come from clients: a stranger's must not fill the memory.
+#: Clients supply topic names, so bound the memory.
 _MISSING_MAX: Final = 10_000
 
 
 class Client(NamedTuple):
-    """Whom a Metadata answer was for: as much as two connections of one client have in common."""
+    """The recipient of a Metadata answer: what two connections of one client have in common."""
 
     host: str
     client_id: str | None
@@ -32,7 +31,7 @@ class Client(NamedTuple):
 
 @dataclass(slots=True)
 class _Topic:
-    """`confirmed_at` – when metadata was asked whose answer said `count`. Times are monotonic seconds."""
+    """`confirmed_at`: when the Metadata request was sent whose answer had `count`. Times are monotonic seconds."""
 
     topic_id: UUID
     count: int
@@ -47,7 +46,7 @@ class _Served:
 
 
 class Counts:
-    """`metadata` gives a topic's id and count as last heard, `growth` its expansions, `clock_ms` the time of day."""
+    """`metadata` returns a topic's last known id and count, `growth` its expansions, `clock_ms` the time of day."""
 
     def __init__(
         self,
@@ -64,10 +63,10 @@ class Counts:
         self._settle_seconds = settle_seconds
         self._served_max = served_max
         self._topics: dict[str, _Topic] = {}
-        self._missing: dict[str, float] = {}  # when metadata was asked for them last
+        self._missing: dict[str, float] = {}  # time of the last Metadata request for them
         self._served: OrderedDict[tuple[Client, str], _Served] = OrderedDict()
 
-    # ---- of topics
+    # ---- topics
 
     def count(self, topic: str, now: float) -> int | None:
         """None while it is not known."""
@@ -95,36 +94,37 @@ class Counts:
         return _NEVER if ended_at_ms is None else now - max(0, self._clock_ms() - ended_at_ms) / 1000
 
     def settles(self, topic: str, now: float) -> bool:
-        """Whether it has grown so recently that producers may still hold what they placed before. Ask `count` first."""
+        """Whether it is in its post-expansion grace period: producers may still use the old count. Call `count`
+        first."""
         known = self._topics.get(topic)
         return known is not None and now - known.grown_at < self._settle_seconds
 
     def confirm(self, topic: str, asked_at: float, now: float) -> None:
-        """Metadata has answered what was asked then: `count` is true, None where there is no such topic."""
+        """Metadata requested at `asked_at` was answered: `count` is current, None if the topic does not exist."""
         if self.count(topic, now) is None:
             if len(self._missing) >= _MISSING_MAX:
                 self._missing.clear()
             self._missing[topic] = asked_at
             return
-        known = self._topics.get(topic)  # none while an expansion is pending that is the first news of it
+        known = self._topics.get(topic)  # None if a pending expansion is its first record
         if known is not None:
             known.confirmed_at = max(known.confirmed_at, asked_at)
 
     def confirmed_since(self, topic: str, at: float) -> bool:
-        """Whether metadata was asked at that time or later."""
+        """Whether metadata was requested at that time or later."""
         if self._metadata(topic) is None:
             return self._missing.get(topic, _NEVER) >= at
         known = self._topics.get(topic)
         return known is not None and known.confirmed_at >= at
 
     def forget(self, topic: str) -> None:
-        """The topic is another one now, or none."""
+        """The topic was deleted or recreated."""
         self._topics.pop(topic, None)
 
-    # ---- of clients
+    # ---- clients
 
     def serve(self, client: Client, counts: Iterable[tuple[str, int]]) -> None:
-        """A Metadata answer leaves for the client."""
+        """A Metadata answer is sent to the client."""
         for topic, count in counts:
             self._served[client, topic] = _Served(count)
             self._served.move_to_end((client, topic))
@@ -132,7 +132,7 @@ class Counts:
             self._served.popitem(last=False)
 
     def served(self, client: Client, topic: str, now: float) -> int | None:
-        """The count that it was told last, by this process; None where nobody knows, or nobody should believe it."""
+        """The count this process last sent to the client; None if unknown or no longer trusted."""
         served = self._served.get((client, topic))
         if served is None:
             return None
@@ -142,7 +142,8 @@ class Counts:
         return served.count
 
     def refused(self, client: Client, topic: str, now: float) -> None:
-        """It was refused for what it was told last: it asks again, here or at another process."""
+        """An append was refused because of that count: the client refreshes its metadata, here or at another
+        instance."""
         served = self._served.get((client, topic))
         if served is not None and served.refused_at is None:
             served.refused_at = now

@@ -1,18 +1,18 @@
-"""CreatePartitions where topics are counted: Kafka is asked whether it may be, and the proxy does it.
+"""CreatePartitions for topics with partition-count checks: Kafka validates the request, and the proxy executes it.
 
-A counted topic grows by the procedure (`expanding.py`), under the proxy's own principal. So the client's request goes
-upstream as *validate-only*, on the client's own connection: Kafka says whether this client may, and whether what is
-asked for makes sense. Only then does the procedure begin, and its end is the client's answer.
+Such a topic is expanded by the procedure (`expanding.py`), under the proxy's own principal. So the client's request is
+forwarded as *validate-only*, on the client's own connection: Kafka checks permission and validity. Only then does the
+procedure begin, and its result is the client's answer.
 
-That a topic is growing already is told as Kafka's answer to that too: to those who may let it grow.
+A client with permission also gets "expansion in progress" as the answer to that validation.
 
-Other topics in the same request are Kafka's business. CreatePartitions has one flag for all its topics, so they go up
-in a request of their own, before. What the client himself only wants validated is Kafka's answer, too, but for what the
-proxy would refuse.
+Other topics in the same request are forwarded unchanged. CreatePartitions has one flag for all its topics, so they go
+first, in a separate request. A client's own validate-only request gets Kafka's answer, except for what the proxy
+refuses.
 
-*Multiples.* By hash % count a key moves from an old partition to a new one, or stays, only where the new count is a
-multiple of the old one. From 2 to 3 a key of hash 4 moves from partition 0 to 1, which is there already: nobody waits
-there until partition 0 is read. So a topic whose order is to be kept grows by multiples, unless its config says `any`.
+*Multiples.* With hash % count a key stays or moves to a new partition only if the new count is a multiple of the old
+one. From 2 to 3, a key of hash 4 moves from partition 0 to partition 1, which exists already: consumers of partition 1
+do not wait for partition 0. So an ordered topic is expanded to multiples, unless its config is `any`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fencepost_proxy.topics.state import TopicConfigChange
 from fencepost_proxy.types import NodeId
 from fencepost_proxy.wire.schema import Message
 
-#: With these Kafka says that this client may not, and nothing else of the topic.
+#: Kafka's errors that mean that this client lacks permission; they show nothing else of the topic.
 _NOT_ALLOWED: Final = frozenset(
     {Error.TOPIC_AUTHORIZATION_FAILED, Error.CLUSTER_AUTHORIZATION_FAILED, Error.UNKNOWN_TOPIC_OR_PARTITION}
 )
@@ -94,7 +94,7 @@ def _refusal(topic: str, known: Known, *, validate_only: bool) -> Message | None
     if validate_only:
         return None
     if known.policy(topic) is None:
-        text = "The proxy does not know at this moment whether the topic's partitions are counted. Try again."
+        text = "partition-count checks of the topic are not known at the moment (try again)"
         return Message(name=topic, error_code=Error.REQUEST_TIMED_OUT, error_message=text)
     return None
 
@@ -103,7 +103,7 @@ def _in_progress(topic: str, known: Known) -> Message | None:
     pending = known.growth(topic).pending
     if pending is None:
         return None
-    text = f"{IN_PROGRESS} topic={topic} from={pending.from_count} to={pending.to_count}: it goes on by itself"
+    text = f"{IN_PROGRESS} topic={topic} from={pending.from_count} to={pending.to_count}: it continues automatically"
     return Message(name=topic, error_code=Error.INVALID_PARTITIONS, error_message=text)
 
 

@@ -1,38 +1,38 @@
-"""How a counted topic gets more partitions without losing the order of its keys: the procedure, as a state machine.
+"""Ordered partition expansion: adds partitions to a checked topic and keeps the order of its keys. A state machine.
 
-What is at stake: a key that the old count puts into partition q and the new one into partition p. A consumer that reads
-p only once it is done with q up to the *threshold* sees the key in order, if nothing that was hashed over the old count
-lies behind the threshold, and nothing that was hashed over the new one before it. So appends are held while the count
-changes, and where each prior partition ends then is its threshold.
+The problem: a key that the old count places in partition q may be placed in partition p by the new count. A consumer
+reads such a key in order if it reads q up to its *threshold* before it reads p, and two conditions hold. No record
+placed by the old count lies after the threshold, and none placed by the new count before it. So appends are blocked
+while the count changes. The log end of each prior partition at that time is its threshold.
 
-`Procedure` is told what the driver's view of the state topic says (`World`) and what came of its questions (`Answer`),
-and says what to do next (`Effect`), one thing at a time. It does no I/O and knows no clock. The steps:
+`Procedure` gets the driver's view of the state topic (`World`) and replies (`Answer`), and returns the next action
+(`Effect`), one at a time. It does no I/O and has no clock. Steps:
 
-| step | does | over when | if that cannot be |
+| step | does | ends when | otherwise |
 |---|---|---|---|
-| VALIDATE | asks Kafka whether the proxy itself may, and whether it makes sense | Kafka says yes | Kafka's error |
-| INTENT | stores the proposal: all processes close their doors | it is the topic's pending one | refused: too late |
-| LOOK | (taken over, or in doubt) describes the topic | it has the old count or the new one | unordered, failed |
-| DOORS | waits | every process that may append has said that it is closed | gives up |
+| VALIDATE | asks Kafka (validate-only) whether the proxy may create the partitions | Kafka accepts | Kafka's error |
+| INTENT | stores the proposal: all processes close their append barriers | it is the pending one | refused: too late |
+| LOOK | (taken over, or in doubt) describes the topic | it has the old or the new count | unordered, failed |
+| DOORS | waits | every process that may append has reported its append barrier closed | gives up |
 | TRANSACTIONS | looks for open transactions in all prior partitions | there are none | gives up |
-| CREATE | describes the topic (is it still this one?); CreatePartitions | Kafka did it | gives up. No answer: LOOK |
-| LEADERS | describes the topic | every partition has a leader | goes on trying |
-| ENDS | log end, high watermark of each prior partition | all are replicated to their ends | LEADERS |
-| STORE | stores the end: all processes open their doors | it is the end of the proposal | goes on trying |
-| GIVE_UP | asks Kafka (validate-only) whether it has grown all the same | it has not: STORE | it has: LOOK |
+| CREATE | describes the topic (same topic id?); CreatePartitions | Kafka did it | gives up. No answer: LOOK |
+| LEADERS | describes the topic | every partition has a leader | retries |
+| ENDS | reads log end and high watermark of each prior partition | all are fully replicated | LEADERS |
+| STORE | stores the end: all processes open their append barriers | it is the proposal's end | retries |
+| GIVE_UP | asks Kafka (validate-only) whether the topic was expanded after all | no: STORE | yes: LOOK |
 
-Until CREATE anything that goes wrong for `wait_seconds` gives up: the topic is as it was, and its doors open at the old
-count. From then on nothing does: what was created cannot be taken back, and only thresholds make it orderly.
+Before CREATE, any problem that lasts `wait_seconds` ends the expansion: the topic is unchanged, and its append barriers
+open at the old count. After CREATE nothing ends it: partitions cannot be removed, and only thresholds give them order.
 
-*Taking over.* The steps leave nothing behind but records and partitions, so another process (or this one, started
-anew) begins with LOOK and does again what may have been done: a closed door has been told of, a topic that has grown
-shows it, ends are read anew. Two that drive at the same time (one was only slow) do no harm: the first end that is
-stored counts, and who finds another driver in the view stops. Nothing is created or ended by a view that is too old:
-who was stopped for minutes would end as failed what another one has created meanwhile. What one that is gone has sent
-to Kafka may still be in a queue there for `doubt_seconds`, so for that long nobody who took over ends it as failed.
+*Taking over.* The steps leave only records and partitions. So another process, or this one after a restart, begins with
+LOOK and repeats what may have been done: closed append barriers are recorded, an expanded topic shows it, and ends are
+read again. Two drivers at the same time do no harm: the first stored end counts, and a driver that finds another one in
+the view stops. No driver creates or stores an end with an outdated view: a process that was suspended for minutes would
+store "failed" for partitions that another one has created. A request of a dead driver may wait in Kafka's queue for
+`doubt_seconds`, so until then a successor does not store "failed".
 
-*Why Kafka is asked before giving up.* Metadata comes from any broker, and one may be behind: a topic that has grown
-would be reopened at its old count. CreatePartitions is answered by the controller, which decides.
+*Why Kafka is asked before giving up.* Any broker answers Metadata, and its copy may lag: an expanded topic would be
+reopened at its old count. The controller answers CreatePartitions, and it decides.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ from fencepost_proxy.topics.expansions import (
 from fencepost_proxy.topics.records import StateRecord
 from fencepost_proxy.types import LeaderEpoch, LogEndOffset, Offset, Transactor
 
-#: Pauses before something is tried or looked at again: at first, and at most.
+#: Pause before a retry: first, and at most.
 _PAUSE_SECONDS: Final = 0.05
 _PAUSE_SECONDS_MAX: Final = 1.0
-#: How often a topic must be missing from metadata before that is believed.
+#: The topic must be missing from metadata this many times to be considered deleted.
 _MISSING_TOPIC_LOOKS: Final = 4
-_TOO_OLD: Final = "the state topic is not read recently enough"
-#: How messages to clients begin.
+_TOO_OLD: Final = "the state topic was not read recently enough"
+#: First words of messages to clients.
 IN_PROGRESS: Final = "EXPANSION_IN_PROGRESS"
 FAILED: Final = "EXPANSION_FAILED"
 NOT_A_MULTIPLE: Final = "EXPANSION_NOT_A_MULTIPLE"
-#: Answers of CreatePartitions that say that the topic is not as it was: another count, no such topic.
+#: CreatePartitions errors that mean the topic has changed: another count, or no such topic.
 _GROWN_OR_GONE: Final = frozenset({Error.INVALID_PARTITIONS, Error.UNKNOWN_TOPIC_OR_PARTITION})
 
 
@@ -86,15 +86,15 @@ class Step(Enum):
     GIVE_UP = "give up"
 
 
-# --- what it is told ------------------------------------------------------------------------------------------------
+# --- input ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """What the driver sees without asking. `own` – all names that its process has gone by.
+    """The driver's view. `own`: all names that its process has had.
 
-    `not_closed` – processes that may append, or whose requests may still be in a queue of Kafka's, and that have not
-    said that their door is closed. `fresh` – whether the view is recent enough to rely on.
+    `not_closed`: processes that may append, or whose requests may still be queued in Kafka, and that have not reported
+    their append barrier closed. `fresh`: the view is recent enough to rely on.
     """
 
     growth: Growth
@@ -108,14 +108,14 @@ class Appended(NamedTuple):
 
 
 class NotAppended(NamedTuple):
-    """They are not, and never will be; or that cannot be known (`in_doubt`): then the view may show them yet."""
+    """They are not, and never will be. `in_doubt`: unknown, the view may show them later."""
 
     reason: str
     in_doubt: bool
 
 
 class Described(NamedTuple):
-    """What metadata says now. `topic_id` None: there is no such topic."""
+    """Current metadata. `topic_id` None: no such topic."""
 
     topic_id: UUID | None
     partition_count: int = 0
@@ -123,17 +123,17 @@ class Described(NamedTuple):
 
 
 class TransactionsOpen(NamedTuple):
-    """Per prior partition the producers with a transaction open; partitions without are left out."""
+    """Producers with an open transaction, per prior partition that has any."""
 
     producers: Mapping[int, Sequence[Transactor]]
 
 
 class Created(NamedTuple):
-    """CreatePartitions was answered with 0."""
+    """CreatePartitions answered 0."""
 
 
 class Refused(NamedTuple):
-    """CreatePartitions was answered with an error that says that nothing was created."""
+    """CreatePartitions answered an error that means that nothing was created."""
 
     code: int
     message: str | None
@@ -146,13 +146,13 @@ class PartitionEnd(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """Of all prior partitions, in order; each under one leader epoch."""
+    """Of all prior partitions, in order, each under one leader epoch."""
 
     ends: tuple[PartitionEnd, ...]
 
 
 class Unanswered(NamedTuple):
-    """Kafka could not be asked, or gave no answer: what was asked for may have been done, or may yet be."""
+    """No request reached Kafka, or no answer came: the request may have been executed, or may be later."""
 
     reason: str
 
@@ -160,7 +160,7 @@ class Unanswered(NamedTuple):
 Answer = Appended | NotAppended | Described | TransactionsOpen | Created | Refused | Ends | Unanswered
 
 
-# --- what it wants --------------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------------------------
 
 
 class Append(NamedTuple):
@@ -194,7 +194,7 @@ class ReadEnds(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """Until the view changes, or until then at most. `why` – for the log and the status page."""
+    """Wait until the view changes, at most until `until`. `why`: for the log and the status page."""
 
     until: float
     why: str
@@ -206,16 +206,16 @@ class Result(Enum):
     UNORDERED = "unordered"
     #: Nothing was begun.
     REFUSED = "refused"
-    #: Whether it has begun, or how it ends, is not known here: the view will show it.
+    #: Unknown here whether it has begun, or how it ends: the view will show it.
     UNKNOWN = "unknown"
     #: Another process drives it now.
     SUPERSEDED = "superseded"
-    #: The topic was deleted, and all that was known of it.
+    #: The topic and all its records were deleted.
     DELETED = "deleted"
 
 
 class Ended(NamedTuple):
-    """Nothing more to do. `code`, `message` – for the client who asked for it."""
+    """Finished. `code`, `message`: for the client that requested it."""
 
     result: Result
     code: int = Error.NONE
@@ -225,22 +225,22 @@ class Ended(NamedTuple):
 Effect = Append | Describe | LookAtTransactions | CreatePartitions | ReadEnds
 
 
-# --- the machine ----------------------------------------------------------------------------------------------------
+# --- state machine --------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Verdict:
-    """What STORE stores."""
+    """The record that STORE stores."""
 
     encode: Callable[[UUID, int], StateRecord]
 
 
 @dataclass(slots=True)
 class Procedure:
-    """See the module. `ask` says what is wanted; `handle` is told what came of it, before `ask` is called again.
+    """See the module. `ask` returns the next action; pass its reply to `handle` before `ask` is called again.
 
-    `taken_over` – the expansion is in the view already, and somebody else may have gone any way with it.
-    `new_id`, `clock_ms` – for names that were never used before, and wall-clock times in records.
+    `taken_over`: the expansion is in the view already, and another process may have executed any step.
+    `new_id`, `clock_ms`: fresh UUIDs, and wall-clock times for records.
     """
 
     expansion: Expansion
@@ -251,18 +251,18 @@ class Procedure:
     clock_ms: Callable[[], int]
     taken_over: bool = False
     step: Step = Step.VALIDATE
-    #: Seconds that each step has taken, in the order in which they were begun.
+    #: Seconds per step, in the order in which the steps began.
     took: dict[Step, float] = field(default_factory=dict)
-    #: Why it has not moved on, for people.
+    #: Why it has not advanced, for operators.
     waits_for: str = ""
     _since: float = 0.0
     _begun: float = 0.0
     _stored: bool = False
     _created: bool = False
-    #: The controller says that the count is another one; metadata must show it sooner or later.
+    #: The controller reports another count; metadata will show it later.
     _has_grown: bool = False
     _missed: int = 0
-    #: Described a moment ago, in this step.
+    #: Described in this step.
     _is_there: bool = False
     _doubt_until: float = float("-inf")
     _pause: float = _PAUSE_SECONDS
@@ -278,7 +278,7 @@ class Procedure:
             self._stored = True
             self._doubt_until = self.now + self.doubt_seconds
 
-    # ---- what next
+    # ---- next action
 
     def ask(self, world: World, now: float) -> Effect | Wait | Ended:
         self.now = now
@@ -294,14 +294,14 @@ class Procedure:
                 return wanted
 
     def _ended_in(self, world: World) -> Ended | None:
-        """What the view says came of it; None while it is this process's to carry out."""
+        """The result according to the view; None while this process is the driver."""
         if not self._stored:
             return None
         growth, proposal = world.growth, self.expansion.proposal
         if growth.pending is not None and growth.pending.proposal == proposal:
             if growth.driver in world.own:
                 return None
-            text = f"{IN_PROGRESS} {self._name}: another proxy process goes on with it"
+            text = f"{IN_PROGRESS} {self._name}: another proxy process has taken it over"
             return Ended(Result.SUPERSEDED, Error.REQUEST_TIMED_OUT, text)
         ended = growth.ended(proposal)
         if ended is not None:
@@ -311,17 +311,17 @@ class Procedure:
                 return self._failure
             return Ended(Result.FAILED, Error.POLICY_VIOLATION, f"{FAILED} {self._name}: {growth.failed[proposal]}")
         if self.step is Step.INTENT and growth != NO_GROWTH:
-            text = f"{IN_PROGRESS} {self._name}: another expansion of the topic was begun before"
+            text = f"{IN_PROGRESS} {self._name}: another expansion of the topic began earlier"
             return Ended(Result.REFUSED, Error.INVALID_PARTITIONS, text)
         return Ended(Result.DELETED, Error.UNKNOWN_TOPIC_OR_PARTITION, f"{self._name}: the topic was deleted")
 
     def _wanted(self, world: World) -> Effect | Wait | None:
-        """None: it has moved on to another step, or has ended."""
+        """None: the step changed, or the procedure ended."""
         expansion = self.expansion
         match self.step:
             case Step.VALIDATE | Step.GIVE_UP:
                 if self.step is Step.GIVE_UP and self.now < self._doubt_until:
-                    return self._wait(self._doubt_until, "what another process has asked Kafka for may still happen")
+                    return self._wait(self._doubt_until, "a request of another process may still be queued in Kafka")
                 return CreatePartitions(expansion.to_count, expansion.assignments, validate_only=True)
             case Step.INTENT if not self._stored:
                 return Append((encode_expansion(expansion),))
@@ -344,7 +344,7 @@ class Procedure:
                 if not world.fresh:
                     return self._wait(self.now + _PAUSE_SECONDS, _TOO_OLD)
                 return Append((self._verdict.encode(self.new_id(), self.clock_ms()),))
-        self._go(Step.DOORS)  # INTENT, and the view has it
+        self._go(Step.DOORS)  # INTENT is in the view
         return None
 
     def _doors(self, world: World) -> Wait | None:
@@ -352,13 +352,13 @@ class Procedure:
             self._go(Step.LEADERS if self._created else Step.TRANSACTIONS)
             return None
         names = ", ".join(str(each) for each in sorted(world.not_closed, key=str))
-        why = f"proxy process(es) {names} have not closed the topic yet: transactions, or what may be under way there"
+        why = f"proxy process(es) {names} have not closed the topic yet: transactions or requests in progress"
         if self._too_late:
             self._give_up(why)
             return None
         return self._wait(self.now + _PAUSE_SECONDS_MAX, why)
 
-    # ---- what came of it
+    # ---- replies
 
     def handle(self, answer: Answer, now: float) -> None:
         self.now = now
@@ -405,11 +405,11 @@ class Procedure:
             case Step.ENDS, Ends(ends):
                 self._read(ends)
             case Step.ENDS, Unanswered(reason):
-                self._go(Step.LEADERS)  # one may be gone again; or the topic is
+                self._go(Step.LEADERS)  # a leader, or the topic, may be gone again
                 self._again(reason)
 
             case Step.STORE, Appended():
-                pass  # the view has it, and says whether it was the first
+                pass  # the view has it, and shows whether it was the first
             case Step.STORE, NotAppended(reason):
                 self._again(reason)
 
@@ -418,18 +418,18 @@ class Procedure:
             case Step.GIVE_UP, Refused(code):
                 if code in _GROWN_OR_GONE:
                     self._has_grown = code == Error.INVALID_PARTITIONS
-                    self._look(f"CreatePartitions is answered with error {code}")
+                    self._look(f"CreatePartitions answered error {code}")
                 else:
                     self._fail()
 
             case Step.TRANSACTIONS, Unanswered(reason) if self._too_late:
-                self._give_up(f"whether transactions are open cannot be found out: {reason}")
+                self._give_up(f"failed to look for open transactions: {reason}")
             case Step.CREATE, Unanswered(reason) if self._too_late:
-                self._give_up(f"whether the topic is still there cannot be found out: {reason}")
+                self._give_up(f"failed to describe the topic: {reason}")
             case _, Unanswered(reason):
                 self._again(reason)
             case step, _:
-                raise ValueError(f"{answer} is no answer to what step {step.value} asks")
+                raise ValueError(f"{answer} is not a reply to step {step.value}")
 
     def _looked(self, count: int) -> None:
         expansion = self.expansion
@@ -438,7 +438,7 @@ class Procedure:
             self._created = True
             self._go(Step.DOORS)
         elif count < expansion.from_count or (count == expansion.from_count and self._has_grown):
-            self._again("metadata is behind")
+            self._again("metadata is outdated")
         elif count == expansion.from_count:
             self._go(Step.DOORS)
         else:
@@ -464,9 +464,9 @@ class Procedure:
 
     def _create_refused(self, code: int, message: str | None) -> None:
         if code in _GROWN_OR_GONE:
-            # 37 after the same request was found valid: it has been carried out, or somebody else's was.
+            # 37 after the same request was valid: it has been executed, or another client's was.
             self._has_grown = code == Error.INVALID_PARTITIONS
-            self._look(f"CreatePartitions is answered with error {code}")
+            self._look(f"CreatePartitions answered error {code}")
         else:
             self._failure = Ended(Result.FAILED, code, self._refused_text(code, message))
             self._go(Step.GIVE_UP)
@@ -474,12 +474,12 @@ class Procedure:
     def _read(self, ends: tuple[PartitionEnd, ...]) -> None:
         behind = [index for index, each in enumerate(ends) if each.high_watermark < each.log_end]
         if behind:
-            self._again(f"partitions not replicated to their end: {', '.join(map(str, behind))}")
+            self._again(f"partitions not fully replicated: {', '.join(map(str, behind))}")
             return
         expansion = self.expansion
         thresholds = [each.log_end for each in ends]
         epochs = [each.epoch for each in ends]
-        # Of one that was begun elsewhere, only the wall clock knows how long appends have been held.
+        # If another process began it, only the wall clock shows for how long appends were blocked.
         held_ms = None if self.taken_over else int((self.now - self._begun) * 1000)
 
         def encode(end: UUID, at_ms: int) -> StateRecord:
@@ -490,7 +490,7 @@ class Procedure:
         self._go(Step.STORE)
 
     def _not_there(self, *, certainly: bool) -> None:
-        """A broker that was just started may not know a topic yet: believed once seen several times in a row."""
+        """A broker that just started may not know a topic yet, so it must be missing several times in a row."""
         self._missed += 1
         if not certainly and self._missed < _MISSING_TOPIC_LOOKS:
             self._again("the topic is not in the metadata")
@@ -512,10 +512,10 @@ class Procedure:
         self._go(Step.STORE)
 
     def _unordered(self, count: int) -> Ended:
-        text = f"{self._name}: the topic has grown to {count} partitions around the proxy, without order"
+        text = f"{self._name}: a client that bypassed the proxy expanded the topic to {count} partitions, without order"
         return Ended(Result.UNORDERED, Error.INVALID_PARTITIONS, text)
 
-    # ---- small things
+    # ---- helpers
 
     @property
     def _name(self) -> str:
@@ -527,7 +527,7 @@ class Procedure:
         return not self._created and self.now - self._begun >= self.wait_seconds
 
     def _refused_text(self, code: int, message: str | None) -> str:
-        text = f"{FAILED} {self._name}: Kafka does not let the proxy create the partitions: error {code} ({message})"
+        text = f"{FAILED} {self._name}: Kafka refused to create the partitions: error {code} ({message})"
         if code == Error.TOPIC_AUTHORIZATION_FAILED:
             text += ". Give the proxy's own principal the right to ALTER the topic"
         return text
@@ -540,7 +540,7 @@ class Procedure:
         self.waits_for = ""
 
     def _look(self, why: str) -> None:
-        """What Kafka said does not fit what was known; or it said nothing."""
+        """Kafka's answer contradicts the known state, or is missing."""
         self._go(Step.LOOK)
         self._again(why)
 
@@ -559,43 +559,43 @@ class Procedure:
 
 
 def not_a_multiple(topic: str, from_count: int, to_count: int) -> str | None:
-    """What to tell who wants a topic to grow to a count that is none of the old one's multiples; None where it is."""
+    """Refusal text if `to_count` is not a multiple of `from_count`, else None."""
     if to_count % from_count == 0:
         return None
     return (
         f"{NOT_A_MULTIPLE} topic={topic} from={from_count} to={to_count}: keys placed by hash % count would move "
-        "between partitions that are there already, where nobody waits for the old ones to be read. Grow it to "
-        f"{from_count * 2}, {from_count * 3} or {from_count * 4}; or set ordered.partition.expansion=any, if keys are "
-        "placed so that they move to new partitions only"
+        "between existing partitions, and consumers would read them out of order (expand it to "
+        f"{from_count * 2}, {from_count * 3} or {from_count * 4}, or set ordered.partition.expansion=any if keys "
+        "move to new partitions only)"
     )
 
 
-# --- the door of each process ---------------------------------------------------------------------------------------
+# --- append barrier of each process ---------------------------------------------------------------------------------
 
 
 class Hold(NamedTuple):
-    """Close the door, but for these producers. To be done at once; there is no answer."""
+    """Close the append barrier except for these producers. Do it now; no reply is needed."""
 
     but_for: frozenset[Transactor]
 
 
 class IsClosed(NamedTuple):
-    """All processes can read that the door is closed: nothing more to do until the end is stored."""
+    """All processes can read that the append barrier is closed: nothing to do until the end is stored."""
 
 
 @dataclass(slots=True)
 class Closing:
-    """What every process does about a pending expansion of anybody's: its door closes and empties, and it says so.
+    """Runs in every process during a pending expansion: closes its append barrier, drains it and reports it.
 
-    Open transactions must be able to end, so batches of their producers may pass until there are none. A door that is
-    closed for all, and empty, and a look *after* that which finds no transaction: only that says that none is under
-    way, since one whose first batch was inside at the last look may be open by now.
+    Open transactions must be able to end, so batches of their producers may pass until there are none. Only one order
+    of events proves that no transaction is open: the barrier is closed for all, then empty, then a read finds none.
+    Otherwise a transaction whose first batch was in flight at the read may be open since.
 
-    Asked again and again like `Procedure`; the door itself must be closed for all before the first time.
+    Polled like `Procedure`. The append barrier must be closed for all before the first poll.
     """
 
     expansion: Expansion
-    #: For whom the door is open.
+    #: Producers for which the append barrier is open.
     but_for: frozenset[Transactor] = frozenset()
     _conclusive: bool = False
     _nothing_open: bool = False
@@ -605,18 +605,18 @@ class Closing:
     def ask(
         self, growth: Growth, process: UUID, *, empty: bool, now: float
     ) -> LookAtTransactions | Append | Wait | IsClosed:
-        """`empty` – of its door. `process` – the name that this process goes by now; it may have changed."""
+        """`empty`: its append barrier is. `process`: current name of this process; it may have changed."""
         if process in growth.closed:
             return IsClosed()
         if self._nothing_open:
             return Append((encode_closed(self.expansion, process),))
         if now < self._paused_until:
-            return Wait(self._paused_until, "transactions, and what is under way")
+            return Wait(self._paused_until, "transactions and requests in progress")
         self._conclusive = empty and not self.but_for
         return LookAtTransactions(self.expansion.priors)
 
     def handle(self, answer: Answer, now: float) -> Hold | None:
-        """Gives back what the door must be now, where that changes."""
+        """The new state of the append barrier, if it changes."""
         self._paused_until = now + self._pause
         self._pause = min(self._pause * 2, _PAUSE_SECONDS_MAX / 4)
         if not isinstance(answer, TransactionsOpen):
@@ -629,21 +629,21 @@ class Closing:
         return Hold(producers)
 
 
-# --- who drives -----------------------------------------------------------------------------------------------------
+# --- driver ---------------------------------------------------------------------------------------------------------
 
 
 class Nobody(NamedTuple):
-    """Nothing to drive here: nothing is pending, or another living process does."""
+    """Nothing to drive: nothing is pending, or another live process drives it."""
 
 
 class Drive(NamedTuple):
-    """It is this process's to carry out."""
+    """This process drives the expansion."""
 
     expansion: Expansion
 
 
 class Claim(NamedTuple):
-    """Who drove it is gone: append this, and see in the view who has won."""
+    """The driver is dead: append this record, then see in the view which claim won."""
 
     record: StateRecord
 
@@ -651,9 +651,9 @@ class Claim(NamedTuple):
 def driver(
     growth: Growth, *, own: frozenset[UUID], process: UUID, alive: frozenset[UUID], new_id: Callable[[], UUID]
 ) -> Nobody | Drive | Claim:
-    """What this process, which now goes by the name `process`, is to do about a pending expansion.
+    """What process `process` has to do about a pending expansion.
 
-    `alive` – the other processes that are not known to be gone.
+    `alive`: the other processes that are not known to be dead.
     """
     if growth.pending is None:
         return Nobody()

@@ -1,21 +1,21 @@
-"""How a topic has grown: its expansions, as the records of the state topic tell them.
+"""Expansions of topics, as recorded in the state topic.
 
-| key | value | of several |
+| key | value | if there are several |
 |---|---|---|
 | `expansion/<topic id>/<from>/<proposal uuid>` | `{"topic", "to", "assignments", "process", "at_ms"}` | see below |
-| the same, of growth around the proxy | `{"topic", "to", "at_ms", "unordered": true}` | see below |
-| `expansion-closed/<topic id>/<proposal>/<process uuid>` | `{}`: that process lets nothing through | all count |
+| the same, of an expansion that bypassed the proxy | `{"topic", "to", "at_ms", "unordered": true}` | see below |
+| `expansion-closed/<topic id>/<proposal>/<process uuid>` | `{}`: that process admits no append | all count |
 | `expansion-driver/<topic id>/<proposal>/<round>/<claim uuid>` | `{"process"}` | the lowest offset of a round wins |
 | `expansion-end/<topic id>/<proposal>/<uuid>` | see `encode_done`, `encode_failed`, … | the lowest wins |
-| `partition-count/<topic id>` | `{"topic", "count"}`: where counting began | the last |
+| `partition-count/<topic id>` | `{"topic", "count"}`: count when checks began | the last |
 
-*Which proposal is an expansion.* One is taken where, at its place in the log, none of the topic is pending and it
-begins where the last one ended. All others were too late, for ever: who proposed one reads it back, and tells his
-client. The rule looks at no record that compaction might move or take away: each has a key of its own, and is deleted
-with all others of its topic only.
+*Which proposal is accepted.* One for which, at its place in the log, no expansion of the topic is pending, and that
+begins at the count where the last one ended. All others are rejected for good: the proposer reads its record back and
+reports the result to its client. The rule does not depend on records that compaction may move or delete: each record
+has its own key, and is deleted only together with all others of its topic.
 
-*Ordered* is an expansion that ended `done`: it has the thresholds. Growth that nobody held appends for is *unordered*:
-it only says what the count is.
+*Ordered* is an expansion that ended `done`: it has thresholds. An expansion without blocked appends is *unordered*: it
+only gives the count.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ EXPANSION_END: Final = "expansion-end"
 PARTITION_COUNT: Final = "partition-count"
 KINDS: Final = frozenset({EXPANSION, EXPANSION_CLOSED, EXPANSION_DRIVER, EXPANSION_END, PARTITION_COUNT})
 
-#: The replicas that an admin wants each new partition to have.
+#: The replicas requested for each new partition.
 Assignments = tuple[tuple[NodeId, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """One growth of one incarnation of a topic, from `from_count` partitions to `to_count`.
+    """One expansion of one incarnation of a topic, from `from_count` to `to_count` partitions.
 
-    `thresholds`, `epochs` – per prior partition where it ended, and under which leader epoch; empty while it is pending
-    and where it is `unordered`. `ended_at_ms` – None while it is pending. `held_ms` – for how long appends were held.
+    `thresholds`, `epochs`: log end and leader epoch of each prior partition; empty if pending or `unordered`.
+    `ended_at_ms`: None while pending. `held_ms`: how long appends were blocked.
     """
 
     topic: str
@@ -68,29 +68,28 @@ class Expansion:
 
     @property
     def multiple(self) -> bool:
-        """Whether keys that are placed by hash % count move to new partitions only."""
+        """Whether keys placed by hash % count move to new partitions only."""
         return self.to_count % self.from_count == 0
 
     @property
     def priors(self) -> range:
-        """The partitions that were there before."""
+        """The prior partitions."""
         return range(self.from_count)
 
     @property
     def born(self) -> range:
-        """The partitions that it brought."""
+        """The added partitions."""
         return range(self.from_count, self.to_count)
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """All that is known of how one incarnation of a topic has grown.
+    """All expansions of one incarnation of a topic.
 
-    `count` – of its partitions, as of the last expansion that ended, or else where counting began; None where neither
-    is known. `expansions` – those that ended well or were unordered, in order: each begins where the one before ended.
-    `pending` – under way: its partitions may be there or not. `closed` – the processes that let no append through for
-    it; `driver` – the one that carries it out, and in which round: 0 is the one that began.
-    `failed` – why an expansion failed, by its proposal.
+    `count`: partitions after the last expansion that ended, else when checks began; None if neither is known.
+    `expansions`: those that ended `done` or unordered, in order; each begins where the one before ended.
+    `pending`: in progress; its partitions may exist or not. `closed`: processes that admit no append because of it.
+    `driver`: the process that executes it; `driver_round`: 0 for the proposer. `failed`: reason of failure by proposal.
     """
 
     count: int | None = None
@@ -106,19 +105,19 @@ class Growth:
         return tuple(expansion for expansion in self.expansions if expansion.ordered)
 
     def born_by(self, partition: int) -> Expansion | None:
-        """The expansion, ended or pending, that brought a partition; None for one that was there from the start."""
+        """The expansion, ended or pending, that added a partition; None for an original partition."""
         known = self.expansions if self.pending is None else (*self.expansions, self.pending)
         return next((each for each in known if partition in each.born), None)
 
     def ended(self, proposal: UUID) -> Expansion | None:
-        """What came of a proposal that did not fail; None while it is pending, and where it never was taken."""
+        """The result of a proposal that did not fail; None if it is pending or was not accepted."""
         return next((each for each in self.expansions if each.proposal == proposal), None)
 
     def described(self) -> str:
         """The value of the config `ordered.partition.expansions`: JSON, oldest first.
 
-        A pending one comes last, without thresholds: a consumer that assigns partitions to itself may see the new ones
-        in Metadata before it is known where the prior ones ended, and must not take them for ones that always were.
+        A pending one comes last, without thresholds. A consumer that assigns partitions itself may see the new ones in
+        Metadata before the thresholds are known, and must not take them for original ones.
         """
         expansions: list[dict[str, object]] = [
             {
@@ -153,7 +152,7 @@ NO_GROWTH: Final = Growth()
 
 
 def encode_expansion(expansion: Expansion) -> StateRecord:
-    """The proposal of an expansion, or that a topic has grown unordered."""
+    """The proposal of an expansion, or the record of an unordered one."""
     value: dict[str, object] = {"topic": expansion.topic, "to": expansion.to_count, "at_ms": expansion.at_ms}
     if expansion.unordered:
         value["unordered"] = True
@@ -164,12 +163,12 @@ def encode_expansion(expansion: Expansion) -> StateRecord:
 
 
 def encode_closed(expansion: Expansion, process: UUID) -> StateRecord:
-    """That a process lets no append to the topic through, has none under way, and will not until the end is stored."""
+    """The process admits no append to the topic, has none in progress, and will not until the end is stored."""
     return record(f"{EXPANSION_CLOSED}/{expansion.topic_id}/{expansion.proposal}/{process}", {})
 
 
 def encode_claim(expansion: Expansion, driver_round: int, claim: UUID, process: UUID) -> StateRecord:
-    """That a process wants to carry it out, since the one that did is gone."""
+    """The process claims to drive the expansion, since its driver is dead."""
     key = f"{EXPANSION_DRIVER}/{expansion.topic_id}/{expansion.proposal}/{driver_round}/{claim}"
     return record(key, {"process": str(process)})
 
@@ -188,25 +187,25 @@ def encode_done(
 
 
 def encode_failed(expansion: Expansion, end: UUID, *, reason: str, at_ms: int) -> StateRecord:
-    """That the topic has as many partitions as before."""
+    """The topic still has the old number of partitions."""
     value = {"result": "failed", "reason": reason, "at_ms": at_ms}
     return record(f"{EXPANSION_END}/{expansion.topic_id}/{expansion.proposal}/{end}", value)
 
 
 def encode_unordered_end(expansion: Expansion, end: UUID, *, to_count: int, reason: str, at_ms: int) -> StateRecord:
-    """That the topic has `to_count` partitions, and not by this expansion."""
+    """The topic has `to_count` partitions, but not by this expansion."""
     value = {"result": "unordered", "to": to_count, "reason": reason, "at_ms": at_ms}
     return record(f"{EXPANSION_END}/{expansion.topic_id}/{expansion.proposal}/{end}", value)
 
 
 def encode_partition_count(topic: str, topic_id: UUID, count: int) -> StateRecord:
-    """Where counting the partitions of a topic began."""
+    """The partition count of a topic when checks began."""
     return record(f"{PARTITION_COUNT}/{topic_id}", {"topic": topic, "count": count})
 
 
 @dataclass(slots=True)
 class _Topic:
-    """What the records say of one incarnation. `keys` – of all its records, to be deleted with the topic."""
+    """Records of one incarnation. `keys`: of all its records, to be deleted with the topic."""
 
     keys: dict[str, None] = field(default_factory=dict)
     name: str | None = None
@@ -228,14 +227,14 @@ class _Topic:
 
 
 class Growths:
-    """All topics' growth, up to the last record applied."""
+    """Expansions of all topics, up to the last record applied."""
 
     def __init__(self) -> None:
         self._topics: dict[UUID, _Topic] = {}
         self._growths: dict[UUID, Growth] = {}
 
     def apply(self, key: str, raw: bytes | None) -> None:
-        """A record of one of `KINDS`, in offset order. Raises ValueError for one that cannot be read."""
+        """Apply a record of one of `KINDS`, in offset order. Raises ValueError if it cannot be read."""
         kind, _, rest = key.partition("/")
         value = object_of(raw)
         names = rest.split("/")
@@ -271,7 +270,7 @@ class Growths:
                 topic.name = typed(value, "topic", str)
                 topic.counted_from = typed(value, "count", int)
             case _:
-                raise ValueError("its key is not as it should be")
+                raise ValueError("invalid key")
 
     @staticmethod
     def _propose(topic: _Topic, expansion: Expansion) -> None:
@@ -309,7 +308,7 @@ class Growths:
                     )
                 )
             case other:
-                raise ValueError(f"an expansion that ended {other!r:.40}: was it written by a newer version?")
+                raise ValueError(f"unknown result of an expansion {other!r:.40} (was it written by a newer version?)")
         topic.pending = None
         topic.closed = set()
         topic.drivers = {}
@@ -326,10 +325,10 @@ class Growths:
             if topic.pending is not None and topic.pending.proposal == proposal:
                 topic.pending = None
 
-    # ---- what they say
+    # ---- queries
 
     def growth(self, topic: str, topic_id: UUID | None) -> Growth:
-        """`topic_id` None, where it is not known: the incarnation of that name that was heard of last."""
+        """`topic_id` None if unknown: the latest incarnation of that name."""
         if topic_id is None:
             topics = list(self._topics.items()) if self._topics else []
             topic_id = next((key for key, each in reversed(topics) if each.name == topic), None)
@@ -339,24 +338,24 @@ class Growths:
         return tuple(each.pending for each in self._topics.values() if each.pending is not None)
 
     def grown(self) -> tuple[Expansion, ...]:
-        """The last expansion of each topic that has ever grown, whether or not the topic still exists."""
+        """The last expansion of each expanded topic, also of deleted topics."""
         return tuple(each.ended[-1] for each in self._topics.values() if each.ended)
 
     def names(self) -> frozenset[str]:
-        """Topics whose partitions were ever counted, whether or not they still exist."""
+        """Topics that ever had partition-count checks, also deleted ones."""
         return frozenset(each.name for each in self._topics.values() if each.name is not None)
 
     def incarnations(self) -> Mapping[UUID, str]:
-        """Names of those topics, by their ids: one for each time that a topic was created."""
+        """Names of those topics by id, one per incarnation."""
         return {topic_id: each.name for topic_id, each in self._topics.items() if each.name is not None}
 
     def forget(self, topic_id: UUID) -> list[StateRecord]:
-        """The tombstones of all that is stored of an incarnation that is gone."""
+        """Tombstones of all records of a deleted incarnation."""
         topic = self._topics.get(topic_id)
         return [] if topic is None else [StateRecord(key.encode(), None) for key in topic.keys]
 
     def tidy(self, expansion: Expansion) -> list[StateRecord]:
-        """The tombstones of what nobody looks at once an expansion has ended: who had closed, who carried it out."""
+        """Tombstones of the records that are not needed after the end: closed processes and drivers."""
         topic = self._topics.get(expansion.topic_id)
         if topic is None:
             return []

@@ -1,11 +1,11 @@
-"""What one process remembers of idempotent producers (KAFKA-5793, KAFKA-5794). No I/O, no clock, all of it bounded.
+"""Memory of idempotent producers, per process (KAFKA-5793, KAFKA-5794). No I/O, no clock, bounded.
 
-- On which topics Kafka takes no producer ids: topics with `idempotence.level=safe` go without for a while then.
-- Up to where the appends of a producer were acknowledged. If the log starts behind that, its records are gone, and with
-  them what Kafka knew of the producer: a sequence that "does not follow" is no loss.
-- Where logs start, for answers that Kafka had no part in. It may have moved on since: a lower bound.
+- Topics on which Kafka rejects producer ids: topics with `idempotence.level=safe` omit them for a while.
+- The last acknowledged offset of a producer. If the log starts after it, the producer's records are deleted, and with
+  them Kafka's state of the producer: a sequence error is no loss then.
+- Log start offsets, for answers that the proxy makes. A lower bound, since they may have moved.
 
-Who was not seen by this process, or is forgotten, is treated as Kafka says.
+A producer that is not in this memory gets Kafka's answer.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Final, TypeVar
 from fencepost_policies.idempotence_level import MADE_UP_IDS_FROM
 from fencepost_proxy.types import TopicPartition
 
-#: Then one batch is tried with its producer id again: the topic may have been upgraded.
+#: After this, try one batch with its producer id: the topic may have been upgraded.
 _TRY_AGAIN_SECONDS: Final = 300.0
 _TOPICS_MAX: Final = 10_000
-#: So old may a log start be in an answer that Kafka had no part in.
+#: Maximum age of a log start offset in an answer that the proxy makes.
 _RECENT_SECONDS: Final = 5.0
 _UNHEARD: Final = (-1, float("-inf"))
 
@@ -29,12 +29,12 @@ _Value = TypeVar("_Value")
 
 
 def make_up_producer_id() -> int:
-    """For a client whom Kafka gives none. Kafka counts its own up from 0, and of two of these no two are alike."""
+    """For a client that gets none from Kafka. Kafka counts its own up from 0; these are random."""
     return MADE_UP_IDS_FROM + secrets.randbits(62)
 
 
 class IdempotenceMemory:
-    """`remembered_max` – producers on partitions, and partitions, of which something is remembered."""
+    """`remembered_max`: maximum number of (partition, producer) pairs, and of partitions."""
 
     def __init__(self, remembered_max: int = 50_000) -> None:
         self._remembered_max = remembered_max
@@ -43,50 +43,50 @@ class IdempotenceMemory:
         self._told: OrderedDict[tuple[TopicPartition, tuple[int, int, int]], None] = OrderedDict()
         self._log_starts: OrderedDict[TopicPartition, tuple[int, float]] = OrderedDict()
 
-    # ---- topics that take no producer ids
+    # ---- topics that reject producer ids
 
     def goes_without(self, topic: str, now: float) -> bool:
         until = self._without_until.get(topic)
         return until is not None and now < until
 
     def refused(self, topic: str, now: float) -> None:
-        """Kafka has refused a batch for its producer id."""
+        """Kafka refused a batch because of its producer id."""
         _put(self._without_until, topic, now + _TRY_AGAIN_SECONDS, _TOPICS_MAX)
 
-    # ---- what was acknowledged
+    # ---- acknowledged appends
 
     def acknowledged(self, partition: TopicPartition, producer_id: int, last_offset: int) -> None:
         _put(self._acknowledged, (partition, producer_id), last_offset, self._remembered_max)
 
     def is_gone(self, partition: TopicPartition, producer_id: int, log_start_offset: int) -> bool:
-        """Whether all that this producer was told is in the log lies below its start."""
+        """Whether all acknowledged appends of this producer lie below the log start."""
         last_offset = self._acknowledged.get((partition, producer_id))
         return last_offset is not None and last_offset < log_start_offset
 
     def was_told(self, partition: TopicPartition, batch: tuple[int, int, int]) -> bool:
-        """Whether the producer of this batch (its id, epoch and sequence) was told before that it was forgotten: if it
-        sends the same again, it does not know what to make of it."""
+        """Whether the producer of this batch (id, epoch, sequence) already got "producer forgotten": if it sends the
+        same batch again, it cannot handle that answer."""
         before = (partition, batch) in self._told
         _put(self._told, (partition, batch), None, self._remembered_max)
         return before
 
-    # ---- where logs start
+    # ---- log starts
 
     def note_log_start(self, partition: TopicPartition, log_start_offset: int, now: float) -> None:
         if log_start_offset >= 0:
             _put(self._log_starts, partition, (log_start_offset, now), self._remembered_max)
 
     def log_start(self, partition: TopicPartition) -> int:
-        """As it was heard last, -1 where nobody has said."""
+        """The last known one, or -1."""
         return self._log_starts.get(partition, _UNHEARD)[0]
 
     def recent_log_start(self, partition: TopicPartition, now: float) -> int:
-        """The same, -1 also where that was too long ago to tell a client."""
+        """The last known one, or -1 if too old for an answer."""
         log_start_offset, heard_at = self._log_starts.get(partition, _UNHEARD)
         return log_start_offset if now < heard_at + _RECENT_SECONDS else -1
 
     def forget_topic(self, topic: str) -> None:
-        """It is gone, or another one by now."""
+        """The topic was deleted or recreated."""
         self._without_until.pop(topic, None)
         for at in [at for at in self._log_starts if at.topic == topic]:
             del self._log_starts[at]

@@ -1,4 +1,4 @@
-"""What `rewriting.py` and `closed.py` share: a plan for one request, and what is known when it is made."""
+"""Plan for one request, and the knowledge it is based on: shared by `rewriting.py` and `closed.py`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,10 @@ from fencepost_proxy.wire.schema import Message
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known of the cluster's topics. Nothing in it is called after the answer is finished.
+    """Knowledge of the cluster's topics. None of it is called after the answer is finished.
 
-    A thread may ask it (`session.exchange.Exchanges`), while the event loop changes what it tells of.
-
-    `topic_id` – the id of a topic's living incarnation, None where it is not known.
-    `state_topic_id` – None until the state topic was found or created. `fresh` – whether `view` is recent enough to
-    rely on. `shared_producer_ids` – of fenced appends.
+    `topic_id`: id of a topic's current incarnation, None if unknown. `state_topic_id`: None until the state topic was
+    found or created. `fresh`: `view` is recent enough to rely on. `shared_producer_ids`: of fenced appends.
     """
 
     view: StateView
@@ -35,13 +32,13 @@ class Known:
     shared_producer_ids: frozenset[int] = frozenset()
 
     def policy(self, topic: str) -> TopicPolicy | None:
-        """What holds for a topic; None where the virtual configs are too old to say."""
+        """A topic's policy; None if the virtual configs are outdated."""
         if not self.fresh:
             return None
         return self.view.topic_policy(topic, self.topic_id(topic), self.file_configs)
 
     def check(self, topic: str) -> Check | None:
-        """What holds for a topic's appends; None where the virtual configs are too old to say."""
+        """The expected-offset check of a topic; None if the virtual configs are outdated."""
         policy = self.policy(topic)
         return None if policy is None else policy.check
 
@@ -58,9 +55,9 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Joins:
-    """Checked partitions that a transaction is about to add: it is on them as soon as Kafka has the request.
+    """Checked partitions that a transaction is about to add: they are added as soon as Kafka has the request.
 
-    With `MARKER` for its id: those whose leader is to write a transaction marker.
+    With the id `MARKER`: partitions whose leader is about to write a transaction marker.
     """
 
     transactional_id: str
@@ -68,10 +65,10 @@ class Joins:
 
 
 class ExpansionRequest(NamedTuple):
-    """A counted topic is to grow; Kafka would let the client who wants it.
+    """Expand a topic with partition-count checks; Kafka permits it to the client.
 
-    `ordered` – keys must keep their order; `multiples_only` – so it grows to multiples of the count that it has now.
-    `validate_only` – only say whether it would be done.
+    `ordered`: keys must keep their order. `multiples_only`: only to multiples of the current count.
+    `validate_only`: only report whether it would be done.
     """
 
     topic: str
@@ -83,7 +80,7 @@ class ExpansionRequest(NamedTuple):
 
 
 class ExpansionOutcome(NamedTuple):
-    """What to tell him: Kafka's error code, 0 where it has grown."""
+    """Answer to the client: Kafka's error code, 0 if the topic was expanded."""
 
     topic: str
     code: int
@@ -92,10 +89,10 @@ class ExpansionOutcome(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Expansions:
-    """`first` – what goes upstream before `Plan.forward`, for the same request; `finish_first` takes its answer.
+    """`first`: sent upstream before `Plan.forward`, for the same request; `finish_first` takes its answer.
 
-    `wanted` – of the finished response: what is to grow. `tell` – puts the outcomes, by topic, into the response; they
-    have to be there within `timeout_ms`.
+    `wanted`: the expansions requested, from the finished response. `tell`: puts the outcomes, by topic, into the
+    response, within `timeout_ms`.
     """
 
     first: Message | None
@@ -107,13 +104,13 @@ class Expansions:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do with one decoded request.
+    """How to handle one decoded request.
 
-    `forward` – what goes upstream in its place, always: Kafka itself then says what the client may do, and when the
-    order of answers comes to it. An entry that is refused here is not in it; its list may have become empty.
-    `finish` – completes Kafka's answer in place, and gives back what changed: store that, then send the answer.
-    `joins` – ask the gates of those before the request goes upstream; `later` – the answer if they put it off.
-    `expansions` – what is to grow before the answer is sent.
+    `forward`: always sent upstream instead of it, so Kafka decides on permissions and on the order of answers. It lacks
+    the entries refused here, and may be an empty list.
+    `finish`: completes Kafka's answer in place and returns the changes: store them, then send the answer.
+    `joins`: pass these to the sequencers before the request is sent; `later`: the answer if they delay it.
+    `expansions`: expansions to finish before the answer is sent.
     """
 
     forward: Message

@@ -1,21 +1,21 @@
-"""What the state topic says of transactions that must not commit as they are.
+"""Abort-only transactions in the state topic.
 
-| key | value | of several |
+| key | value | if there are several |
 |---|---|---|
 | `poison/<producer id>/<producer epoch>/<uuid>` | `{"transactional_id", "why", "pending", "at_ms"}` | all count |
 
-A conditional append of a transaction that was answered with anything but success is noted here before its client is
-told: so whichever process the commit comes to refuses it, this one or its successor or another.
+A record is written when a conditional append of a transaction gets any answer but success, before the client gets that
+answer. So every process refuses the commit: this one, its successor or another one.
 
-`pending` names batches that were told to come again (or whose outcome is not known): `[topic, partition, base
-sequence]`. One that lies where it was expected is pending no more, whoever saw it land. null: refused for good.
+`pending` names batches that were answered "try again", or whose outcome is unknown: `[topic, partition, base
+sequence]`. A batch at its expected offset is no longer pending, whichever process saw it. null: refused for good.
 
-The uuid is new for each record. Under transactions v1 the next transaction of a producer
-has the same epoch, so the records of one are tombstoned before its end is told to the client, by the keys that were
-seen: a tombstone that comes late takes away nothing of the next one's.
+The uuid is new for each record. Under transactions v1 a producer's next transaction has the same epoch. So the records
+of one transaction are tombstoned before its client gets the answer to its end, by the keys that were read: a late
+tombstone does not affect the next transaction.
 
-A refusal takes the place of all that the same process has noted of the transaction before: who is refused again and
-again, and never ends it, leaves one record.
+A refusal replaces all earlier records of the same process for the transaction. So a client that is refused repeatedly
+and never ends the transaction leaves one record.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from fencepost_proxy.types import TopicPartition
 POISON: Final = "poison"
 KINDS: Final = frozenset({POISON})
 _PREFIX: Final = f"{POISON}/".encode()
-#: What is not known to be resolved is at least so many, and no more are named: from then on it is refused for good.
+#: Maximum number of unresolved batches that are named; with more, the transaction is refused for good.
 PENDING_MAX: Final = 100
 
-#: One batch of a transaction: its partition and base sequence.
+#: One batch of a transaction: partition and base sequence.
 BatchName = tuple[TopicPartition, int]
 
 
 class Poison(NamedTuple):
-    """Why a transaction must not commit; `name` tells it from others of the same producer id and epoch.
+    """Why a transaction must not commit; `name` distinguishes records of one producer id and epoch.
 
-    `pending` – only as long as one of these is not where it was expected; None: whatever comes.
+    `pending`: valid only while one of these is not at its expected offset; None: always valid.
     """
 
     name: UUID
@@ -72,22 +72,22 @@ def encode_poison(poison: Poison) -> StateRecord:
 
 
 def encode_note(poison: Poison, instead_of: Iterable[UUID]) -> list[StateRecord]:
-    """It takes the place of others of the same producer id and epoch, by their names: for one batch."""
+    """Record it, and tombstone others of the same producer id and epoch by name, in one batch."""
     return [encode_poison(poison), *encode_poison_tombstones(poison._replace(name=name) for name in instead_of)]
 
 
 def encode_poison_tombstones(poisons: Iterable[Poison]) -> list[StateRecord]:
-    """That the transaction is over, or that another record says it."""
+    """The transaction is over, or another record replaces these."""
     return [StateRecord(poison.key, None) for poison in poisons]
 
 
 def is_poison(record: StateRecord) -> bool:
-    """It is of one of `KINDS`, a tombstone or not."""
+    """Whether it is of one of `KINDS`, tombstone or not."""
     return record.key.startswith(_PREFIX)
 
 
 def lifted(record: StateRecord) -> UUID | None:
-    """The name of what a tombstone takes away, None for any other record."""
+    """The name of the record that a tombstone removes, None for other records."""
     kind, _, rest = record.key.decode(errors="replace").partition("/")
     if kind != POISON or record.value is not None:
         return None
@@ -99,13 +99,13 @@ def lifted(record: StateRecord) -> UUID | None:
 
 
 class PoisonView:
-    """Up to the last record applied."""
+    """Content up to the last record applied."""
 
     def __init__(self) -> None:
         self._by_producer: dict[tuple[int, int], dict[UUID, Poison]] = {}
 
     def apply(self, key: str, raw: bytes | None) -> None:
-        """A record of one of `KINDS`. Raises ValueError for one that cannot be read."""
+        """Apply a record of one of `KINDS`. Raises ValueError if it cannot be read."""
         _, producer_id, producer_epoch, name = key.split("/")
         producer, uuid = (int(producer_id), int(producer_epoch)), UUID(name)
         value = object_of(raw)
@@ -120,7 +120,6 @@ class PoisonView:
         return tuple(self._by_producer.get((producer_id, producer_epoch), {}).values())
 
     def older_than(self, at_ms: int) -> list[Poison]:
-        """Those noted before, oldest first."""
         found = (each for poisons in self._by_producer.values() for each in poisons.values())
         return sorted((each for each in found if each.at_ms < at_ms), key=lambda each: each.at_ms)
 

@@ -1,4 +1,4 @@
-"""What records of the state topic are made of. What they say is in `state.py` and `expansions.py`."""
+"""Format of state-topic records. Their meaning is in `state.py` and `expansions.py`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _Value = TypeVar("_Value")
 
 
 class StateRecord(NamedTuple):
-    """To be appended to the state topic. `value` None is a tombstone."""
+    """A record for the state topic. `value` None is a tombstone."""
 
     key: bytes
     value: bytes | None
@@ -21,7 +21,7 @@ def record(key: str, value: Mapping[str, object]) -> StateRecord:
 
 
 def object_of(value: bytes | None) -> Mapping[str, Any] | None:
-    """The JSON object of a record, None for a tombstone. Raises ValueError for anything else."""
+    """The JSON object in a record, None for a tombstone. Raises ValueError for anything else."""
     if value is None:
         return None
     parsed = json.loads(value)
@@ -31,8 +31,8 @@ def object_of(value: bytes | None) -> Mapping[str, Any] | None:
 
 
 def typed(value: Mapping[str, Any], name: str, kind: type[_Value]) -> _Value:
-    """Raises ValueError where it is missing or of another kind."""
+    """The value of a field. Raises ValueError if it is missing or of another type."""
     found = value.get(name)
     if not isinstance(found, kind):
-        raise ValueError(f"{name} is not {kind.__name__} but {found!r:.80}")
+        raise ValueError(f"{name}: expected {kind.__name__}, found {found!r:.80}")
     return found

@@ -1,18 +1,18 @@
-"""Virtual topic configs in the admin requests: taken out before Kafka sees them, put into its answers.
+"""Virtual topic configs in admin requests: removed from the request, added to Kafka's response.
 
     plan = plan_request(api_key, version, request, known)
     send plan.forward upstream; get its response
     changes = plan.finish(response)          # completes the response in place
     store changes in the state topic; then send the response
 
-*Whose right it is.* Changing a virtual config needs the right to alter the topic's configs. So a request always goes
-upstream, on the client's own connection, even where every config in it was ours: KRaft authorises and looks up each
-resource before it looks at its configs, an empty list included (ControllerApis.handleIncrementalAlterConfigs and
+*Authorization.* Changing a virtual config needs the right to alter the topic's configs. So a request always goes
+upstream, on the client's own connection, even if it has only virtual configs. KRaft authorizes and looks up each
+resource before its configs, even with an empty list (ControllerApis.handleIncrementalAlterConfigs and
 handleLegacyAlterConfigs, then ConfigurationControlManager.validateAlterConfig). Nothing is stored unless Kafka
-answered 0 for that very resource, and `validate_only` stores nothing.
+answered 0 for that resource, and `validate_only` stores nothing.
 
-*All or nothing per resource*, as in Kafka: an invalid virtual config takes the whole resource out of the request, and
-Kafka's own configs beside it are not changed either.
+*All or nothing per resource*, as in Kafka: an invalid virtual config removes the whole resource from the request, so
+its Kafka configs are not changed either.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _STRING: Final = 2
 
 
 def plan_request(api_key: int, version: int, request: Message, known: Known) -> Plan | None:
-    """The plan for a decoded request; None for an API that needs none. The request is changed in place."""
+    """The plan for a decoded request; None for an API without one. The request is changed in place."""
     if planner := _PLANNERS.get(api_key):
         return planner(version, request, known)
     if closed := CLOSED_APIS.get(api_key):
@@ -73,7 +73,7 @@ def plan_request(api_key: int, version: int, request: Message, known: Known) -> 
 
 
 class _Refused(Exception):
-    """A resource is answered here: Kafka does not see it."""
+    """The proxy answers for a resource: Kafka does not get it."""
 
     def __init__(self, code: Error, message: str) -> None:
         super().__init__(message)
@@ -84,7 +84,7 @@ class _Refused(Exception):
 
 
 def plan_create_topics(version: int, request: Message, known: Known) -> Plan:
-    """A topic's virtual configs are stored if Kafka creates the topic, and shown in the answer from v5 on."""
+    """Virtual configs are stored if Kafka creates the topic, and added to the response from v5 on."""
     pending: dict[str, dict[str, str]] = {}
     refused: dict[str, _Refused] = {}
     for topic in request.topics:
@@ -98,7 +98,7 @@ def plan_create_topics(version: int, request: Message, known: Known) -> Plan:
             _not_internal(topic.name, pending[topic.name])
         except _Refused as refusal:
             refused[topic.name] = refusal
-    # By name: of a topic that is in the request twice Kafka would otherwise see only one, and create it.
+    # By name: if a topic is in the request twice, Kafka would otherwise get one of them, and create it.
     request.topics = [topic for topic in request.topics if topic.name not in refused]
 
     def finish(response: Message) -> list[TopicConfigChange]:
@@ -109,9 +109,9 @@ def plan_create_topics(version: int, request: Message, known: Known) -> Plan:
                 continue
             if configs and not request.validate_only:
                 changes.append(TopicConfigChange(topic.name, _known_id(topic.topic_id), configs, replace=True))
-            # Kafka shows a new topic's configs to those who may describe them.
+            # Kafka shows a new topic's configs to clients that may describe them.
             if version >= 5 and topic.topic_config_error_code == Error.NONE and topic.configs is not None:
-                # Where none is given, those that the name has from a topic that was deleted at Kafka.
+                # Without configs in the request, those inherited from a topic that was deleted directly in Kafka.
                 set_on_topic = configs or known.view.configs_set_on(topic.name, _known_id(topic.topic_id))
                 levels = _levels(known.file_configs(topic.name), set_on_topic)
                 topic.configs += [
@@ -126,7 +126,7 @@ def plan_create_topics(version: int, request: Message, known: Known) -> Plan:
 
 
 def plan_delete_topics(version: int, request: Message, known: Known) -> Plan:
-    """What is stored of a topic goes with it. The id of a topic deleted by name is noted now, while it has one."""
+    """A topic's records are deleted with it. The id of a topic deleted by name is looked up now, while it has one."""
     refused: list[Message] = []
     if version >= 6:
         named = [topic.name for topic in request.topics if topic.name is not None]
@@ -162,7 +162,7 @@ def plan_delete_topics(version: int, request: Message, known: Known) -> Plan:
 
 
 def _known_id(topic_id: UUID) -> UUID | None:
-    """None where the version of a response does not tell it."""
+    """None if this version of the response has no id."""
     return None if topic_id == NO_TOPIC_ID else topic_id
 
 
@@ -170,10 +170,10 @@ def _known_id(topic_id: UUID) -> UUID | None:
 
 
 def plan_alter_configs(_version: int, request: Message, known: Known) -> Plan:
-    """The legacy call replaces the whole set of a topic's configs, and so it does here.
+    """The legacy request replaces all configs of a topic, virtual ones too.
 
-    Virtual configs that it does not list are reset; and where it lists nothing but virtual ones, Kafka gets an empty
-    list and resets all of its own. That is what the call says.
+    Virtual configs that it does not list are reset. If it lists only virtual ones, Kafka gets an empty list and resets
+    all of its own, as the request demands.
     """
 
     def alter(topic: str, ours: list[Message]) -> TopicConfigChange | None:
@@ -187,7 +187,7 @@ def plan_alter_configs(_version: int, request: Message, known: Known) -> Plan:
 
 
 def plan_incremental_alter_configs(_version: int, request: Message, known: Known) -> Plan:
-    """SET and DELETE. APPEND and SUBTRACT are for lists, which no virtual config is."""
+    """SET and DELETE. APPEND and SUBTRACT are for lists; no virtual config is one."""
 
     def alter(topic: str, ours: list[Message]) -> TopicConfigChange | None:
         _no_nulls([config for config in ours if config.config_operation != _DELETE])
@@ -210,7 +210,7 @@ def plan_incremental_alter_configs(_version: int, request: Message, known: Known
 def _plan_alter(
     request: Message, known: Known, alter: Callable[[str, list[Message]], TopicConfigChange | None]
 ) -> Plan:
-    """What both calls have in common: `alter` says what a topic's virtual configs come to, or raises _Refused."""
+    """Common part of both requests: `alter` returns a topic's change of virtual configs, or raises _Refused."""
     pending: dict[str, TopicConfigChange] = {}
     refused: dict[str, _Refused] = {}
     for resource in request.resources:
@@ -230,7 +230,7 @@ def _plan_alter(
                 pending[topic] = change
         except _Refused as refusal:
             refused[topic] = refusal
-    # By name: Kafka refuses a resource that is in the request twice, and must not see only one of them.
+    # By name: Kafka refuses a resource that is in the request twice, and must not get only one of them.
     request.resources = [
         each for each in request.resources if each.resource_type != _TOPIC or each.resource_name not in refused
     ]
@@ -253,7 +253,7 @@ def _plan_alter(
 def _no_read_only(configs: list[Message]) -> None:
     if any(config.name == ORDERED_PARTITION_EXPANSIONS for config in configs):
         raise _Refused(
-            Error.INVALID_CONFIG, f"{ORDERED_PARTITION_EXPANSIONS} is read-only: it tells how a topic has grown"
+            Error.INVALID_CONFIG, f"{ORDERED_PARTITION_EXPANSIONS} is read-only: it lists the expansions of a topic"
         )
 
 
@@ -280,17 +280,18 @@ def _parse(name: str, value: str | None) -> str:
 
 
 class _Level(NamedTuple):
-    """A value and where it comes from; in DescribeConfigs a *synonym*."""
+    """A value and its source; a *synonym* in DescribeConfigs."""
 
     value: str
     source: int
 
 
 def plan_describe_configs(version: int, request: Message, known: Known) -> Plan:
-    """Kafka's answer, with the virtual configs added to topics.
+    """Kafka's answer, with the virtual configs of topics added.
 
-    The request goes as it is: names that Kafka does not know match nothing there (ConfigHelper.describeConfigs), so
-    asking for virtual configs alone brings none of Kafka's; an empty list of names would bring them all.
+    The request is forwarded unchanged: names that Kafka does not know match nothing there
+    (ConfigHelper.describeConfigs). So a request for virtual configs only returns none of Kafka's, while an empty list
+    would return all.
     """
 
     def is_refused(each: Message) -> bool:
@@ -344,7 +345,7 @@ def _described(version: int, request: Message, name: str, levels: list[_Level]) 
 
 
 def _shows_growth(known: Known, topic: str) -> bool:
-    """Unasked, only where there is something to tell, or will be."""
+    """Unless requested by name, only if there are expansions, or ordered ones are switched on."""
     policy = known.policy(topic)
     return bool(known.growth(topic).expansions) or (policy is not None and policy.ordered)
 
@@ -366,7 +367,7 @@ def _described_growth(version: int, request: Message, growth: Growth) -> Message
 
 
 def _levels(file_configs: Mapping[str, str], set_on_topic: Mapping[str, str]) -> dict[str, list[_Level]]:
-    """For every virtual config its values by precedence, the first being the one that holds."""
+    """All values of every virtual config, by precedence: the first one applies."""
     levels = {}
     for name, config in VIRTUAL_CONFIGS.items():
         levels[name] = [_Level(config.default, _DEFAULT_CONFIG)]

@@ -1,27 +1,31 @@
-"""The state topic: what its records say, and the view that they add up to.
+"""The state topic: its records, and the view that results from them.
 
 One compacted topic (`__fencepost_state`) with one partition; keys are `kind/…`, values JSON:
 
-| key | value | of several |
+| key | value | if there are several |
 |---|---|---|
-| `producer-id/<proposal uuid>` | `{"cluster_id", "producer_id", "number"}` | of a number the lowest offset wins |
-| `stamp-base/<topic id>/<partition>/<producer epoch>/<proposal uuid>` | `{"base"}` | the same, for each epoch |
-| `process/<uuid>` | `{"started_ms", "place"}` | all count: the n-th of them has tag n mod 255 + 1 |
-| `alive/<uuid>` | `{"at_ms"}` | sent again and again; a tombstone when the process ends well |
+| `producer-id/<proposal uuid>` | `{"cluster_id", "producer_id", "number"}` | the lowest offset per number wins |
+| `stamp-base/<topic id>/<partition>/<producer epoch>/<proposal uuid>` | `{"base"}` | the same, per epoch |
+| `process/<uuid>` | `{"started_ms", "place"}` | all count: the n-th process has instance id n mod 255 + 1 |
+| `alive/<uuid>` | `{"at_ms"}` | heartbeat, repeated; a tombstone when the process ends normally |
 | `topic-config/<topic name>` | `{"topic_id", "configs"}` | the last wins; a tombstone: deleted by the proxy |
-| `expansion…/…`, `partition-count/<topic id>` | how topics grow | `expansions.py` says |
-| `withheld/<group>`, `released/…` | groups that wait for new partitions | `withheld.py` says |
-| `poison/<producer id>/…` | transactions that must not commit | `poisoned.py` says |
+| `expansion…/…`, `partition-count/<topic id>` | expansions of topics | see `expansions.py` |
+| `withheld/<group>`, `released/…` | gated assignments of consumer groups | see `withheld.py` |
+| `poison/<producer id>/…` | abort-only transactions | see `poisoned.py` |
 
-"The first record of a key wins" would die by compaction, which keeps the last: so each proposal has a key of its own,
-and it is written once. Not even its own writer may send it again: with A at offset 5, B at 6 and A's resend at 7, A
-wins until compaction drops offset 5, and B from then on. Who does not know whether a proposal was stored reads the
-topic, and makes a new one with a new uuid if it is not there. A proposal counts once it was read back.
+"The first record of a key wins" does not survive compaction, which keeps the last. So each proposal has its own key and
+is written once, even by its writer:
 
-A process whose tag is about to be given again (127 others have started since) takes a new one, so no two that live
-have the same; that many would have to start within `config_lease_seconds`.
+1. Proposal A is at offset 5, B at 6, and A is written again at 7. A wins.
+2. Compaction drops offset 5. B wins.
 
-A record of a kind that only a newer version knows is left alone.
+A process that does not know whether its proposal was stored reads the topic. If it is missing, the process makes a new
+one with a new uuid. A proposal counts once it was read back.
+
+A process whose instance id is about to be reused (127 others have started since) takes a new one. So no two live
+processes have the same, unless that many start within `config_lease_seconds`.
+
+Records of unknown kinds, from newer versions, are left alone.
 """
 
 from __future__ import annotations
@@ -60,13 +64,13 @@ _PROCESS: Final = "process"
 _ALIVE: Final = "alive"
 _TAGS: Final = 255
 _OLDER_BASES_MAX: Final = 1000
-#: From then on a process should take a new tag; at twice that its old one is somebody else's.
+#: From then on a process should take a new instance id; at twice that another process gets its old one.
 TAG_AGE_MAX: Final = 127
 _NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
 class StateError(FencepostError):
-    """The state topic is another cluster's, or asks what this version cannot do: guarded appends wait for a person."""
+    """The state topic belongs to another cluster, or needs a newer version: checked appends wait for an operator."""
 
 
 class StampBase(NamedTuple):
@@ -77,7 +81,7 @@ class StampBase(NamedTuple):
 
 
 class SetConfigs(NamedTuple):
-    """The virtual configs that are set on one incarnation of a topic."""
+    """The virtual configs set on one incarnation of a topic."""
 
     topic_id: UUID
     configs: Mapping[str, str]
@@ -85,12 +89,12 @@ class SetConfigs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TopicConfigChange:
-    """What an admin's call, answered well by Kafka, changes: store it (`StateView.records_of`), then answer the client.
+    """Result of an admin request that Kafka accepted: store it (`StateView.records_of`), then answer the client.
 
-    `topic_id` – None where neither request nor response tells it: look it up before storing.
-    `replace` – `assign` is the whole new set; else it is laid over what is set, and `unset` taken out.
-    `deleted` – the topic itself is gone; `topic` is None where it was deleted by an id whose name Kafka kept secret.
-    `inherited_from` – of a deleted topic: the id in the record of its name's configs, before Kafka saw the deletion.
+    `topic_id`: None if neither request nor response has it: look it up before storing.
+    `replace`: `assign` is the whole new set; else merge it into the current configs, and remove `unset`.
+    `deleted`: the topic was deleted; `topic` is None if it was deleted by id and Kafka did not give its name.
+    `inherited_from`: for a deleted topic, the id in the record of its name's configs before Kafka saw the deletion.
     """
 
     topic: str | None
@@ -103,8 +107,8 @@ class TopicConfigChange:
 
 
 def encode_producer_id(proposal: UUID, cluster_id: str, producer_id: ProducerId, number: int = 0) -> StateRecord:
-    """The proposal that fenced batches of this cluster are appended under this producer id: the first one, or the
-    `number`-th one after it, for partitions that have used the epochs of those before."""
+    """Proposal of a producer id for fenced appends of this cluster: the first one, or the `number`-th after it, for
+    partitions that have used all epochs of those before."""
     value = {"cluster_id": cluster_id, "producer_id": producer_id, **({"number": number} if number else {})}
     return record(f"{_PRODUCER_ID}/{proposal}", value)
 
@@ -112,40 +116,40 @@ def encode_producer_id(proposal: UUID, cluster_id: str, producer_id: ProducerId,
 def encode_stamp_base(
     topic_id: UUID, partition: int, producer_epoch: ProducerEpoch, proposal: UUID, base: LogEndOffset
 ) -> StateRecord:
-    """The proposal that this partition's stamps under this epoch count from `base`.
+    """Proposal of the fence base of a partition under this epoch.
 
-    Epochs go on from one shared producer id to the next: `PRODUCER_EPOCHS` of the first, then those of the second.
+    Epochs continue from one shared producer id to the next: `PRODUCER_EPOCHS` of the first, then those of the second.
     """
     return record(f"{_STAMP_BASE}/{topic_id}/{partition}/{producer_epoch}/{proposal}", {"base": base})
 
 
 def encode_process(process: UUID, started_ms: int, place: str | None = None) -> StateRecord:
-    """That a proxy process has started (or wants a new tag). Written once, never deleted: the count is what matters.
+    """A process has started, or needs a new instance id. Written once, never deleted: the number of records counts.
 
-    `place` – where it runs (`net/places.py`).
+    `place`: its process identity (`net/places.py`).
     """
     return record(f"{_PROCESS}/{process}", {"started_ms": started_ms, **({} if place is None else {"place": place})})
 
 
 def encode_alive(process: UUID, at_ms: int) -> StateRecord:
-    """That a proxy process lives. The time is for those that start later: the others go by when the record came."""
+    """Heartbeat. The time is for processes that start later; the others use the arrival time of the record."""
     return record(f"{_ALIVE}/{process}", {"at_ms": at_ms})
 
 
 def encode_alive_tombstone(process: UUID) -> StateRecord:
-    """That it has ended, with nothing of its own under way any more."""
+    """The process has ended, with no request of its own in progress."""
     return StateRecord(f"{_ALIVE}/{process}".encode(), None)
 
 
 class SignOfLife(NamedTuple):
-    """`at_ms` – by the clock of the process itself; None: it has ended."""
+    """`at_ms`: clock of the process itself; None: it has ended."""
 
     process: UUID
     at_ms: int | None
 
 
 def sign_of_life(record: StateRecord) -> SignOfLife | None:
-    """What a record of the kind `alive` says, None for any other."""
+    """The heartbeat in a record of the kind `alive`, None for other kinds."""
     kind, _, process = record.key.decode(errors="replace").partition("/")
     if kind != _ALIVE:
         return None
@@ -157,7 +161,7 @@ def sign_of_life(record: StateRecord) -> SignOfLife | None:
 
 
 def encode_topic_config(topic: str, topic_id: UUID, configs: Mapping[str, str]) -> StateRecord:
-    """All virtual configs that are set on a topic."""
+    """All virtual configs set on a topic."""
     return record(f"{_TOPIC_CONFIG}/{topic}", {"topic_id": str(topic_id), "configs": dict(configs)})
 
 
@@ -166,13 +170,13 @@ def encode_topic_config_tombstone(topic: str) -> StateRecord:
 
 
 class StateView:
-    """What the state topic says, up to the last record applied. No I/O: somebody else reads the topic."""
+    """The state topic's content up to the last record applied. No I/O: the caller reads the topic."""
 
     def __init__(self, cluster_id: str) -> None:
         self._cluster_id = cluster_id
         self._next_offset = Offset(0)
         self._producer_ids: dict[int, ProducerId] = {}
-        #: Every producer id that fenced batches are, or were, appended under.
+        #: All producer ids ever used for fenced appends.
         self.shared_producer_ids: frozenset[int] = frozenset()
         self._topic_configs: dict[str, SetConfigs] = {}
         self._processes: dict[UUID, int] = {}
@@ -184,9 +188,9 @@ class StateView:
         self._stamp_bases: dict[tuple[UUID, int], dict[ProducerEpoch, tuple[str, LogEndOffset]]] = {}
 
     def apply(self, offset: Offset, key: bytes | None, value: bytes | None) -> str | None:
-        """One record, in offset order. Gives back why it was left out, for the log; None if it was not.
+        """Apply one record, in offset order. Returns why it was skipped, for the log; None if it was applied.
 
-        Raises StateError for another cluster's id and for a config value that this version does not know.
+        Raises StateError for another cluster's id, and for a config value that this version does not know.
         """
         if offset < self._next_offset:
             raise ValueError(f"record {offset} of the state topic comes after record {self._next_offset - 1}")
@@ -199,7 +203,7 @@ class StateView:
             elif kind == _STAMP_BASE:
                 self._apply_stamp_base(text, rest, value)
             elif kind == _ALIVE:
-                UUID(rest)  # who keeps the time looks at it: `StateTopic`
+                UUID(rest)  # `StateTopic` keeps the time
             elif kind == _PROCESS:
                 self._processes.setdefault(UUID(rest), len(self._processes))
                 if value is not None and isinstance(place := (object_of(value) or {}).get("place"), str):
@@ -225,7 +229,7 @@ class StateView:
         if cluster_id != self._cluster_id:
             raise StateError(
                 f"the state topic belongs to cluster {cluster_id}, but this is cluster {self._cluster_id}: it was "
-                "copied from there. If no topic of this cluster was guarded here yet, delete the state topic"
+                "copied from there (if no topic of this cluster has had append checks yet, delete the state topic)"
             )
         number = typed(value, "number", int) if "number" in value else 0
         self._producer_ids.setdefault(number, ProducerId(producer_id))
@@ -254,11 +258,11 @@ class StateView:
                 raise StateError(f"topic {topic}: {error}. Was it set by a newer version of this proxy?") from error
         self._topic_configs[topic] = SetConfigs(UUID(typed(value, "topic_id", str)), MappingProxyType(configs))
 
-    # ---- what it says
+    # ---- queries
 
     @property
     def next_offset(self) -> Offset:
-        """The offset behind the last record applied."""
+        """The offset after the last record applied."""
         return self._next_offset
 
     def producer_id(self, number: int = 0) -> ProducerId | None:
@@ -266,30 +270,30 @@ class StateView:
         return self._producer_ids.get(number)
 
     def place(self, process: UUID) -> str | None:
-        """Where that process said that it runs."""
+        """Process identity that the process reported."""
         return self._places.get(process)
 
     def tag_age(self, process: UUID) -> int:
-        """How many processes have started since this one; 0 for one that is not known (yet)."""
+        """Number of processes started since this one; 0 if it is unknown (yet)."""
         return len(self._processes) - 1 - self._processes[process] if process in self._processes else 0
 
     def tag(self, process: UUID) -> int:
-        """1 to 255, of this process alone; 0 for one that is not known, or whose tag is another's by now."""
+        """Instance id, 1 to 255; 0 if the process is unknown, or another process may have its id."""
         if process not in self._processes or self.tag_age(process) > 2 * TAG_AGE_MAX - 1:
             return 0
         return self._processes[process] % _TAGS + 1
 
     @property
-    def topic_configs(self) -> MappingProxyType[str, SetConfigs]:
-        """By topic name, whether or not that incarnation of the topic still exists."""
+    def topic_configs(self) -> Mapping[str, SetConfigs]:
+        """By topic name, also for incarnations that no longer exist."""
         return MappingProxyType(self._topic_configs)
 
     def configs_set_on(self, topic: str, topic_id: UUID | None) -> Mapping[str, str]:
         """The virtual configs set on a topic of that name.
 
-        A topic that was deleted and created again at Kafka inherits the checks of its predecessor, and nothing that
-        switches one off: either could otherwise leave it unchecked without a word. `topic_id` None, where it is not
-        known: the record applies as it is.
+        A topic that was deleted and recreated directly in Kafka inherits its predecessor's checks, but no config that
+        switches one off: either could otherwise leave it unchecked silently. `topic_id` None if unknown: the record
+        applies unchanged.
         """
         found = self._topic_configs.get(topic)
         if found is None:
@@ -299,7 +303,7 @@ class StateView:
         return {name: value for name, value in found.configs.items() if not switches_off(name, value)}
 
     def inherits(self, topic: str, topic_id: UUID) -> bool:
-        """Whether a check holds for it that was set on another topic of that name."""
+        """Whether a check set on an earlier topic of that name applies to it."""
         found = self._topic_configs.get(topic)
         return (
             found is not None
@@ -308,16 +312,15 @@ class StateView:
         )
 
     def topic_policy(self, topic: str, topic_id: UUID | None, file_configs: FileConfigs) -> TopicPolicy:
-        """What holds for a topic: set on it, else given by the file, else the default."""
-        of_file, of_topic = file_configs(topic), self.configs_set_on(topic, topic_id)
-        policy = TopicPolicy.of({**of_file, **of_topic}) if of_file or of_topic else UNGUARDED
+        """A topic's policy: set on the topic, else in the config file, else the default."""
+        policy = TopicPolicy.of({**file_configs(topic), **self.configs_set_on(topic, topic_id)})
         if not policy.counted and self.growth(topic, topic_id).pending is not None:
-            # Switched off meanwhile: until the expansion has ended its appends go through doors all the same.
+            # Switched off during an expansion: until it ends, appends still pass the append barrier.
             return replace(policy, ordered=True)
         return policy
 
     def growth(self, topic: str, topic_id: UUID | None) -> Growth:
-        """How this incarnation of a topic has grown; where `topic_id` is not known, the last one of that name."""
+        """Expansions of this incarnation; if `topic_id` is None, of the latest one of that name."""
         return self._growths.growth(topic, topic_id)
 
     @property
@@ -326,12 +329,12 @@ class StateView:
 
     @property
     def grown(self) -> tuple[Expansion, ...]:
-        """The last expansion of each topic that has ever grown, whether or not the topic still exists."""
+        """The last expansion of each expanded topic, also of deleted topics."""
         return self._growths.grown()
 
     @property
     def counted_topics(self) -> frozenset[str]:
-        """Those whose partitions were ever counted, whether or not they still exist."""
+        """Topics that ever had partition-count checks, also deleted ones."""
         return self._growths.names()
 
     @property
@@ -340,11 +343,11 @@ class StateView:
         return self._growths.incarnations()
 
     def tidy_expansion(self, expansion: Expansion) -> list[StateRecord]:
-        """What to append to the state topic once it has ended."""
+        """Records to append to the state topic after the expansion ended."""
         return self._growths.tidy(expansion)
 
     def stamp_base(self, topic_id: UUID, partition: int) -> StampBase | None:
-        """The base agreed on under the highest epoch; None where none was ever published (epoch 0, base 0)."""
+        """The base agreed on under the highest epoch; None if none was published (epoch 0, base 0)."""
         bases = self._stamp_bases.get((topic_id, partition))
         if not bases:
             return None
@@ -352,21 +355,21 @@ class StateView:
         return StampBase(epoch, bases[epoch][1])
 
     def older_stamp_bases(self, topic_id: UUID, partition: int, producer_epoch: ProducerEpoch) -> list[StateRecord]:
-        """Tombstones of bases that nothing relies on once there is one under that epoch: as many as fit in a batch."""
+        """Tombstones of bases that are not needed once that epoch has one; as many as fit in a batch."""
         bases = self._stamp_bases.get((topic_id, partition), {})
         older = (StateRecord(key.encode(), None) for epoch, (key, _) in bases.items() if epoch < producer_epoch)
         return list(islice(older, _OLDER_BASES_MAX))
 
     def stamp_base_proposal(self, topic_id: UUID, partition: int, producer_epoch: ProducerEpoch) -> bytes | None:
-        """The key of the proposal that won under that epoch."""
+        """The key of the winning proposal under that epoch."""
         won = self._stamp_bases.get((topic_id, partition), {}).get(producer_epoch)
         return None if won is None else won[0].encode()
 
     def records_of(self, changes: Iterable[TopicConfigChange]) -> list[StateRecord]:
-        """What to append to the state topic for these changes; nothing for one that changes nothing.
+        """Records to append to the state topic for these changes; none for a change without effect.
 
-        Raises ValueError for a change whose `topic_id` was not looked up. Two proxies that change one topic at once:
-        the last record wins as a whole.
+        Raises ValueError for a change whose `topic_id` was not looked up. If two proxies change one topic at the same
+        time, the last record wins as a whole.
         """
         records: list[StateRecord] = []
         for change in changes:
@@ -386,7 +389,7 @@ class StateView:
         return [encode_topic_config_tombstone(change.topic)]
 
     def _forget(self, change: TopicConfigChange) -> list[StateRecord]:
-        # Only by id: by the time this is stored, a new topic of that name may have configs of its own.
+        # By id only: when this is stored, a new topic of that name may have configs of its own.
         records = [
             encode_topic_config_tombstone(topic)
             for topic, found in self._topic_configs.items()
@@ -395,7 +398,7 @@ class StateView:
         return records + ([] if change.topic_id is None else self.forget_but_configs(change.topic_id))
 
     def forget_but_configs(self, topic_id: UUID) -> list[StateRecord]:
-        """The tombstones of what is stored of a topic that is gone. Its configs stay for its successor."""
+        """Tombstones of a deleted topic's records. Its configs stay for its successor."""
         records = [
             StateRecord(key.encode(), None)
             for (found, _), bases in self._stamp_bases.items()

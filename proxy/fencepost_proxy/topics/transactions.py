@@ -1,13 +1,12 @@
-"""AddPartitionsToTxn (transactions v1) and WriteTxnMarkers where topics are checked.
+"""AddPartitionsToTxn (transactions v1) and WriteTxnMarkers for checked topics.
 
-A transaction's marker takes an offset in each of its partitions, in those it added and never wrote to as well, and
-passes no gate. `required` topics cannot have that: there the partition is refused before Kafka hears of it, with 44,
-which every client takes for an error that it can abort. On `true` topics the gates are told who joins, and may put it
-off.
+A transaction's marker takes an offset in each partition that the transaction added, even without records, and does not
+pass the sequencer. `required` topics do not allow that: the partition is refused with 44 before Kafka gets the request,
+and every client can abort after that error. On `true` topics the sequencers are notified, and may delay the request.
 
-The others of the request are added: a client aborts after any error, and then their markers do no harm.
+The request's other partitions are added: a client aborts after any error, and then their markers do no harm.
 
-WriteTxnMarkers comes from an admin who ends a hanging transaction. In a checked partition its marker is written while
+WriteTxnMarkers comes from an admin who ends a hanging transaction. In a checked partition the marker is written while
 no conditional append is in progress.
 """
 
@@ -27,7 +26,7 @@ _PARTITIONS_MAX = 2_048
 
 
 def plan_add_partitions(request: Message, known: Known) -> Plan:
-    """For v0 to v3, which clients use. `plan.joins` names the partitions of `true` topics."""
+    """For v0 to v3, which clients use. `plan.joins` has the partitions of `true` topics."""
     refused: list[tuple[Message, int]] = []
     kept: list[Message] = []
     joins: list[TopicPartition] = []
@@ -36,7 +35,7 @@ def plan_add_partitions(request: Message, known: Known) -> Plan:
         if known.is_state_topic(topic.name):
             refused.append((topic, DENIED))
         elif check is None:
-            # The virtual configs were not read recently enough: retriable for every client.
+            # The virtual configs are outdated: an error on which every client retries.
             refused.append((topic, _CONCURRENT_TRANSACTIONS))
         elif check is Check.REQUIRED:
             refused.append((topic, Error.POLICY_VIOLATION))
@@ -68,7 +67,7 @@ def _not_too_many(checked: TopicPartition, partitions: int) -> None:
 
 
 def _later(asked: list[tuple[str, list[int]]]) -> Message:
-    """Nothing was added: clients ask again."""
+    """No partition was added: clients retry."""
     topics = [
         Message(
             name=name,
@@ -82,7 +81,7 @@ def _later(asked: list[tuple[str, list[int]]]) -> Message:
 
 
 def plan_write_markers(request: Message, known: Known) -> Plan:
-    """`plan.joins` names the partitions of checked topics."""
+    """`plan.joins` has the partitions of checked topics."""
     refused: list[tuple[int, str, list[int], int]] = []
     joins: dict[TopicPartition, None] = {}
     asked = [
@@ -112,8 +111,7 @@ def plan_write_markers(request: Message, known: Known) -> Plan:
 
     if not joins:
         return Plan(request, finish)
-    _not_too_many(next(iter(joins)), sum(len(partitions) for _, topics in asked for _, partitions in topics))
-    # Nothing was written: Kafka's tools ask again.
+    # No marker was written: Kafka's tools retry.
     later = [
         Message(
             producer_id=producer_id,

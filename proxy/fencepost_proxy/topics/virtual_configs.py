@@ -1,11 +1,10 @@
-"""The virtual topic configs: the one table, what their values mean, and what an admin should be warned of.
+"""Virtual topic configs: the table, the meaning of their values, and durability warnings for admins.
 
-Kafka never sees them. They are set by CreateTopics, AlterConfigs and IncrementalAlterConfigs (`rewriting.py`), kept in
-the state topic (`state.py`), or given by globs in the proxy's config file, which guard a topic from birth. What is set
-on the topic wins over the file, the file over the default.
+Kafka does not know them. CreateTopics, AlterConfigs and IncrementalAlterConfigs set them (`rewriting.py`), and the
+state topic stores them (`state.py`). Globs in the proxy's config file set them too, and apply to a topic from its
+creation. A value on the topic takes precedence over the file, the file over the default.
 
-A config belongs into the table once it does what it says, and not before: a client that sets one which is not there
-gets Kafka's own answer, INVALID_CONFIG for an unknown name.
+A config is added to the table only once it works. For any other name the client gets Kafka's answer INVALID_CONFIG.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ FileConfigs = Callable[[str], Mapping[str, str]]
 
 
 #: Kafka's internal topics (org.apache.kafka.common.internals.Topic), which Metadata marks `is_internal`. Brokers write
-#: them, so no check applies, whatever an older version of this proxy let an admin set there.
+#: them, so no check applies, even if an older version of this proxy stored one.
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
 
 
 class InvalidConfigValue(ValueError):
-    """A value that a virtual config cannot have. The message is for the admin: it names what is allowed."""
+    """An invalid value of a virtual config. The message is for the admin and lists the valid ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class VirtualConfig:
-    """One row. `values` are all that it can be; a client may write them in any case."""
+    """One row. `values` are the valid ones; clients may write them in any case."""
 
     name: str
     values: tuple[str, ...]
@@ -49,7 +48,7 @@ class VirtualConfig:
     documentation: str
 
     def parse(self, value: str | None) -> str:
-        """The value in its own spelling. Raises InvalidConfigValue."""
+        """The normalised value. Raises InvalidConfigValue."""
         parsed = (value or "").strip().lower()
         if parsed not in self.values:
             *first, last = self.values
@@ -65,8 +64,8 @@ _TABLE: Final = (
         values=(Check.OFF.value, Check.ON.value, Check.REQUIRED.value),
         default=Check.OFF.value,
         documentation=(
-            "Conditional publish (KIP-27). true: a batch with an expected offset is appended only if the log ends "
-            "there; other batches are appended as usual. required: batches without an expected offset are "
+            "Conditional publish (KIP-27). With true, a batch with an expected offset is appended only if the log ends "
+            "there, and a batch without one is appended as usual. With required, a batch without an expected offset is "
             "refused."
         ),
     ),
@@ -75,8 +74,8 @@ _TABLE: Final = (
         values=("header", "base"),
         default="header",
         documentation=(
-            "Where a batch states its expected offset. header: in the record header expected-offset; a base "
-            "offset above 0 also counts. base: in the batch's base offset, taken literally: 0 is 0, -1 is none."
+            "Source of a batch's expected offset. With header, the record header expected-offset (a base offset above "
+            "0 counts too). With base, the batch's base offset, taken literally: 0 is 0, -1 is none."
         ),
     ),
     VirtualConfig(
@@ -84,9 +83,10 @@ _TABLE: Final = (
         values=(Check.OFF.value, Check.ON.value, Check.REQUIRED.value),
         default=Check.OFF.value,
         documentation=(
-            "Partition count check (KIP-253). true: a batch whose record header partition-count differs from the "
-            "topic's partition count is refused. A batch without the header is checked by partitioner, or by the "
-            "count last reported to its client. required: batches without the header are refused."
+            "Refuse producers with an outdated partition count (KIP-253). With true, a batch that states the count "
+            "used to place its keys (record header partition-count) is refused if the topic has another count. A batch "
+            "without it is checked by partitioner, or by the count in its client's last Metadata response. With "
+            "required, a batch without it is refused."
         ),
     ),
     VirtualConfig(
@@ -94,11 +94,11 @@ _TABLE: Final = (
         values=("none", *(each.value for each in Partitioner)),
         default="none",
         documentation=(
-            "How producers place keyed records, for check.partition.count=true. During a grace period after an "
-            "expansion, the proxy recomputes the partition of each key in batches without a partition count and "
-            "refuses batches with misplaced keys. murmur2: Java, kafka-python, aiokafka, librdkafka's "
-            "murmur2_random; crc32: librdkafka's default; fnv1a: librdkafka's fnv1a_random and Sarama. Use none "
-            "for producers that choose partitions in any other way."
+            "How producers place keyed records, for check.partition.count=true. During the grace period after an "
+            "expansion, keys of batches without a partition count are hashed here, and a batch with a misplaced key is "
+            "refused. murmur2: Java, kafka-python, aiokafka, librdkafka's murmur2_random; crc32: librdkafka's default; "
+            "fnv1a: librdkafka's fnv1a_random and Sarama. Not for topics whose producers choose partitions in any "
+            "other way."
         ),
     ),
     VirtualConfig(
@@ -106,10 +106,10 @@ _TABLE: Final = (
         values=("false", "true", "any"),
         default="false",
         documentation=(
-            "Ordered partition expansion (KIP-253). Consumer groups get a new partition only after they read the "
-            "prior partitions, so that records of a key stay in order. true: only multiples of the partition "
-            "count are allowed, since otherwise keys placed by hash % count also move between old partitions. "
-            "any: any count is allowed."
+            "With true, adding partitions keeps the order of each key's records (KIP-253): consumer groups get a new "
+            "partition once they have read the prior partitions up to their thresholds. Only multiples of the current "
+            "count are allowed, since otherwise hash % count moves keys between prior partitions, too. With any, any "
+            "count."
         ),
     ),
     VirtualConfig(
@@ -117,40 +117,40 @@ _TABLE: Final = (
         values=tuple(level.name.lower() for level in Level),
         default=Level.OFF.name.lower(),
         documentation=(
-            "Required idempotence (KAFKA-5793, KAFKA-5794). required: batches without a producer id are refused. "
-            "safe: batches that Kafka does not accept from idempotent producers (message format older than 0.11, "
-            "or missing rights of the client) are appended without a producer id, and not exactly once. off: no "
-            "check."
+            "Idempotence required of producers (KAFKA-5793, KAFKA-5794). With required, a batch without a producer id "
+            "is refused. With safe, a batch that Kafka accepts from no idempotent producer (message format before "
+            "0.11, or no permission) is appended without its producer id, so not exactly once. With off, nothing is "
+            "checked."
         ),
     ),
 )
 
-#: What only the proxy itself writes: how a topic has grown (`Growth.described`). Shown like a config, never set.
+#: Read-only config with the expansions of a topic (`Growth.described`).
 ORDERED_PARTITION_EXPANSIONS: Final = "ordered.partition.expansions"
 ORDERED_PARTITION_EXPANSIONS_DOCUMENTATION: Final = (
-    "Read-only. Expansions of this topic as JSON, oldest first: old and new partition count, the offset "
-    "at which each prior partition ended (thresholds), the time, whether partitions were added without "
-    "the proxy (unordered), and whether the new count is a multiple of the old one."
+    "Read-only. Expansions of this topic, oldest first, as JSON: old and new partition count, end offset of each prior "
+    "partition (thresholds), time, whether it was unordered, that is, it bypassed the proxy, and whether the new count "
+    "is a multiple of the old one: only then do keys placed by hash % count move to new partitions only."
 )
 
 VIRTUAL_CONFIGS: Final[Mapping[str, VirtualConfig]] = MappingProxyType({config.name: config for config in _TABLE})
 
 
 def parse_value(name: str, value: str | None) -> str:
-    """The value of a config of the table, in its own spelling. Raises InvalidConfigValue."""
+    """The normalised value of a virtual config. Raises InvalidConfigValue."""
     return VIRTUAL_CONFIGS[name].parse(value)
 
 
 def switches_off(name: str, value: str) -> bool:
-    """Whether a topic would be checked less with this than without it."""
+    """Whether the value checks a topic less than the default would."""
     config = VIRTUAL_CONFIGS.get(name)
     return config is not None and name not in (EXPECTED_OFFSETS_CARRIER, PARTITIONER) and value == config.default
 
 
 def check_topic_config(name: str, value: str) -> str | None:
-    """What is wrong with a virtual config in the config file, None for nothing."""
+    """What is wrong with a virtual config in the config file, None if it is valid."""
     if name not in VIRTUAL_CONFIGS:
-        return f"there is no such topic config; there are {', '.join(sorted(VIRTUAL_CONFIGS))}"
+        return f"there is no such topic config (valid: {', '.join(sorted(VIRTUAL_CONFIGS))})"
     try:
         parse_value(name, value)
     except InvalidConfigValue as error:
@@ -160,7 +160,7 @@ def check_topic_config(name: str, value: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class TopicPolicy:
-    """What the virtual configs of one topic come to."""
+    """The parsed virtual configs of one topic."""
 
     check: Check = Check.OFF
     carrier_base: bool = False
@@ -172,22 +172,22 @@ class TopicPolicy:
 
     @property
     def guarded(self) -> bool:
-        """Its appends go through gates (`partitions/gate.py`)."""
+        """Its appends pass a partition sequencer (`partitions/gate.py`)."""
         return self.check is not Check.OFF
 
     @property
     def counted(self) -> bool:
-        """Its appends go through a door (`topics/door.py`)."""
+        """Its appends pass an append barrier (`topics/door.py`)."""
         return self.ordered or self.count_check is not Check.OFF
 
     @property
     def read(self) -> bool:
-        """Its appends are looked into at all: somebody has to know what each of them says."""
+        """Its appends are decoded: at least one check needs their content."""
         return self.guarded or self.counted or self.idempotence is not Level.OFF
 
     @classmethod
     def of(cls, configs: Mapping[str, str]) -> TopicPolicy:
-        """From the configs that are set; the others have their defaults. Raises InvalidConfigValue."""
+        """From the configs that are set, with defaults for the others. Raises InvalidConfigValue."""
         values = {name: config.parse(configs.get(name, config.default)) for name, config in VIRTUAL_CONFIGS.items()}
         partitioner = values[PARTITIONER]
         return cls(
@@ -202,7 +202,6 @@ class TopicPolicy:
 
 
 def is_safe(configs: Mapping[str, str]) -> bool:
-    """Whether these ask for `idempotence.level=safe`."""
     return configs.get(IDEMPOTENCE_LEVEL, "").strip().lower() == Level.SAFE.name.lower()
 
 
@@ -212,28 +211,27 @@ UNGUARDED: Final = TopicPolicy()
 def durability_warnings(
     *, replication_factor: int, min_insync_replicas: int, unclean_leader_election: bool
 ) -> list[tuple[str, str]]:
-    """Why Kafka itself may lose the first of two winners of an offset on a guarded topic: how the topic is, what to do.
+    """(condition, remedy) for each reason why Kafka itself may lose an acknowledged append of a checked topic.
 
-    Empty where it cannot. For the log, when a topic becomes guarded, and for `fencepost check`: a check is as durable
-    as the log that it is made on.
+    For the log, when a topic becomes checked, and for `fencepost check`: a check is only as durable as its log.
     """
     warnings = []
     if replication_factor < 3:
         warnings.append(
-            (f"has {replication_factor} replica(s)", "give it 3, or a lost disk loses offsets that were won")
+            (f"has {replication_factor} replica(s)", "set it to 3, or a disk failure loses acknowledged appends")
         )
     if min_insync_replicas < 2:
         warnings.append(
             (
                 f"has min.insync.replicas={min_insync_replicas}",
-                "set it to 2, or an offset may be won twice after its only replica failed",
+                "set it to 2, or two appends may win one offset after its only replica failed",
             )
         )
     if unclean_leader_election:
         warnings.append(
             (
                 "has unclean.leader.election.enable=true",
-                "switch it off, or an outdated leader may give away again offsets that were won",
+                "switch it off, or an outdated leader may assign acknowledged offsets again",
             )
         )
     return warnings

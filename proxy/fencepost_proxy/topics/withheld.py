@@ -1,12 +1,12 @@
-"""What the state topic says of groups that wait for new partitions (`groups/` is about why).
+"""Gated assignments of consumer groups in the state topic (`groups/` has the reasons).
 
-| key | value | of several |
+| key | value | if there are several |
 |---|---|---|
-| `withheld/<group>` | `{"topics": {name: {"id", "partitions"}}, "at_ms"}`: its members may lack these | the last |
-| `released/<topic id>/<to>/<group>` | `{"at_ms"}`: an operator let the group have what that expansion brought | any |
+| `withheld/<group>` | `{"topics": {name: {"id", "partitions"}}, "at_ms"}`: members may lack these | the last |
+| `released/<topic id>/<to>/<group>` | `{"at_ms"}`: an operator cleared the gate of that expansion for the group | any |
 
-A process that is started anew does not know what members hold that stayed connected to the brokers' other listeners, or
-kept their generation: `withheld` says of which groups it has to think so. Tombstoned once nothing is lacking any more.
+A restarted process does not know the assignments of members that stayed connected to other listeners, or kept their
+generation. `withheld` names the groups for which it must assume gaps. It is tombstoned once no partition is gated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ KINDS: Final = frozenset({WITHHELD, RELEASED})
 
 @dataclass(frozen=True, slots=True)
 class Withheld:
-    """`topic_ids` – of the topics in `partitions`."""
+    """`topic_ids`: of the topics in `partitions`."""
 
     partitions: frozenset[TopicPartition]
     topic_ids: Mapping[str, UUID]
@@ -36,7 +36,7 @@ class Withheld:
 def encode_withheld(
     group: str, partitions: Iterable[TopicPartition], topic_ids: Mapping[str, UUID], at_ms: int
 ) -> StateRecord:
-    """That members of the group may lack these partitions."""
+    """Members of the group may lack these partitions."""
     topics: dict[str, dict[str, object]] = {}
     for topic in sorted({each.topic for each in partitions} & topic_ids.keys()):
         numbers = sorted(each.partition for each in partitions if each.topic == topic)
@@ -45,24 +45,24 @@ def encode_withheld(
 
 
 def encode_withheld_tombstone(group: str) -> StateRecord:
-    """That they have all that they were assigned."""
+    """Members have all that they were assigned."""
     return StateRecord(f"{WITHHELD}/{group}".encode(), None)
 
 
 def encode_released(topic_id: UUID, to_count: int, group: str, at_ms: int) -> StateRecord:
-    """That the group is to have what the expansion to `to_count` brought, however far it has read."""
+    """The group gets the partitions of the expansion to `to_count`, whatever its progress."""
     return record(f"{RELEASED}/{topic_id}/{to_count}/{group}", {"at_ms": at_ms})
 
 
 class WithheldView:
-    """Up to the last record applied."""
+    """Content up to the last record applied."""
 
     def __init__(self) -> None:
         self.groups: dict[str, Withheld] = {}
         self._released: dict[tuple[UUID, int, str], str] = {}
 
     def apply(self, key: str, raw: bytes | None) -> None:
-        """A record of one of `KINDS`. Raises ValueError for one that cannot be read."""
+        """Apply a record of one of `KINDS`. Raises ValueError if it cannot be read."""
         kind, _, rest = key.partition("/")
         value = object_of(raw)
         if kind == WITHHELD:
@@ -83,7 +83,7 @@ class WithheldView:
         return (topic_id, to_count, group) in self._released
 
     def forget(self, topic_id: UUID) -> list[StateRecord]:
-        """The tombstones of what is stored of a topic that is gone."""
+        """Tombstones of all records of a deleted topic."""
         return [StateRecord(key.encode(), None) for place, key in self._released.items() if place[0] == topic_id]
 
 

@@ -1,33 +1,34 @@
-"""May this transaction commit? One `Judge` for each EndTxn(commit) that is looked into. Sans-IO: answers in, asks out.
+"""Commit validator: may this transaction commit? One `Judge` per validated EndTxn(commit). Sans-IO: replies in, queries
+out.
 
-What it has to be sure of
--------------------------
-Every conditional append of the transaction, whichever process handled it, lies in the log where it was expected. Kafka
-does not compare there (such batches keep their own producer id), so a writer that bypasses the proxy, or a marker that
-came between, may have moved one; and one that was refused may be missing. The commit is the guard: until it nothing
-is visible to who reads committed.
+What it must prove
+------------------
+Every conditional append of the transaction, whichever process handled it, is in the log at its expected offset. Kafka
+does not compare, since such batches keep their own producer id. So a client that bypasses the proxy, or a marker in
+between, may have shifted one, and a refused one may be missing. The commit is the last chance: before it, no
+read-committed consumer sees the records.
 
-By what it finds out
---------------------
-1. What this process knows (`table.py`): refused, or without an answer -> REFUSE.
-2. At the same time: the state topic, read to its end as of now (`topics/poisoned.py`: what any process refused), and
-   the transaction as its coordinator knows it. Where it is not ongoing, or not this producer's any more, there is
-   nothing to judge: Kafka itself answers.
-3. Of each guarded partition that it is on: the producer's state at the partition's leader. If that is just what this
-   process saw land, nothing is missing and nothing is elsewhere, since sequences have no gaps.
-4. Else the log, from the transaction's first offset there: each of its batches says by its headers where it should lie.
-   What this process saw land without a gap is not unpacked again.
-5. Where leaders or the log speak against it: its coordinator once more. Its commit may have gone to Kafka through
-   another process, and come out of a broker's queue after the first question. Its marker on a partition then looks like
-   one before its time, and "refused" would be told of what is committed.
+How it decides
+--------------
+1. What this process knows (`table.py`): an append was refused -> REFUSE, has no answer yet -> LATER.
+2. At the same time: the state topic, read to its current end (`topics/poisoned.py`: refusals of all processes), and the
+   transaction at its coordinator. If it is not ongoing, or not this producer's any more, Kafka itself answers.
+3. For each checked partition of the transaction: the producer's state at the leader. If it equals what this process saw
+   appended, no append is missing or shifted, since sequences have no gaps.
+4. Otherwise the log, from the transaction's first offset: the headers of each batch state its expected offset. Batches
+   that this process saw appended without a gap are not decompressed again.
+5. If leaders or log contradict the commit: the coordinator again. Otherwise a committed transaction could be refused:
+   a. The commit reached Kafka through another process and waited in a broker's queue.
+   b. The first query of the coordinator found the transaction ongoing.
+   c. The commit is executed. Its marker on a partition looks like an early one.
 
-What cannot be found out in time is LATER, a retriable error: never a pass.
+What cannot be proved in time is LATER, a retriable error, never PASS.
 
-    begin() -> [ReadState, AskTransaction] | REFUSE
+    begin() -> [ReadState, AskTransaction] | REFUSE | LATER
     StateRead + TransactionIs -> AskProducers | PASS | REFUSE | LATER
-    ProducersAre -> ReadBack for each partition that is not as known | PASS | AskTransaction | LATER
+    ProducersAre -> ReadBack for each partition that differs | PASS | AskTransaction | LATER
     LogIs (each) -> PASS | AskTransaction | LATER
-    TransactionIs, once more -> REFUSE | LATER
+    TransactionIs, the second time -> REFUSE | LATER
     TimeIsUp -> LATER
 """
 
@@ -43,7 +44,7 @@ from fencepost_proxy.transactions.table import Table, Transaction, Written
 from fencepost_proxy.types import SEQUENCE_MODULUS, TopicPartition
 
 ONGOING = "Ongoing"
-#: From this EndTxn on a producer's epoch is bumped by each end: transactions v2.
+#: From this version of EndTxn on, each end bumps the producer's epoch: transactions v2.
 V2_FROM = 5
 
 
@@ -55,7 +56,7 @@ class Outcome(Enum):
 
 @value
 class Verdict:
-    """`reason` – for the metrics; `message` – for people. `poisoned` – the state topic says something of it."""
+    """`reason`: for the metrics; `message`: for users; `poisoned`: the state topic has records of the transaction."""
 
     outcome: Outcome
     reason: str
@@ -63,12 +64,12 @@ class Verdict:
     poisoned: bool = False
 
 
-# ---------------------------------------------------------------------------------------------------------------- asks
+# ------------------------------------------------------------------------------------------------------------- queries
 
 
 @value
 class ReadState:
-    """Read the state topic to its end as of now; answer with `StateRead`."""
+    """Read the state topic to its current end; the reply is `StateRead`."""
 
     producer_id: int
     producer_epoch: int
@@ -76,14 +77,14 @@ class ReadState:
 
 @value
 class AskTransaction:
-    """DescribeTransactions; answer with `TransactionIs`."""
+    """DescribeTransactions; the reply is `TransactionIs`."""
 
     transactional_id: str
 
 
 @value
 class AskProducers:
-    """What the leaders of these partitions know of a producer; answer with `ProducersAre`."""
+    """The producer's state at the leaders of these partitions; the reply is `ProducersAre`."""
 
     producer_id: int
     partitions: tuple[TopicPartition, ...]
@@ -91,10 +92,10 @@ class AskProducers:
 
 @value
 class ReadBack:
-    """Read the batches of a producer from there to the log end as of now; answer with `LogIs`.
+    """Read a producer's batches from `from_offset` to the current log end; the reply is `LogIs`.
 
-    `checked` – (first, end) offsets whose batches all passed this process and are where they were expected: their
-    headers suffice.
+    `checked`: (first, end) offsets. All batches between passed this process and are at their expected offsets, so their
+    batch headers suffice.
     """
 
     producer_id: int
@@ -105,21 +106,21 @@ class ReadBack:
 
 Ask = ReadState | AskTransaction | AskProducers | ReadBack
 
-# -------------------------------------------------------------------------------------------------------------- answers
+# ------------------------------------------------------------------------------------------------------------- replies
 
 
 @value
 class StateRead:
-    """`poisons` – of the producer and epoch; None: the state topic could not be read to its end."""
+    """`poisons`: of the producer and epoch; None: the state topic could not be read to its end."""
 
     poisons: tuple[Poison, ...] | None
 
 
 @value
 class TransactionIs:
-    """`state` – as Kafka names it, "" for a transactional id that its coordinator does not know.
+    """`state`: Kafka's name; "" if the coordinator does not know the transactional id.
 
-    `known` – False: it could not be asked.
+    `known`: False if the coordinator could not be queried.
     """
 
     known: bool
@@ -131,7 +132,7 @@ class TransactionIs:
 
 @value
 class ProducerAt:
-    """`last_sequence` – -1 before the first one; `first_offset` – of its open transaction, None for none."""
+    """`last_sequence`: -1 before the first one; `first_offset`: of its open transaction, None if there is none."""
 
     producer_epoch: int
     last_sequence: int
@@ -140,8 +141,8 @@ class ProducerAt:
 
 @value
 class ProducersAre:
-    """`producers` – of those asked for; None where the leader knows no such producer. A missing partition could not be
-    asked."""
+    """`producers`: None for partitions whose leader does not know the producer. A missing partition could not be
+    queried."""
 
     producers: Mapping[TopicPartition, ProducerAt | None]
 
@@ -153,9 +154,9 @@ class Marker(Enum):
 
 @value
 class Logged:
-    """One batch of the producer in the log. `marker` – a control batch.
+    """One batch of the producer in the log. `marker`: for a control batch.
 
-    `conditional` – it says where it should lie: at `expected`, None if that can be nowhere (contradiction, unreadable).
+    `conditional`: it has an expected offset, `expected`; None if no offset fits (contradiction, unreadable).
     """
 
     base_offset: int
@@ -169,9 +170,9 @@ class Logged:
 
 @value
 class LogIs:
-    """`batches` – in the order of the log. None: they could not be read, not (all) of them in time.
+    """`batches`: in log order. None: they could not all be read in time.
 
-    `gone` – the log does not reach back to there any more.
+    `gone`: the log starts after the requested offset.
     """
 
     partition: TopicPartition
@@ -187,7 +188,7 @@ class TimeIsUp:
 Answer = StateRead | TransactionIs | ProducersAre | LogIs | TimeIsUp
 
 PASS = Verdict(Outcome.PASS, "passed")
-#: States in which a transaction has ended or not begun, and no commit is on its way.
+#: States of a transaction that has ended or not begun, with no commit in progress.
 _AT_REST = frozenset({"", "Empty", "CompleteCommit", "CompleteAbort"})
 
 
@@ -201,14 +202,14 @@ def _later(message: str) -> Verdict:
 
 @value
 class Guarded:
-    """`carrier_base` – expectations may be said where the log does not keep them."""
+    """`carrier_base`: the source of expected offsets may be one that the log does not keep."""
 
     carrier_base: bool = False
 
 
 class Judge:
-    """See the module. `guarded` – of a topic: how it is guarded now, None if it is not. `may_be_committed` – a commit
-    of it is under way to Kafka, or was not heard of again: a refusal would not be the last word."""
+    """See the module. `guarded`: how a topic is checked now, None if it is not. `may_be_committed`: a commit of the
+    transaction is in progress at Kafka or unanswered, so a refusal would not be final."""
 
     def __init__(
         self,
@@ -232,14 +233,14 @@ class Judge:
         self._pending: dict[TopicPartition, set[int]] = {}
         self._producers: Mapping[TopicPartition, ProducerAt | None] = {}
         self._reading: set[TopicPartition] = set()
-        self._against: Verdict | None = None  # what leaders or the log say, while the coordinator is asked once more
+        self._against: Verdict | None = None  # refusal by leaders or log, while the coordinator is queried again
         self._may_be_committed = may_be_committed
 
     def _known(self) -> Transaction | None:
         return self._table.of(self._transactional_id, self._producer_id, self._epoch)
 
     def begin(self) -> tuple[Ask, ...] | Verdict:
-        # What was refused may have been another transaction's, which ended at another process: the state topic tells.
+        # With names, the refused transaction may have ended at another process: the state topic decides.
         known = self._known()
         if known is not None and not known.names and not self._may_be_committed:
             verdict = self._as_known_here()
@@ -248,17 +249,17 @@ class Judge:
         return ReadState(self._producer_id, self._epoch), AskTransaction(self._transactional_id)
 
     def handle(self, answer: Answer) -> tuple[Ask, ...] | Verdict:
-        """A verdict is the last word; asks may be none, while others are not answered yet."""
+        """A decision is final. The list of queries may be empty while others are unanswered."""
         said: tuple[Ask, ...] | Verdict
         match answer:
             case StateRead(poisons):
-                said = self._as_known_here() or _later("the state topic could not be read to its end")
+                said = self._as_known_here() or _later("failed to read the state topic to its end")
                 if poisons is not None:
                     self._poisons = tuple(each for each in poisons if each.transactional_id == self._transactional_id)
                     said = (None if self._may_be_committed else self._as_known_here()) or self._both_known()
             case TransactionIs():
                 if not answer.known:
-                    return _later("its coordinator could not be asked")
+                    return _later("failed to query its coordinator")
                 self._transaction = answer
                 said = self._both_known() if self._against is None else self._against_it(self._against)
             case ProducersAre(producers):
@@ -266,7 +267,7 @@ class Judge:
             case LogIs():
                 said = () if self._against is not None else self._asked_once_more(self._log_known(answer))
             case TimeIsUp():
-                said = _later("it could not be found out in time")
+                said = _later("validation timed out")
         if isinstance(said, Verdict) and said.outcome is not Outcome.LATER:
             return self._still(said)
         return said
@@ -278,10 +279,10 @@ class Judge:
         return (AskTransaction(self._transactional_id),)
 
     def _against_it(self, verdict: Verdict) -> Verdict:
-        """A commit has ended for the coordinator before its markers are written: nothing that was seen was one's."""
-        return verdict if self._is_ongoing() else _later("it has ended while it was looked into")
+        """For the coordinator a commit ends before its markers are written, so no observed marker was the commit's."""
+        return verdict if self._is_ongoing() else _later("it ended during validation")
 
-    # ---- what this process knows
+    # ---- knowledge of this process
 
     def _as_known_here(self) -> Verdict | None:
         known = self._known()
@@ -290,24 +291,24 @@ class Judge:
         if known.refused is not None:
             return _refuse("append_refused", known.refused)
         if known.under_way is not None:
-            # How it ends will be known soon. It may be an earlier try of what landed through another process, which has
-            # sent the commit to Kafka and died.
+            # The outcome will be known soon. It may be an earlier attempt of an append that another process completed,
+            # which sent the commit to Kafka and died.
             partition, sequence = known.under_way
-            return _later(f"a conditional append to {partition} (sequence {sequence}) is still under way")
+            return _later(f"a conditional append to {partition} (sequence {sequence}) is still in progress")
         return None
 
     def _still(self, verdict: Verdict) -> Verdict:
-        """What has come meanwhile counts; and where a commit may be under way, no refusal is certain."""
+        """Apply what changed during validation. If a commit may be in progress, no refusal is certain."""
         if verdict.outcome is Outcome.PASS and self._is_ongoing():
             verdict = self._as_known_here() or verdict
             known = self._known()
             if known is not None and any(s not in self._pending.get(p, ()) for p, s in known.pending):
-                return _later("an append of it was told to come again a moment ago")
+                return _later("one of its appends has just been answered with a retriable error")
         if verdict.outcome is Outcome.REFUSE and self._may_be_committed:
-            return _later("an earlier commit of it may be under way")
+            return _later("an earlier commit of it may be in progress")
         return replace(verdict, poisoned=True) if self._poisons else verdict
 
-    # ---- the state topic and the coordinator
+    # ---- state topic and coordinator
 
     def _is_ongoing(self) -> bool:
         found = self._transaction
@@ -322,21 +323,22 @@ class Judge:
         if found is None or self._poisons is None:
             return ()
         if found.producer_id == self._producer_id and found.producer_epoch < self._epoch:
-            # What the coordinator says of it is older than what its client knows.
+            # The coordinator's state is older than the client's.
             return _later("its coordinator does not know this epoch yet")
         known = self._known()
         ours = (found.producer_id, found.producer_epoch) == (self._producer_id, self._epoch)
         pending = set() if known is None else set(known.pending)
         for poison in self._poisons:
-            if known is None or poison.name not in known.names:  # of its own this process knows more
+            if known is None or poison.name not in known.names:  # this process knows more about its own records
                 pending |= poison.pending or set()
         if ours and (self._is_ongoing() or (found.state in _AT_REST and not self._may_be_committed)):
             for poison in self._poisons:
                 if poison.pending is None:
                     return _refuse("append_refused", poison.why)
         if ours and self._v2 and found.state in _AT_REST and pending:
-            # Of all that it wanted nothing was appended, so its coordinator has not heard of it. (Under v1 it has, by
-            # AddPartitionsToTxn: there it is the one before, of the same epoch, and its commit was not answered.)
+            # None of its appends succeeded, so its coordinator does not know of it. (Under v1 it does, by
+            # AddPartitionsToTxn: `found` is the previous transaction, of the same epoch, whose commit was not
+            # answered.)
             partition, sequence = min(pending)
             return _refuse("append_unresolved", f"a conditional append to {partition} (sequence {sequence}) is missing")
         if not self._is_ongoing():
@@ -344,14 +346,14 @@ class Judge:
         for partition, sequence in pending:
             self._pending.setdefault(partition, set()).add(sequence)
         written = {} if known is None else known.written
-        # In the table are guarded ones alone; those of a topic that was switched off meanwhile are among them.
+        # The table has checked partitions only, including those of topics whose checks were switched off since.
         listed = {each for each in found.partitions if self._guarded(each.topic) is not None}
         partitions = sorted(listed | written.keys() | self._pending.keys())
         if not partitions:
             return PASS
         return (AskProducers(self._producer_id, tuple(partitions)),)
 
-    # ---- the leaders
+    # ---- leaders
 
     def _producers_known(self, producers: Mapping[TopicPartition, ProducerAt | None]) -> tuple[Ask, ...] | Verdict:
         self._producers = producers
@@ -360,12 +362,12 @@ class Judge:
         found = self._transaction
         assert found is not None
         if not written and self._may_have_ended(found, producers):
-            return _later("what was to come again has been appended, perhaps in a transaction that is committed by now")
+            return _later("its pending appends are in the log, possibly in a transaction that is committed already")
         listed = {each for each in found.partitions if self._guarded(each.topic) is not None}
         asks: list[Ask] = []
         for partition in sorted(listed | written.keys() | self._pending.keys()):
             if partition not in producers:
-                return _later(f"the leader of {partition} could not be asked")
+                return _later(f"failed to query the leader of {partition}")
             said = self._partition(partition, producers[partition], written.get(partition))
             if isinstance(said, Verdict):
                 return said
@@ -377,11 +379,12 @@ class Judge:
         return tuple(asks)
 
     def _may_have_ended(self, found: TransactionIs, producers: Mapping[TopicPartition, ProducerAt | None]) -> bool:
-        """Whether nothing is in it, and all that was told to come again was appended before it.
+        """Whether the transaction is empty, and all its pending appends were appended before it.
 
-        Under transactions v1. T1 is committed by another process, which dies before it has told its client, or taken
-        back what is said of T1's appends. An AddPartitionsToTxn of T1 that sat in a broker's queue begins T2, of the
-        same epoch. The client asks for its commit again, and a refusal would say that T1 was not committed.
+        Under transactions v1 the following may happen:
+        1. Another process commits T1, then dies before it answers its client or tombstones T1's records.
+        2. An AddPartitionsToTxn of T1 that waited in a broker's queue begins T2, with the same epoch.
+        3. The client repeats its commit. A refusal would report that T1 was not committed.
         """
         if self._v2 or not self._pending or any(self._guarded(each.topic) is None for each in found.partitions):
             return False
@@ -397,19 +400,19 @@ class Judge:
     def _partition(
         self, partition: TopicPartition, at: ProducerAt | None, written: Written | None
     ) -> ReadBack | Verdict | None:
-        """None: all of it is as it should be."""
+        """None: the partition is proved."""
         ours = at is not None and at.producer_epoch == self._epoch
         first = at.first_offset if at is not None and ours else None
         pending = self._pending.get(partition)
         if written is None and first is None:
             if pending:
-                return _refuse("append_unresolved", f"a conditional append to {partition} was never appended")
+                return _refuse("append_unresolved", f"a conditional append to {partition} is not in the log")
             if self._v2 and at is not None and ours and at.last_sequence >= 0:
-                return _refuse("aborted", f"a marker ended its part on {partition} before its time")
-            return None  # it was added, and never written to
+                return _refuse("aborted", f"a marker ended it on {partition} early")
+            return None  # added to the transaction, but without records
         assert self._transaction is not None
         if written is not None and first is not None and partition not in self._transaction.partitions:
-            return _refuse("cannot_be_proved", f"its coordinator does not know that it has appended to {partition}")
+            return _refuse("cannot_be_proved", f"its coordinator does not list its partition {partition}")
         if (
             written is not None
             and at is not None
@@ -421,29 +424,32 @@ class Judge:
         ):
             return None
         if written is not None and first is None and self._v2:
-            return _refuse("aborted", f"what it appended to {partition} is not part of it any more")
+            return _refuse("aborted", f"its records on {partition} are no longer part of it")
         policy = self._guarded(partition.topic)
         if policy is not None and policy.carrier_base:
             return _refuse(
                 "cannot_be_proved",
                 f"not all of its appends to {partition} passed this process, and with "
-                "expected.offsets.carrier=base the log does not say where they should lie",
+                "expected.offsets.carrier=base the log does not keep their expected offsets",
             )
         starts = [each for each in (first, None if written is None else written.first_offset) if each is not None]
         checked = (0, 0)
         if written is not None and written.whole and not pending:
-            checked = written.first_offset, written.end_offset  # sequences have no gap there: nothing else is between
+            checked = (
+                written.first_offset,
+                written.end_offset,
+            )  # sequences have no gap there, so no other batch lies between
         return ReadBack(self._producer_id, partition, min(starts), checked)
 
-    # ---- the log
+    # ---- log
 
     def _log_known(self, log: LogIs) -> tuple[Ask, ...] | Verdict:
         if log.partition not in self._reading:
             return ()
         if log.gone:
-            return _refuse("cannot_be_proved", f"the log of {log.partition} does not reach back to its first append")
+            return _refuse("cannot_be_proved", f"the log of {log.partition} starts after its first append")
         if log.batches is None:
-            return _later(f"the log of {log.partition} could not be read")
+            return _later(f"failed to read the log of {log.partition}")
         verdict = self._batches(log.partition, log.batches)
         if verdict is not None:
             return verdict
@@ -456,10 +462,10 @@ class Judge:
         of_it: list[Logged] = []
         for each in batches:
             if each.marker is Marker.ABORT and written is not None and written.conditional and of_it:
-                # By its client, at another process, or by an administrator in the middle of it: nothing tells which.
-                return _refuse("aborted", f"a marker at {each.base_offset} aborted what it appended to {partition}")
+                # By its client through another process, or by an administrator: the log does not show which.
+                return _refuse("aborted", f"a marker at {each.base_offset} aborted its records on {partition}")
             if each.marker is not None:
-                of_it.clear()  # that was the transaction before it
+                of_it.clear()  # that was the previous transaction
             elif each.producer_epoch == self._epoch:
                 of_it.append(each)
         for each in of_it:
@@ -471,13 +477,13 @@ class Judge:
         at = self._producers[partition]
         is_open = at is not None and at.producer_epoch == self._epoch and at.first_offset is not None
         if is_open != bool(of_it) or (of_it and at is not None and self._last_sequence(of_it) != at.last_sequence):
-            return _later(f"what the leader of {partition} knows and what its log shows are of different moments")
+            return _later(f"state and log of {partition} were read at different moments")
         if of_it and self._v2 and of_it[0].base_sequence != 0:
-            return _refuse("aborted", f"what it appended to {partition} first is not part of it any more")
+            return _refuse("aborted", f"its first records on {partition} are no longer part of it")
         missing = self._pending.get(partition, set()) - {each.base_sequence for each in of_it if each.conditional}
         if missing:
             return _refuse(
-                "append_unresolved", f"a conditional append to {partition} (sequence {min(missing)}) is not in its log"
+                "append_unresolved", f"a conditional append to {partition} (sequence {min(missing)}) is not in the log"
             )
         return None
 

@@ -1,18 +1,18 @@
-"""What this process knows of the clients' transactions: what became of their appends to guarded partitions.
+"""Clients' transactions as this process knows them: the outcome of their appends to checked partitions.
 
-By (transactional id, producer id, producer epoch): who names another's producer id beside a transactional id of its own
-speaks of another transaction. Everything passes here that the sessions offer to gates for a transaction, with an
-expectation or without; `judge.py` asks when the transaction is to commit.
+Keyed by (transactional id, producer id, producer epoch). A client that combines another client's producer id with its
+own transactional id refers to a different entry. The table gets all transactional appends that sessions submit to
+sequencers, with or without an expected offset. `judge.py` queries it before a commit.
 
-While an append is under way here, its transaction does not commit: `offered` and `sent` begin that, and `landed` or
-`failed` end it where its client is told. `over` comes last of each, told or not: its request is no more.
+While an append is in progress here, its transaction does not commit. `offered` and `sent` begin that; `landed` or
+`failed` end it before the client is answered. `over` is the last call for each append, whether or not it was answered.
 
-A transaction is over here when its EndTxn was answered with 0, or when the next epoch of its producer shows. What ended
-elsewhere stays until then: the judge takes it for part of the next transaction of that producer and epoch (transactions
-v1 have the same one), finds that it is not as known here, and looks into the log.
+A transaction ends here when its EndTxn is answered with 0, or when the producer's next epoch appears. One that ended
+through another process stays until then. Under transactions v1 the next transaction has the same epoch, so the
+validator takes the old entry for a part of it, finds a difference, and reads the log.
 
-Bounded: what was not heard of for longest is dropped, and then is "not known here". What was refused or told to come
-again is in the state topic too (`topics/poisoned.py`), and what landed is in the log.
+Bounded: the least recently used entry is dropped, and is unknown then. Refused and pending appends are in the state
+topic, too (`topics/poisoned.py`), and the others are in the log.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from fencepost_proxy.types import SEQUENCE_MODULUS, TopicPartition
 TRANSACTIONS_MAX = 10_000
 _WHY_CHARACTERS_MAX = 500
 
-#: Kafka's (and our) answers to an append after which a client sends the same batch again, and nothing is decided yet.
+#: Errors after which a client sends the same batch again: the outcome is open.
 PENDING_CODES = frozenset({2, 3, 5, 6, 7, 13, 14, 15, 16, 19, 20, 51, 56, 89})
-#: Kafka's answers that say that the batch is of no transaction of this producer, or of nobody who may speak for it:
+#: Kafka's errors for a batch that belongs to no transaction of this producer, or comes from an unauthorized client:
 #: INVALID_PRODUCER_ID_MAPPING, TRANSACTIONAL_ID_AUTHORIZATION_FAILED.
 STRANGERS_CODES = frozenset({49, 53})
 
 
 class Open(Enum):
-    """Where a batch stands that has no final answer."""
+    """Status of a batch without a final answer."""
 
-    WAITING = auto()  # at a gate
+    WAITING = auto()  # at a sequencer
     SENT = auto()
-    LATER = auto()  # told to come again: nothing was appended
-    UNKNOWN = auto()  # told that its outcome is not known
+    LATER = auto()  # answered "try again": not appended
+    UNKNOWN = auto()  # answered "outcome unknown"
 
 
 @dataclass(slots=True)
 class Written:
-    """What landed on one partition. `whole` – each batch followed the one before it by its sequence, none is missing.
+    """Records appended to one partition. `whole`: the sequences of its batches have no gap.
 
-    `conditional` – one of them had an expectation.
+    `conditional`: at least one batch had an expected offset.
     """
 
     first_offset: int
@@ -67,11 +67,11 @@ class Written:
 
 @dataclass(slots=True, eq=False)
 class Transaction:
-    """`open` – conditional appends without a good answer. `sent_others` – it has sent some without an expectation.
+    """`open`: conditional appends without a successful answer. `sent_others`: it has sent unconditional ones.
 
-    `refused` – why it must not commit. `noted` – what this process had the state topic say of it last, by the names
-    `names`. `commits_sent` – to Kafka, on connections that live and without an answer yet. `commit_queued_until` – so
-    long one whose connection is gone may sit in a broker's queue.
+    `refused`: why it must not commit. `noted`: this process's last record of it in the state topic; `names`: of all its
+    records there. `commits_sent`: commits at Kafka on open connections, unanswered. `commit_queued_until`: until then a
+    commit whose connection was lost may be queued in a broker.
     """
 
     transactional_id: str
@@ -88,24 +88,24 @@ class Transaction:
 
     @property
     def owns_partitions(self) -> bool:
-        """It has appended to a guarded partition, or may have."""
+        """It has, or may have, appended to a checked partition."""
         return self.sent_others or bool(self.written) or any(o in _MAY_LAND for o in self.open.values())
 
     @property
     def under_way(self) -> BatchName | None:
-        """A conditional append that is at a gate or at Kafka right now."""
+        """A conditional append at a sequencer or at Kafka."""
         return next((name for name, each in self.open.items() if each in _UNDER_WAY), None)
 
     @property
     def is_blank(self) -> bool:
-        """Nothing of it is known here."""
+        """Nothing is known of it."""
         commits = self.commits_sent > 0 or self.commit_queued_until > float("-inf")
         appends = self.sent_others or self.written or self.open
         return not (commits or appends or self.names or self.refused is not None)
 
     @property
     def pending(self) -> frozenset[BatchName]:
-        """Conditional appends that did not land as far as is known here, and are under way no more."""
+        """Conditional appends that are not known to be appended, and no longer in progress."""
         return frozenset(name for name, each in self.open.items() if each not in _UNDER_WAY)
 
 
@@ -114,14 +114,14 @@ _UNDER_WAY = (Open.WAITING, Open.SENT)
 
 
 class Table:
-    """See the module. Appends are transactional ones to guarded partitions. `queued_seconds` – how long a request whose
-    connection is gone may be expected to sit in a broker's queue."""
+    """See the module. All appends are transactional, to checked partitions. `queued_seconds`: how long a request may be
+    queued in a broker after its connection was lost."""
 
     def __init__(self, transactions_max: int = TRANSACTIONS_MAX, *, queued_seconds: float = float("inf")) -> None:
         self._transactions_max = transactions_max
         self._queued_seconds = queued_seconds
         self._transactions: OrderedDict[tuple[str, int, int], Transaction] = OrderedDict()
-        self._named: dict[UUID, Transaction] = {}  # by what was said of it in the state topic
+        self._named: dict[UUID, Transaction] = {}  # by names of its state-topic records
 
     def __len__(self) -> int:
         return len(self._transactions)
@@ -130,19 +130,17 @@ class Table:
         return self._transactions.get((transactional_id, producer_id, producer_epoch))
 
     def owns(self, transactional_id: str, producer_id: int, producer_epoch: int) -> bool:
-        """Whether it has appended to a guarded partition through this process, or may have."""
+        """Whether it has, or may have, appended to a checked partition through this process."""
         found = self._transactions.get((transactional_id, producer_id, producer_epoch))
         return found is not None and found.owns_partitions
 
     # ---- appends
 
     def offered(self, transactional_id: str, append: Append) -> None:
-        """It goes to its gate."""
         if append.expected_base_offset is not None:
             self._of(transactional_id, append).open[_name(append)] = Open.WAITING
 
     def sent(self, transactional_id: str, append: Append) -> None:
-        """It goes to Kafka."""
         transaction = self._of(transactional_id, append)
         if append.expected_base_offset is not None:
             transaction.open[_name(append)] = Open.SENT
@@ -150,7 +148,7 @@ class Table:
             transaction.sent_others = True
 
     def landed(self, transactional_id: str, append: Append, base_offset: int) -> None:
-        """Its gate's last word is a success, whether or not its client is still there to hear it."""
+        """The sequencer reports success, whether or not the client is still connected."""
         transaction = self._of(transactional_id, append)
         partition, expected = TopicPartition(append.topic, append.partition), append.expected_base_offset
         if expected is not None:
@@ -167,7 +165,7 @@ class Table:
             return
         known.conditional = known.conditional or expected is not None
         if end_offset <= known.end_offset:
-            return  # a retry of what is known
+            return  # a retry of a known batch
         if append.base_sequence != known.next_sequence:
             known.whole = False
         known.next_sequence, known.end_offset = next_sequence, end_offset
@@ -175,7 +173,7 @@ class Table:
     def failed(
         self, transactional_id: str, append: Append, error_code: int, why: str, *, was_sent: bool
     ) -> Transaction:
-        """A conditional one is about to be told an error. `why` – for people."""
+        """A conditional append is about to be answered with an error. `why`: for users."""
         transaction = self._of(transactional_id, append)
         if was_sent and error_code in STRANGERS_CODES:
             transaction.open.pop(_name(append), None)
@@ -188,10 +186,10 @@ class Table:
         return transaction
 
     def over(self, transactional_id: str, append: Append) -> None:
-        """Its request is no more. What nobody was told of it, nobody will be: the log shows whether it is there.
+        """The request has ended. A batch without an answer will not get one: the log shows whether it was appended.
 
-        One of three partitions has been refused, the second lies at its gate, and the connection breaks. What is known
-        of the first goes with it: its client will try again, elsewhere perhaps.
+        1. Of three partitions, the first was refused, the second waits at its sequencer. 2. The connection is lost.
+        The refusal of the first is dropped, too: its client will retry, perhaps through another process.
         """
         transaction = self.of(transactional_id, append.producer_id, append.producer_epoch)
         if transaction is None:
@@ -204,16 +202,15 @@ class Table:
             transaction.open[name] = Open.LATER if stands is Open.WAITING else Open.UNKNOWN
         else:
             del transaction.open[name]
-            refuse(transaction, f"more than {PENDING_MAX} conditional appends without an answer")
+            refuse(transaction, f"more than {PENDING_MAX} conditional appends without a successful answer")
 
-    # ---- what others have to know
+    # ---- state topic
 
     def note(self, transaction: Transaction) -> Poison | None:
-        """What the state topic has to say of it from now on; None where it says so, or there is nothing to say.
+        """The record to store in the state topic; None if it is stored already, or not needed.
 
-        Each by a name of its own: this may be the next transaction already, and what was said of the one before it
-        about to be taken back by the process that saw it end. A refusal is therefore always said anew. Without a time:
-        whoever stores it has a clock.
+        Each record has a new name: this may be the next transaction, and the process that saw the previous one end may
+        be about to tombstone that one's records. So a refusal is always stored again. The caller sets the time.
         """
         pending = None if transaction.refused is not None else frozenset(transaction.open)
         noted = transaction.noted
@@ -221,7 +218,7 @@ class Table:
             not transaction.pending or (noted is not None and noted.pending is not None and pending <= noted.pending)
         ):
             return None
-        why = transaction.refused or "appends that were told to come again"
+        why = transaction.refused or "appends with a retriable error"
         producer = transaction.producer_id, transaction.producer_epoch
         transaction.noted = Poison(
             uuid4(), transaction.transactional_id, *producer, why[:_WHY_CHARACTERS_MAX], pending, 0
@@ -233,46 +230,46 @@ class Table:
 
     @staticmethod
     def noted_before(transaction: Transaction, poison: Poison) -> frozenset[UUID]:
-        """The names of what `poison` takes the place of. Only a refusal does: it counts whatever comes."""
+        """The names of the records that `poison` replaces. Only a refusal does: it is unconditional."""
         return frozenset(transaction.names - {poison.name}) if poison.pending is None else frozenset()
 
     @staticmethod
     def not_noted(transaction: Transaction, poison: Poison) -> None:
-        """It could not be stored, or may not have been."""
+        """The record was not stored, or may not have been."""
         if transaction.noted is poison:
             transaction.noted = None
 
     def lifted(self, name: UUID) -> None:
-        """Somebody saw it end: another process, or this one."""
+        """A process saw the transaction end, and cleared this record."""
         transaction = self._named.pop(name, None)
         if transaction is not None:
             transaction.names.discard(name)
             if not transaction.names:
                 self._forget(transaction)
 
-    # ---- its end
+    # ---- end of a transaction
 
     def may_be_committed(self, transactional_id: str, producer_id: int, producer_epoch: int, now: float) -> bool:
-        """A commit of it is at Kafka, or may be: it may be committed any time, or have been."""
+        """A commit of it is, or may be, at Kafka: it may have been committed, or may be at any time."""
         found = self.of(transactional_id, producer_id, producer_epoch)
         return found is not None and (found.commits_sent > 0 or now < found.commit_queued_until)
 
     def commit_sent(self, transactional_id: str, producer_id: int, producer_epoch: int) -> Transaction:
-        """The transaction that it is to end. Known here from now on, whoever took its appends."""
+        """The transaction to commit. It has an entry from now on, even if another process handled its appends."""
         transaction = self._entry(transactional_id, producer_id, producer_epoch)
         transaction.commits_sent += 1
         return transaction
 
     def commit_failed(self, transaction: Transaction) -> None:
-        """Kafka's answer says so."""
+        """Kafka answered with an error."""
         transaction.commits_sent -= 1
         key = transaction.transactional_id, transaction.producer_id, transaction.producer_epoch
         if transaction.is_blank and self.of(*key) is transaction:
             self._forget(transaction)
 
     def commit_unheard(self, transaction: Transaction, now: float) -> None:
-        """Its connection is gone. Under transactions v1 the next transaction may have begun elsewhere, under the same
-        epoch: it must not wait for an answer that never comes."""
+        """The connection was lost. Under transactions v1 the next transaction may have begun through another process,
+        with the same epoch: it must not wait for an answer that never comes."""
         transaction.commits_sent -= 1
         transaction.commit_queued_until = now + self._queued_seconds
 
@@ -280,7 +277,7 @@ class Table:
         """Its EndTxn was answered with 0."""
         self._forget(self.of(transactional_id, producer_id, producer_epoch))
 
-    # ---- inside
+    # ---- internals
 
     def _of(self, transactional_id: str, append: Append) -> Transaction:
         return self._entry(transactional_id, append.producer_id, append.producer_epoch)

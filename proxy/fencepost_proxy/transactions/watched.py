@@ -1,4 +1,4 @@
-"""What is asked about a cluster's transactions and producers, what Kafka says, and what is told of it: values alone."""
+"""Queries about a cluster's transactions and producers, Kafka's replies, and the report: values only."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ UNKNOWN_TO_COORDINATOR: Final = "unknown_to_coordinator"
 NOT_LISTED: Final = "not_listed"
 OVERDUE: Final = "overdue"
 MARKERS_MISSING: Final = "markers_missing"
-#: Why a transaction hangs, and what that means.
+#: Why a transaction hangs, for users.
 WHY: Final[Mapping[str, str]] = {
-    UNKNOWN_TO_COORDINATOR: "its coordinator does not know of it: no marker will come by itself",
-    NOT_LISTED: "no coordinator lists its producer: its transactional id has expired, or DESCRIBE on it is missing",
+    UNKNOWN_TO_COORDINATOR: "its coordinator does not know of it: no marker will be written",
+    NOT_LISTED: "no coordinator lists its producer: its transactional id expired, or the proxy lacks DESCRIBE on it",
     OVERDUE: "its coordinator knows of it, and should have aborted it by now",
-    MARKERS_MISSING: "it has ended, and its markers are not written: look for partitions without a leader",
+    MARKERS_MISSING: "it has ended, and its markers are not written (check for partitions without a leader)",
 }
 
 
-# --- what Kafka says ------------------------------------------------------------------------------------------------
+# --- Kafka's replies ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One transactional id, as its coordinator lists it."""
+    """One transactional id, as listed by its coordinator."""
 
     transactional_id: str
     producer_id: ProducerId
@@ -39,7 +39,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """`started_at_ms` is below 0 where none is open. `partitions` – whose markers are still to be written."""
+    """`started_at_ms`: below 0 if no transaction is open. `partitions`: those that still need a marker."""
 
     transactional_id: str
     producer_id: ProducerId
@@ -52,7 +52,7 @@ class Described:
 
 @dataclass(frozen=True, slots=True)
 class OpenInLog:
-    """A transaction that a partition's leader has open. `last_timestamp_ms` – of its producer's last batch there."""
+    """An open transaction at a partition's leader. `last_timestamp_ms`: of its producer's last batch there."""
 
     producer_id: ProducerId
     producer_epoch: int
@@ -75,18 +75,18 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Leaders:
-    """`coordinators` – whether every partition of `__transaction_state` has one, or there are none yet."""
+    """`coordinators`: every partition of `__transaction_state` has a leader, or the topic does not exist yet."""
 
     by_node: Mapping[NodeId, Sequence[TopicPartition]]
     coordinators: bool = True
 
 
-# --- what is asked --------------------------------------------------------------------------------------------------
+# --- queries --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ListTransactions:
-    """Answered by a `Listing`. `states` empty: all; `producer_ids` empty: all."""
+    """The reply is `Listing`. `states` empty: all; `producer_ids` empty: all."""
 
     node_id: NodeId
     states: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ class ListTransactions:
 
 @dataclass(frozen=True, slots=True)
 class DescribeTransactions:
-    """Answered by `Descriptions`; those that are not there are left out."""
+    """The reply is `Descriptions`, without unknown ids."""
 
     node_id: NodeId
     transactional_ids: tuple[str, ...]
@@ -103,12 +103,12 @@ class DescribeTransactions:
 
 @dataclass(frozen=True, slots=True)
 class FindLeaders:
-    """Of all partitions of the cluster; of any broker. Answered by `Leaders`."""
+    """Leaders of all partitions of the cluster, from any broker. The reply is `Leaders`."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookAt:
-    """Answered by `Looks`."""
+    """The reply is `Looks`."""
 
     node_id: NodeId
     partitions: tuple[TopicPartition, ...]
@@ -129,7 +129,7 @@ class Descriptions:
 
 @dataclass(frozen=True, slots=True)
 class Looks:
-    """A look at each partition, or Kafka's error code."""
+    """A probe of each partition, or Kafka's error code."""
 
     found: Mapping[TopicPartition, Look | int]
 
@@ -137,14 +137,14 @@ class Looks:
 Answer = Listing | Descriptions | Leaders | Looks
 
 
-# --- what is told ---------------------------------------------------------------------------------------------------
+# --- report ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class OpenTransaction:
-    """`age_seconds` – by the coordinator's clock and ours, None before it was described. `coordinator` – broker id.
+    """`age_seconds`: by the coordinator's clock and ours, None until described. `coordinator`: broker id.
 
-    `stuck` – OVERDUE or MARKERS_MISSING. `partitions` – so many, the first of which are `first_partitions`.
+    `stuck`: OVERDUE or MARKERS_MISSING. `partitions`: their number; `first_partitions`: the first of them.
     """
 
     transactional_id: str
@@ -161,10 +161,10 @@ class OpenTransaction:
 
 @dataclass(frozen=True, slots=True)
 class HangingTransaction:
-    """Open in a partition's log, and no coordinator will end it. `transactional_id` – whose producer it was, if known.
+    """Open in a partition's log, and no coordinator will end it. `transactional_id`: of its producer, if known.
 
-    `seen_seconds` – since when this process sees it. `why` – NOT_LISTED where the id is not known: Kafka leaves out,
-    without a word, what the asker may not describe, so that need not hang at all.
+    `seen_seconds`: since this process first saw it. `why`: NOT_LISTED if the id is unknown. Kafka silently omits ids
+    that the proxy may not describe, so such a transaction need not hang.
     """
 
     topic: str
@@ -181,7 +181,7 @@ class HangingTransaction:
 
 @dataclass(frozen=True, slots=True)
 class PartitionBehind:
-    """A partition whose committed readers cannot read all that is there. `seconds` – since when it stands there."""
+    """A partition with records that read-committed consumers cannot read. `seconds`: since its LSO last moved."""
 
     topic: str
     partition: int
@@ -200,11 +200,11 @@ class PartitionProducers:
 
 @dataclass(frozen=True, slots=True)
 class TransactionsReport:
-    """All of it, lists cut to so many of the worst. `hanging_by_reason` counts what `hanging` and `open` have of each.
+    """The whole report; lists are cut to the worst entries. `hanging_by_reason` counts those in `hanging` and `open`.
 
-    `producer_ids` – the sum over the partitions: entries of Kafka's map of producers and sequences.
-    `sweep_seconds`, `sweep_age_seconds` – how long the last whole sweep took, and how long ago it ended; None before.
-    `problem` – why something is not known.
+    `producer_ids`: sum over the partitions, that is, entries in Kafka's map of producers and sequences.
+    `sweep_seconds`, `sweep_age_seconds`: duration of the last complete sweep, and time since its end; None before.
+    `problem`: why something is unknown.
     """
 
     producer_ids: int

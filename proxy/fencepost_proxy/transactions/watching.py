@@ -1,31 +1,31 @@
-"""What is known of a cluster's transactions and producers, and what to ask next so that it stays known. No I/O.
+"""Monitor of a cluster's transactions and producers: its state, and which queries to send next. No I/O.
 
-Kafka tells nobody by itself that a transaction hangs: readers of committed records just stop at the last stable
-offset. Two kinds of brokers know a half of it each: coordinators know transactions, leaders what is open in their logs.
+Kafka does not report hanging transactions: read-committed consumers just stop at the last stable offset. Two kinds of
+brokers each know half of it: coordinators know transactions, leaders know what is open in their logs.
 
     every `round_seconds`   ListTransactions (open ones) of every broker; DescribeTransactions of some hundred of them;
-                            a close look at partitions where something is open; what nobody knows is inquired about
-    all the time            the sweep: every partition of the cluster looked at in turn, so many a second
-    now and then            ListTransactions of all ids, to count them by state
+                            probes of partitions with open transactions; queries for those that no coordinator listed
+    continuously            the sweep: every partition of the cluster is probed in turn, at a fixed rate
+    from time to time       ListTransactions of all ids, to count them by state
 
-A *look* at a partition is ListOffsets (high watermark), ListOffsets (last stable offset) and DescribeProducers, in this
-order, so that the lag is never told too big.
+A *probe* of a partition is ListOffsets (high watermark), ListOffsets (last stable offset) and DescribeProducers, in
+this order, so that the lag is never overestimated.
 
-**A transaction hangs** where a leader has it open and its coordinator does not know of it any more: no marker will
-come, and the partition's committed readers stand still for ever. Kafka's own tool waits for transaction.max.timeout.ms
-before it looks at one. Here it is concluded from an order of events, which needs no clock:
+**A transaction hangs** if a leader has it open and its coordinator does not know it any more: no marker will come, and
+the partition's read-committed consumers are blocked indefinitely. Kafka's own tool waits for
+transaction.max.timeout.ms. Here a sequence of events proves it, without a clock:
 
-    1. a leader shows a transaction that began at offset S as open
-    2. after that, all coordinators say that they have none of this producer with this partition
-    3. after that, the leader still shows it, with the same S
+    1. A leader reports a transaction that began at offset S as open.
+    2. Then all coordinators report that this producer has no transaction with this partition.
+    3. Then the leader still reports it, with the same S.
 
-A coordinator forgets a partition only when its marker is written there, so in 3 it would be gone; and what begins
-after 2 begins at another offset. Step 2 counts only if every broker answered and every partition of
-`__transaction_state` had a leader, and it is done twice, a round apart: a coordinator that moves is at no broker for a
-moment.
+A coordinator forgets a partition only when its marker is written there, so in step 3 it would be closed. A transaction
+that begins after step 2 begins at another offset. Step 2 counts only if every broker answered and every partition of
+`__transaction_state` had a leader. It is done twice, a round apart, since a coordinator that moves is briefly at no
+broker.
 
-Bounded: one question at a time for each broker, of at most `PARTITIONS_AT_ONCE` partitions and about
-`PRODUCERS_AT_ONCE` producers; the sweep keeps to its rate; a round describes and inquires about so many at most.
+Bounded: one query at a time per broker, of at most `PARTITIONS_AT_ONCE` partitions and about `PRODUCERS_AT_ONCE`
+producers. The sweep has a fixed rate. The descriptions and queries of a round are limited.
 """
 
 from __future__ import annotations
@@ -69,28 +69,28 @@ from fencepost_proxy.transactions.watched import (
 from fencepost_proxy.types import NodeId, Offset, ProducerId, TopicPartition
 
 PARTITIONS_AT_ONCE: Final = 100
-#: Aimed at, by what partitions had last: an answer is decoded in one go, and nobody is served meanwhile.
+#: A target, by the partitions' last counts: decoding an answer blocks the event loop.
 PRODUCERS_AT_ONCE: Final = 2_000
 _PRODUCERS_ASSUMED: Final = 20
 TRANSACTIONS_AT_ONCE: Final = 100
-#: Of each round.
+#: Per round.
 DESCRIBED_MAX: Final = 500
 LOOKED_AT_CLOSELY_MAX: Final = 500
 INQUIRED_MAX: Final = 100
-#: Ids are counted again after one second for so many of them, and not before `Pace.count_seconds`.
+#: After a count of n ids, the next one is n / `IDS_PER_SECOND` later, but not before `Pace.count_seconds`.
 IDS_PER_SECOND: Final = 2_000
-#: A coordinator looks for transactions beyond their timeout every ten seconds.
+#: A coordinator checks for timed-out transactions every ten seconds.
 OVERDUE_SECONDS: Final = 60.0
-#: So long a description is told; those of many open transactions are renewed in turns.
+#: How long a description is reported; those of many open transactions are renewed in turns.
 _DESCRIBED_SECONDS: Final = 50.0
-#: Open in one log at once; a partition that has more is told of as far as that.
+#: Open transactions in one log; the rest is not reported.
 _OPEN_MAX: Final = 1_000
 _ABSENCES: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """`partitions_per_second` – of the sweep. `sweep_seconds` – it does not begin again before."""
+    """`partitions_per_second`: of the sweep. `sweep_seconds`: minimum time between two starts of a sweep."""
 
     partitions_per_second: float
     round_seconds: float = 10.0
@@ -99,7 +99,7 @@ class Pace:
     partitions_max: int = 200_000
 
 
-# --- the state ------------------------------------------------------------------------------------------------------
+# --- state ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class _Seen:
 
 @dataclass(slots=True)
 class _Suspect:
-    """Open in a log. `absences` – how often no coordinator knew of it, the last time at `absent_at`."""
+    """Open in a log. `absences`: how often no coordinator knew it, the last time at `absent_at`."""
 
     open: OpenInLog
     first_seen_at: float
@@ -126,7 +126,7 @@ class _Suspect:
 
 @dataclass(slots=True)
 class _Open:
-    """`since` – when it was first listed in this state, by our clock."""
+    """`since`: when it was first listed in this state, by our clock."""
 
     listed: Listed
     node_id: NodeId
@@ -135,7 +135,7 @@ class _Open:
     described_at: float = float("-inf")
 
     def fresh(self, now: float) -> Described | None:
-        """An older description may be another transaction's: ids go from one to the next without a trace here."""
+        """An older description may be another transaction's: an id's next transaction may not be visible here."""
         return self.described if now - self.described_at < _DESCRIBED_SECONDS else None
 
 
@@ -144,9 +144,9 @@ _SuspectKey = tuple[TopicPartition, ProducerId, Offset]
 
 @dataclass(slots=True)
 class _Round:
-    """What is under way. `asked` – the questions of this step without an answer; `failed` – brokers that gave none.
+    """Current round. `asked`: unanswered queries of this step; `failed`: brokers that gave no answer.
 
-    Steps: list open transactions; describe them; inquire about what is open in logs and not among them; describe that.
+    Steps: list open transactions; describe them; query those open in logs but not among them; describe these.
     """
 
     step: int = 0
@@ -160,7 +160,7 @@ class _Round:
 
 
 class Watching:
-    """`next` gives what to ask now; each of it comes back to `answered`, with None where there is no answer."""
+    """`next` returns the queries to send; pass each one's reply to `answered`, or None if there is none."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -196,10 +196,10 @@ class Watching:
         self.requests = 0
         self.problem: str | None = None
 
-    # ---- what to ask
+    # ---- queries
 
     def next(self, nodes: Iterable[NodeId], now: float) -> list[Question]:
-        """`nodes` – the brokers that there are. To be called whenever something was answered, and once a second."""
+        """`nodes`: the current brokers. Call it after every reply, and once a second."""
         self._nodes_are(tuple(sorted(nodes)), now)
         self._refill(now)
         if self._round is None and now - self._round_at >= self._pace.round_seconds and self._nodes:
@@ -273,7 +273,7 @@ class Watching:
         for question in unanswered:
             self._of_round(question, None, now)
 
-    # ---- what was answered
+    # ---- replies
 
     def answered(self, question: Question, answer: Answer | None, now: float) -> None:
         asked_at = self._asked.pop(question, now)
@@ -406,7 +406,7 @@ class Watching:
                 self._ask(LookAt(node_id, chunk))
 
     def _to_look_at_closely(self) -> list[TopicPartition]:
-        """Where something is open, or may be."""
+        """Partitions that have, or may have, an open transaction."""
         wanted: dict[TopicPartition, None] = {}
         for found in (
             self._suspected,
@@ -431,7 +431,7 @@ class Watching:
         assert self._round is not None
         if question not in self._round.asked and question.node_id in self._queues:
             self._round.asked.add(question)
-            if question not in self._asked:  # else the sweep has just asked the same
+            if question not in self._asked:  # the sweep may have sent the same query
                 self._queues[question.node_id].append(question)
 
     @staticmethod
@@ -447,7 +447,7 @@ class Watching:
                 found.found_described.update((each.producer_id, each) for each in described)
 
     def _go_on(self, found: _Round, now: float) -> None:
-        """To the next step that has something to ask."""
+        """Advance to the next step that has queries."""
         while not found.asked:
             found.step += 1
             match found.step:
@@ -467,7 +467,7 @@ class Watching:
                     return
 
     def _worth_describing(self, found: _Round) -> list[tuple[str, NodeId]]:
-        """First those that were there in the last round: most are over before anybody could ask about them."""
+        """First those that were open in the last round: most others end before they can be described."""
         again: list[tuple[str, NodeId]] = []
         new: list[tuple[str, NodeId]] = []
         for name, (listed, node_id) in found.listed.items():
@@ -486,7 +486,7 @@ class Watching:
                 self._ask(DescribeTransactions(node_id, tuple(names[start : start + TRANSACTIONS_AT_ONCE])))
 
     def _take_over(self, found: _Round, now: float) -> None:
-        """What is open now. Where a broker did not answer, what was known of its transactions stays."""
+        """Update the open transactions. If a broker did not answer, its transactions stay."""
         opened = {name: each for name, each in self._open.items() if each.node_id in found.failed}
         for name, (listed, node_id) in found.listed.items():
             known, described = self._open.get(name), found.described.get(name)
@@ -504,7 +504,7 @@ class Watching:
         self._open = opened
 
     def _inquire(self, found: _Round) -> None:
-        """About what was open in a log at two looks, and is none of the open transactions."""
+        """Query those that were open in a log at two probes, and are not among the open transactions."""
         known = {(each.producer_id, partition) for each in found.described.values() for partition in each.partitions}
         undescribed = {each.producer_id for name, (each, _) in found.listed.items() if name not in found.described}
         producer_ids: dict[ProducerId, None] = {}
@@ -519,7 +519,7 @@ class Watching:
                 found.inquired.append(key)
         if not found.inquired:
             return
-        self._finding = True  # whether the transaction log is led, as of now
+        self._finding = True  # for whether the transaction log has leaders now
         found.asked.add(FindLeaders())
         asked = tuple(islice(producer_ids, INQUIRED_MAX))
         for node_id in self._nodes:
@@ -541,16 +541,16 @@ class Watching:
                 suspect.absences += 1
                 suspect.absent_at = now
 
-    # ---- what is known
+    # ---- report
 
     @property
     def counted(self) -> bool:
-        """Whether every broker has told its transactional ids."""
+        """Whether every broker has listed its transactional ids."""
         return bool(self._nodes) and self._counts.keys() >= set(self._nodes)
 
     @property
     def undecided(self) -> bool:
-        """Whether something is open in a log of which it is not known yet whether it hangs, or whose it is."""
+        """Whether a log has an open transaction that is not yet known to hang, or whose coordinator is unknown."""
         known = {
             (each.described.producer_id, partition)
             for each in self._open.values()
@@ -641,7 +641,7 @@ _FIRST_PARTITIONS: Final = 10
 def of_open(
     listed: Listed, described: Described | None, node_id: NodeId, seconds_in_state: float, now_ms: float
 ) -> OpenTransaction:
-    """`seconds_in_state` – since when it is known to be in this state."""
+    """`seconds_in_state`: how long it is known to be in this state."""
     age = stuck = None
     if described is not None and described.started_at_ms >= 0:
         age = max(0.0, (now_ms - described.started_at_ms) / 1000)
