@@ -26,7 +26,7 @@ def test_where_nothing_is_said_the_library_decides() -> None:
 
 @pytest.mark.parametrize("level", ["on", "strict", "", 1.5])
 def test_an_unknown_level_is_told_the_known_ones(level: Idempotence) -> None:
-    with pytest.raises(ValueError, match="must be 'off', 'safe', 'required'"):
+    with pytest.raises(ValueError, match="use 'off', 'safe', 'required'"):
         configured(level, {}, NAME, possible=True)
 
 
