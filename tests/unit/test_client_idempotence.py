@@ -41,7 +41,7 @@ def test_a_setting_that_says_otherwise_is_not_overruled(said: object) -> None:
     "producer", [fencepost.kafka_python.ConditionalProducer, fencepost.kafka_python.OrderedProducer]
 )
 def test_kafka_python_cannot_be_idempotent_where_it_may_be_refused(producer: type) -> None:
-    with pytest.raises(ValueError, match="dead after its first refusal"):
+    with pytest.raises(ValueError, match="unusable after its first refusal"):
         producer(bootstrap_servers="127.0.0.1:1", idempotence="required")
 
 
