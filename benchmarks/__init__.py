@@ -1,1 +1,1 @@
-"""`make bench`: the product, the floor, other proxies and no proxy at all, measured in one interleaved run."""
+"""`make bench`: the product, a plain TCP proxy, other proxies and direct connections, in one interleaved run."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks` (`make bench`): starts everything, measures, writes the result. See docs/performance.md."""
+"""`python -m benchmarks` (`make bench`): start all services, measure, write the result. See docs/performance.md."""
 
 from __future__ import annotations
 
@@ -48,29 +48,36 @@ examples:
 def command_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="Measures Kafka direct, through the product, HAProxy and other proxies, all in one run.",
+        description="Measure Kafka directly and through the product, HAProxy and other proxies, in one run.",
         epilog=_EPILOG.format(workloads=", ".join([*WORKLOADS, *CONTRIBUTORS])),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--quick", action="store_true", help="minutes, not a quarter of an hour: for a look, not for a claim"
-    )
-    parser.add_argument("--only", action="append", metavar="PATTERN", default=[], help="workloads whose name matches")
-    parser.add_argument(
-        "--routes", metavar="PATTERN[,…]", default="*", help="routes whose name matches, beside direct and the product"
+        "--quick",
+        action="store_true",
+        help="run for minutes instead of a quarter of an hour; too short for published figures",
     )
     parser.add_argument(
-        "--route", action="append", metavar="NAME=HOST:PORT", default=[], help="one more, that runs already"
+        "--only", action="append", metavar="PATTERN", default=[], help="run workloads with a matching name only"
     )
     parser.add_argument(
-        "--tcp-route", action="append", metavar="NAME=HOST:PORT", default=[], help="the same, rewriting nothing"
+        "--routes",
+        metavar="PATTERN[,…]",
+        default="*",
+        help="routes with a matching name, in addition to direct and the product",
     )
-    parser.add_argument("--kafka-port", type=int, help="of the Kafka that this run starts (default: a free one)")
-    parser.add_argument("--rounds", type=int, help="repetitions")
+    parser.add_argument(
+        "--route", action="append", metavar="NAME=HOST:PORT", default=[], help="add a running proxy as a route"
+    )
+    parser.add_argument(
+        "--tcp-route", action="append", metavar="NAME=HOST:PORT", default=[], help="add a running TCP proxy as a route"
+    )
+    parser.add_argument("--kafka-port", type=int, help="port of the Kafka that this run starts (default: a free port)")
+    parser.add_argument("--rounds", type=int, help="number of repetitions")
     parser.add_argument("--peers", type=Path, default=PEERS, metavar="FILE.toml")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
     parser.add_argument(
-        "--publish", type=Path, metavar="RESULT.json", help="measures nothing: writes an earlier run into docs/"
+        "--publish", type=Path, metavar="RESULT.json", help="write an earlier result into docs/ without measuring"
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""The chart in the docs, drawn from a result: a panel for each measure, a bar for each route. Text in, SVG out."""
+"""Draws the chart of the docs from a result: one panel per measure, one bar per route. Returns SVG; no I/O."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""What a request costs as connections, checked partitions and brokers grow in number; and what each of them holds.
+"""Measure CPU per request and memory as the number of connections, checked partitions or brokers increases.
 
     python -m benchmarks.growth                 # all of it, some minutes
     python -m benchmarks.growth --quick         # a tenth of everything
     python -m benchmarks.growth --only brokers
 
-The Kafka behind the proxy is a fake (`tests/support/fake_cluster.py`), since no machine holds a hundred brokers. The
-figure is the proxy's CPU time, user and system, as the kernel's scheduler counts it, for one request at a time; it is
-compared between the smallest number and the others, whose measurements take turns, so that what else the machine does
-falls on all of them. *Upkeep* is the CPU time that the proxy takes while nobody asks it anything.
+The Kafka is a fake (`tests/support/fake_cluster.py`), because one machine cannot run a hundred brokers. The figure is
+the proxy's CPU time (user and system, from the kernel's scheduler) for one request at a time. Each size is compared to
+the smallest. Measurements of all sizes alternate, so that other load affects all of them. *Upkeep* is the CPU time of
+the idle proxy.
 """
 
 from __future__ import annotations
@@ -349,8 +349,8 @@ def rows(run: Any = None, *, quick: bool = False, only: str | None = None, scale
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tenth of everything")
-    parser.add_argument("--only", choices=_PARTS, help="one dimension")
+    parser.add_argument("--quick", action="store_true", help="run a tenth of each measurement")
+    parser.add_argument("--only", choices=_PARTS, help="run one part only")
     arguments = parser.parse_args()
     found = rows(quick=arguments.quick, only=arguments.only)
     ratios = [row for row in found if row.measure == OF_SMALLEST]

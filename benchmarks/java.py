@@ -1,4 +1,4 @@
-"""Kafka's own load tools, in one JVM that stays for the whole run."""
+"""Kafka's own load tools, in one JVM for the whole run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine is, and what a process has used of it. Linux: reads /proc."""
+"""Describes the machine, and measures the resources a process used. Linux only: reads /proc."""
 
 from __future__ import annotations
 

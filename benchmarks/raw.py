@@ -1,6 +1,6 @@
-"""A client that costs little, and the same on every route: Produce requests made once, then patched and signed.
+"""A cheap client with equal cost on every route: builds Produce requests once, then patches them and their CRC.
 
-Blocking sockets: with one request in flight there is nothing to multiplex, and an event loop would be measured too.
+Uses blocking sockets: with one request in flight, an event loop would only add cost to the measurement.
 """
 
 from __future__ import annotations

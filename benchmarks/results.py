@@ -1,4 +1,4 @@
-"""What a run found: rows, goals, and the two files it is written to. No I/O: text in, text out."""
+"""Results of a run: rows, goals, and the texts of both result files. No I/O."""
 
 from __future__ import annotations
 

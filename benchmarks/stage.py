@@ -1,4 +1,4 @@
-"""What a run stands on: Kafka, every route to it, the JVM of the load tools; started once, and all ended at the end."""
+"""Services of a run: Kafka, the routes to it, the JVM of the load tools. Started once, stopped at the end."""
 
 from __future__ import annotations
 

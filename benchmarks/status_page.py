@@ -1,11 +1,11 @@
-"""What it costs to watch a proxy before a Kafka with many partitions: its CPU time for each page, its memory.
+"""Measure the cost of monitoring a proxy with many partitions: CPU time per page, and memory.
 
     python -m benchmarks.status_page                                       # 100 topics of 100 partitions: some minutes
     python -m benchmarks.status_page --topics 10 --partitions 20 --seconds 10
 
-One Kafka; half of the topics are guarded by the configuration file, half by an admin. Every partition is appended to
-once and refused once before. CPU time is the proxy process's, user and system, as the kernel's scheduler counts it;
-the time that passes is told beside it, and says as much of what else the machine does.
+One Kafka. Half of the topics are checked by the configuration file, half by an admin client. Each partition gets one
+append and one refusal before the measurement. CPU time is the proxy process's (user and system, from the kernel's
+scheduler). Elapsed time is shown as well, but includes other load of the machine.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ def ignore(_: object) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--topics", type=int, default=100)
-    parser.add_argument("--partitions", type=int, default=100, help="of each topic")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of each look at a process that goes on")
+    parser.add_argument("--partitions", type=int, default=100, help="partitions per topic")
+    parser.add_argument("--seconds", type=float, default=60.0, help="length of each measurement of a running process")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="fencepost-status-") as directory:
         measure(Path(directory), args.topics, args.partitions, args.seconds)

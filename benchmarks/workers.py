@@ -1,10 +1,10 @@
-"""One worker process and two, beside direct: what a second core is good for where Kafka and its client need theirs too.
+"""Compare one and two worker processes with direct connections, on a machine shared with Kafka and its client.
 
     python -m benchmarks --only workers
 
-The product's routes have the same configuration; the second has `--workers 2`. *Small requests*: many connections, one
-request each in flight, from one client process. *Chain*: conditional batches sent ahead of their acknowledgements.
-Workers, who are never alone, send them on one after the other; measured before the two workers start, then with them.
+Both routes of the product have the same configuration, except `--workers 2`. *Small requests*: many connections from
+one client process, each with one request in flight. *Chain*: pipelined conditional appends. With two workers, the proxy
+forwards them one at a time. Measured before the two workers start, and with them.
 """
 
 from __future__ import annotations

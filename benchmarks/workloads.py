@@ -1,4 +1,4 @@
-"""What is measured. Each workload drops a full-size warm-up, rotates the order of its routes, and repeats."""
+"""The workloads. Each discards a full-size warm-up, rotates the order of its routes, and repeats."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Partitions are added to a topic while a producer writes counters for each key and a consumer reads them in order.
+"""Expand a topic while a producer writes counters per key and a consumer with assigned partitions reads them.
 
     .venv/bin/fencepost dev                         # in one terminal: Kafka and the proxy
     .venv/bin/python examples/growing_topic.py --bootstrap 127.0.0.1:19092     # in another
 
-The producer is an OrderedProducer. The consumer is an OrderedConsumer that lags behind. The program prints each
-expansion with its thresholds, and the number of records that were read out of order: none. With `--plain` it uses
-Kafka's own producer and consumer, and some records are read out of order.
+Prints the expansions and the number of records read out of key order, which is 0. `--plain` uses kafka-python's own
+producer and consumer on a topic without ordered expansion. The consumer lags: it pauses once until the topic expands.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from fencepost.kafka_python import OrderedConsumer, OrderedProducer
 KEYS = [f"customer {n}".encode() for n in range(20)]
 GROWTHS = (4, 8)
 ROUNDS = 150
-#: Pause per record. The consumer is slower than the producer, so that records are left to read at each expansion.
+#: Per record. Slower than the producer, so that unread records remain when the topic expands.
 LAG_SECONDS = 0.002
-#: After this many records the consumer pauses until the first expansion.
+#: After this many records, the consumer pauses until the first expansion.
 STANDS_STILL_AT = ROUNDS // 6 * len(KEYS)
 
 
@@ -37,7 +36,7 @@ def create(bootstrap: str, topic: str, *, plain: bool) -> None:
     try:
         admin.create_topics([NewTopic(topic, 2, 1)])
         while len(admin.describe_topics([topic])[0]["partitions"]) < 2:
-            time.sleep(0.1)  # until the broker has heard of it
+            time.sleep(0.1)  # until the broker's metadata has it
         if not plain:
             on = {"ordered.partition.expansion": "true", "check.partition.count": "required"}
             change = {name: (AlterConfigOp.SET, value) for name, value in on.items()}
@@ -56,7 +55,7 @@ def write(bootstrap: str, topic: str, *, plain: bool) -> None:
             producer.send(topic, b"%d" % number, key=key)
         if number % (ROUNDS // 3) == 0 and (count := next(growths, None)):
             admin.create_partitions({topic: NewPartitions(count)})
-            print(f"grown to {count} partitions while {number * len(KEYS)} records were written")
+            print(f"expanded to {count} partitions after {number * len(KEYS)} records")
         time.sleep(0.02)
     producer.flush()
     producer.close()
@@ -64,7 +63,7 @@ def write(bootstrap: str, topic: str, *, plain: bool) -> None:
 
 
 def await_growth(bootstrap: str, topic: str) -> None:
-    """Waits until every new partition has records."""
+    """Wait until all added partitions have records."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     consumer = KafkaConsumer(bootstrap_servers=bootstrap)
     while True:
@@ -78,14 +77,14 @@ def await_growth(bootstrap: str, topic: str) -> None:
 
 
 def read(bootstrap: str, topic: str, *, plain: bool) -> int:
-    """Reads all partitions; returns the number of records that were read out of order for their key."""
+    """Read all records. Returns how many were read before an earlier record of the same key."""
     options: dict[str, Any] = {
         "bootstrap_servers": bootstrap,
         "auto_offset_reset": "earliest",
         "enable_auto_commit": False,
         "max_poll_records": 20,
         "metadata_max_age_ms": 1000,
-        "max_partition_fetch_bytes": 1024,  # so that partitions take turns
+        "max_partition_fetch_bytes": 1024,  # so that each poll alternates between partitions
     }
     consumer = KafkaConsumer(**options) if plain else OrderedConsumer(topic, **options)
     seen: dict[bytes, int] = defaultdict(int)
@@ -98,8 +97,8 @@ def read(bootstrap: str, topic: str, *, plain: bool) -> int:
             await_growth(bootstrap, topic)
             while plain and len(consumer.partitions_for_topic(topic) or ()) == assigned:
                 consumer.pause(*consumer.assignment())
-                consumer.poll(100)  # it hears of the new ones, and reads nothing
-        if plain:  # as a consumer does that follows its topic by hand
+                consumer.poll(100)  # refreshes metadata and reads nothing
+        if plain:  # like any consumer that assigns its partitions itself
             partitions = consumer.partitions_for_topic(topic) or set()
             if len(partitions) > assigned:
                 assigned = len(partitions)
@@ -118,7 +117,7 @@ def read(bootstrap: str, topic: str, *, plain: bool) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="the proxy")
-    parser.add_argument("--plain", action="store_true", help="use Kafka's own producer and consumer")
+    parser.add_argument("--plain", action="store_true", help="use no ordered expansion")
     args = parser.parse_args()
     topic = f"growing-{uuid.uuid4().hex[:8]}"
     create(args.bootstrap, topic, plain=args.plain)
@@ -129,7 +128,7 @@ def main() -> None:
     if not args.plain:
         admin = KafkaAdminClient(bootstrap_servers=args.bootstrap)
         for expansion in partition_expansions(admin, topic):
-            print(f"from {expansion.from_count} to {expansion.to_count}: ended at {expansion.thresholds}")
+            print(f"from {expansion.from_count} to {expansion.to_count}: thresholds {expansion.thresholds}")
         admin.close()
     print(f"{ROUNDS * len(KEYS)} records of {len(KEYS)} keys read, {early} of them out of order")
 

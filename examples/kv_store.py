@@ -1,17 +1,17 @@
-"""A key-value store whose log is a Kafka partition, with two leaders that compete for it (KIP-27's worked example).
+"""KIP-27's worked example: a key-value store whose log is a Kafka partition, with two competing leaders.
 
-Both leaders accept operations whose result depends on the state: `add N to KEY`, logged as "KEY goes from OLD to NEW".
-Each leader
+Normally a shard has one leader. Here two leaders are active at once. Both accept operations whose result depends on the
+state: `add N to KEY`, logged as "KEY goes from OLD to NEW". Each leader
 
 1. reads the partition to its end and applies every operation to its own state;
-2. turns a batch of requests into operations on that state, and appends them at the offset that it has read up to;
-3. on success, applies them;
-4. on OffsetMismatch, discards the batch, goes back to 1, and decides the same requests again.
+2. turns a batch of requests into operations on that state, and appends them at the next offset;
+3. on success, applies them and responds to its clients;
+4. on OffsetMismatch (the other leader was first), drops the batch and restarts at 1 with the same requests.
 
-At the end both leaders read to the end, and a third reader replays the log from the start. The program verifies that
-all three hold the same state, that every request is in the log once, and that no operation started from a stale value.
+Finally both leaders read to the end, and a third reader replays the log from the start. All three must have the same
+state, every request must be in the log exactly once, and no operation may start from a stale value.
 
-With `--unchecked` the leaders append without an expected offset, and the verification fails.
+`--unchecked` appends without expected offsets, and shows the resulting errors.
 
     .venv/bin/fencepost dev                         # in one terminal: Kafka and the proxy
     .venv/bin/python examples/kv_store.py           # in another
@@ -42,7 +42,7 @@ PARTITION = 0
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request of a client of the store."""
+    """A request of a client: add `add` to `key`."""
 
     id: str
     key: str
@@ -51,7 +51,7 @@ class Request:
 
 @dataclass(slots=True)
 class State:
-    """The state that results from the log. `conflicts`: operations that were decided on a stale value."""
+    """The state that the log yields. `conflicts`: number of operations decided on a stale value."""
 
     values: dict[str, int] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
@@ -70,7 +70,7 @@ class State:
 
 
 def decide(requests: Sequence[Request], state: State) -> list[dict[str, object]]:
-    """Operations for `requests`, each on the state after the one before it."""
+    """Operations for `requests`, each applied to the result of the previous ones."""
     values: dict[str, int] = {}
     operations: list[dict[str, object]] = []
     for request in requests:
@@ -81,7 +81,7 @@ def decide(requests: Sequence[Request], state: State) -> list[dict[str, object]]
 
 
 class UncheckedLogWriter(LogWriter):
-    """Appends without expected offsets: correct only if there is no other writer."""
+    """The same writer without conditional publish: correct only with a single leader."""
 
     def __init__(self, topic: str, partition: int, *, retry: RetryPolicy, bootstrap_servers: str) -> None:
         super().__init__(topic, partition, retry=retry, bootstrap_servers=bootstrap_servers)
@@ -99,7 +99,7 @@ class UncheckedLogWriter(LogWriter):
 
 @dataclass(slots=True)
 class Leader:
-    """One leader of the shard, with the requests of its clients and its own copy of the state."""
+    """One leader of the shard, with its clients' requests and its own copy of the state."""
 
     name: str
     log: LogWriter
@@ -113,7 +113,7 @@ class Leader:
     error: BaseException | None = None
 
     def run(self) -> None:
-        """Serves all requests. Stores an exception in `error`, since a thread's exception would be lost."""
+        """Serve all requests. Stores an exception in `error`, because a thread's exception would be lost."""
         try:
             self._serve()
         except BaseException as error:
@@ -132,7 +132,7 @@ class Leader:
                 self.fenced += 1
                 self.log.read_to_end(self.state.apply)
             except InDoubt:
-                # What of it is in the log will be read now, like everybody else's operations.
+                # Reading shows which of these operations are in the log.
                 self.doubts += 1
                 self.log.read_to_end(self.state.apply)
                 waiting = [request for request in waiting if request.id not in self.state.seen]
@@ -144,40 +144,42 @@ class Leader:
 
 
 def make_topic(bootstrap: str, topic: str, *, checked: bool) -> None:
-    """Creates the topic and switches its check on, as any admin client or `kafka-configs` can."""
+    """Create the topic and switch its check on. Any admin client can do this, including `kafka-configs`."""
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         try:
             admin.create_topics([NewTopic(topic, 1, -1)])
         except TopicAlreadyExistsError:
-            raise SystemExit(f"topic {topic!r} exists already: name another one with --topic") from None
+            raise SystemExit(f"topic {topic!r} already exists (choose another with --topic)") from None
         if checked:
             change = {"check.expected.offsets": (AlterConfigOp.SET, "required")}
             try:
                 admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, change)])
-            except ValueError as error:  # kafka-python asks the cluster which configs there are
+            except ValueError as error:  # kafka-python checks the config name with the cluster
                 raise SystemExit(f"{bootstrap} is not a Fencepost proxy ({error}); see --help") from None
     finally:
         admin.close()
 
 
 def replay(bootstrap: str, topic: str, retry: RetryPolicy) -> tuple[State, int]:
-    """The state of a reader that replays the whole log, and the log end offset."""
+    """(state, log end offset) of a reader that starts at the beginning of the log."""
     state = State()
     with LogWriter(topic, PARTITION, retry=retry, bootstrap_servers=bootstrap) as log:
         return state, log.read_to_end(state.apply)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0 if all states are equal and no request is lost, duplicated or decided on stale state; else 1."""
+    """Exit status 0 if all states are equal and no request is lost, duplicated or decided on stale state; else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bootstrap", default="127.0.0.1:19092", help="the proxy (default: %(default)s)")
     parser.add_argument("--topic", default=f"kv-store-{int(time.time())}", help="a new topic (default: %(default)s)")
-    parser.add_argument("--requests", type=int, default=300, help="for each leader (default: %(default)s)")
-    parser.add_argument("--keys", type=int, default=5, help="fewer keys, more conflicts (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=10, help="operations in an append, at most (default: %(default)s)")
-    parser.add_argument("--pause-ms", type=int, default=10, help="pause between appends (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=None, help="seed of the requests; printed if not given")
+    parser.add_argument("--requests", type=int, default=300, help="requests per leader (default: %(default)s)")
+    parser.add_argument(
+        "--keys", type=int, default=5, help="number of keys; fewer cause more conflicts (default: %(default)s)"
+    )
+    parser.add_argument("--batch", type=int, default=10, help="maximum operations per append (default: %(default)s)")
+    parser.add_argument("--pause-ms", type=int, default=10, help="maximum pause between appends (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=None, help="random seed (default: random, printed)")
     parser.add_argument("--unchecked", action="store_true", help="append without expected offsets")
     options = parser.parse_args(arguments)
 
@@ -185,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rng = random.Random(seed)
     retry = RetryPolicy()
     make_topic(options.bootstrap, options.topic, checked=not options.unchecked)
-    how = "without expected offsets" if options.unchecked else "each at the offset behind what it has read"
+    how = "without expected offsets" if options.unchecked else "each at the offset after the last record that it read"
     print(f"Two leaders append {options.requests} requests each to {options.topic}-{PARTITION}, {how} (seed {seed}).")
 
     leaders = []
@@ -218,11 +220,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def report(leaders: Sequence[Leader], truth: State, end: int, took: float) -> int:
-    """Prints the result and returns the exit status."""
+    """Print the result and whether it is correct. Returns the exit status."""
     for leader in leaders:
         print(
             f"leader {leader.name}: {leader.appended} appends succeeded, {leader.fenced} were refused because the "
-            f"other leader had been first, {leader.doubts} stayed in doubt"
+            f"other leader was first, {leader.doubts} stayed in doubt"
         )
     asked = [request for leader in leaders for request in leader.requests]
     lost = sum(request.id not in truth.seen for request in asked)
@@ -231,8 +233,8 @@ def report(leaders: Sequence[Leader], truth: State, end: int, took: float) -> in
     for request in asked:
         sums[request.key] += request.add
     print(f"log: {end} offsets, {truth.seen.total()} operations of {len(asked)} requests, in {took:.1f} s")
-    print(f"  requests lost: {lost}   doubled: {doubled}   decided on a value that was not there: {truth.conflicts}")
-    print(f"  {'key':8} {'asked for':>10} {'replayed':>10} " + " ".join(f"{'leader ' + x.name:>10}" for x in leaders))
+    print(f"  requests lost: {lost}   doubled: {doubled}   decided on a stale value: {truth.conflicts}")
+    print(f"  {'key':8} {'requested':>10} {'replayed':>10} " + " ".join(f"{'leader ' + x.name:>10}" for x in leaders))
     for key in sorted(sums):
         row = [sums[key], truth.values.get(key, 0), *(leader.state.values.get(key, 0) for leader in leaders)]
         print(
@@ -240,7 +242,7 @@ def report(leaders: Sequence[Leader], truth: State, end: int, took: float) -> in
         )
     equal = all(leader.state.values == truth.values for leader in leaders)
     right = equal and truth.values == dict(sums) and not (lost or doubled or truth.conflicts)
-    print("EQUAL: both leaders and the replay hold what was asked for." if right else "DIVERGED: see above.")
+    print("EQUAL: both leaders and the replay have the requested values." if right else "DIVERGED: see above.")
     return 0 if right else 1
 
 

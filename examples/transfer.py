@@ -1,22 +1,23 @@
-"""Two accounts on two partitions, and many writers that move money between them without creating or losing any.
+"""Move money between two accounts on two partitions with many writers, without creating or losing any.
 
-Each record of an account states the change and the new balance, so a transfer depends on both balances. A writer
+Each record contains a change and the resulting balance, so a transfer must be decided on both current balances. A
+writer
 
-1. reads both partitions to their ends: the balances, and the offset to expect on each;
-2. decides the transfer, and appends one record to each partition in one transaction, each at its expected offset;
-3. on OffsetMismatch or TransactionConflict, goes back to 1 after a random pause.
+1. reads both partitions to their ends: the balances, and the expected offset of each partition;
+2. decides the transfer, and appends one record to each partition in one transaction, at the expected offsets;
+3. on OffsetMismatch or TransactionConflict (another writer was first), restarts at 1 after a random pause.
 
-At the end an auditor reads the committed records of both partitions. The program verifies that the balances add up to
-what was paid in, that each balance follows from the one before, and that each transfer is in both partitions once.
+Finally an auditor reads the committed records of both partitions. The balances must add up to the deposits, every
+balance must follow from the previous one, and every transfer must be in both partitions exactly once.
 
     .venv/bin/fencepost dev                         # in one terminal: Kafka and the proxy
     .venv/bin/python examples/transfer.py           # in another
 
-With `--plain` the writers use transactions without expected offsets. Money is lost, since two transfers can be decided
-on the same balances.
+`--plain` uses Kafka's transactions without expected offsets. Each transfer is still all or nothing, but money is lost,
+because two transfers may be decided on the same balances.
 
-With `--kills N`, writers and proxies are killed (`kill -9`) N times and restarted. The program then starts its own
-proxies, in front of the Kafka that `--kafka` names.
+`--kills N` kills (kill -9) and restarts writers and proxies N times. The program then starts its own proxies in front
+of the Kafka that `--kafka` names.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ Appends = Mapping[Place, tuple[int | None, Sequence[Record]]]
 
 @dataclass(slots=True)
 class Books:
-    """The balances that result from the log. `conflicts`: balances that do not follow from the one before."""
+    """The balances that both partitions yield. `conflicts`: number of balances that do not follow from the previous."""
 
     balances: dict[int, int] = field(default_factory=lambda: dict.fromkeys(ACCOUNTS, 0))
     seen: dict[int, Counter[str]] = field(default_factory=lambda: {account: Counter() for account in ACCOUNTS})
@@ -92,7 +93,7 @@ class Writer(Protocol):
 
 
 class PlainWriter:
-    """Transactions without expected offsets: correct only if there is no other writer."""
+    """The same writer without expected offsets: correct only with a single writer."""
 
     def __init__(self, transactional_id: str, bootstrap: str) -> None:
         self._producer = KafkaProducer(bootstrap_servers=bootstrap, transactional_id=transactional_id)
@@ -111,7 +112,7 @@ class PlainWriter:
 
 
 class Awaited:
-    """Runs aiokafka's coroutines for writers that are synchronous."""
+    """Blocking wrapper of the aiokafka reader or writer."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._runner = asyncio.Runner()
@@ -154,18 +155,18 @@ def open_writer(client: str, bootstrap: str, name: str, *, plain: bool) -> Write
     return fencepost.kafka_python.TransactionalWriter(name, bootstrap_servers=bootstrap, retry=RETRY)
 
 
-# --- a writer, in a process of its own --------------------------------------------------------------------------------
+# --- writer process ---------------------------------------------------------------------------------------------------
 
 
 class Teller:
-    """Makes the transfers of one writer that are not in the log yet, one after the other."""
+    """One writer. Makes its transfers one by one, and skips those made before a restart."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._books = Books()
         self._log = open_log(options.client, options.bootstrap, options.topic)
         self._writer = self._open_writer()
-        self._counts = dict.fromkeys(COUNTED, 0)  # of the transfer that it is at
+        self._counts = dict.fromkeys(COUNTED, 0)  # of the current transfer
 
     def run(self) -> None:
         name = self._options.writer
@@ -182,7 +183,7 @@ class Teller:
         def attempt() -> None:
             expected = self._log.read_to_end(self._books.apply)
             if self._books.has(name):
-                return  # done by an earlier life of this writer, or by a commit whose outcome was not known
+                return  # done before a restart, or by a commit with an unknown outcome
             self._counts["decided"] += 1
             balances = self._books.balances
             amount = min(wish, balances[source])
@@ -198,9 +199,9 @@ class Teller:
             try:
                 retrying(attempt, RETRY)
                 return
-            except OutcomeUnknown:  # reading will show it
+            except OutcomeUnknown:  # the next attempt reads the outcome
                 self._counts["unknown"] += 1
-            except WriterFenced:  # nobody else has this name, so it took longer than a transaction may
+            except WriterFenced:  # no other writer has this id, so the transaction timed out
                 self._counts["fenced"] += 1
                 self._writer.close()
                 self._writer = self._open_writer()
@@ -225,7 +226,7 @@ class Proxies:
         self._ports = ports
         self._directory = directory
         self._config = directory / "fencepost.toml"
-        # For as long as a proxy that comes after one that was killed answers conditional appends with "ask again".
+        # How long a restarted proxy responds to conditional appends with a retriable error.
         self._config.write_text("[limits]\ntakeover_seconds = 1.0\n")
         self._running: list[subprocess.Popen[str]] = []
         for number in range(len(ports)):
@@ -253,7 +254,7 @@ class Proxies:
             process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert process.stdout is not None
         if not process.stdout.readline().startswith("ready"):
-            raise SystemExit(f"the proxy did not start: {self._directory}/proxy-{number + 1}.log")
+            raise SystemExit(f"the proxy did not start (see {self._directory}/proxy-{number + 1}.log)")
         return process
 
 
@@ -263,43 +264,43 @@ def make_topic(bootstrap: str, topic: str) -> None:
         try:
             admin.create_topics([NewTopic(topic, len(ACCOUNTS), -1)])
         except TopicAlreadyExistsError:
-            raise SystemExit(f"topic {topic!r} exists already: name another one with --topic") from None
+            raise SystemExit(f"topic {topic!r} already exists (choose another with --topic)") from None
         change = {"check.expected.offsets": (AlterConfigOp.SET, "true")}
         try:
             admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, change)])
-        except ValueError as error:  # kafka-python asks the cluster which configs there are
+        except ValueError as error:  # kafka-python checks the config name with the cluster
             raise SystemExit(f"{bootstrap} is not a Fencepost proxy ({error}); see --help") from None
     finally:
         admin.close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 0 if the balances are right and every transfer is there once; else 1."""
+    """Exit status 0 if no money is lost and every transfer is made once; else 1."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--bootstrap", default="127.0.0.1:19092", help="the proxy (default: %(default)s)")
     parser.add_argument("--topic", default=f"transfer-{int(time.time())}", help="a new topic (default: %(default)s)")
-    parser.add_argument("--writers", type=int, default=4, help="processes (default: %(default)s)")
-    parser.add_argument("--transfers", type=int, default=25, help="transfers of each writer (default: %(default)s)")
+    parser.add_argument("--writers", type=int, default=4, help="number of writer processes (default: %(default)s)")
+    parser.add_argument("--transfers", type=int, default=25, help="transfers per writer (default: %(default)s)")
     parser.add_argument(
-        "--client", choices=[*CLIENTS, "all"], default="all", help="client of the writers (default: all, mixed)"
+        "--client", choices=[*CLIENTS, "all"], default="all", help="client library of the writers (default: all, mixed)"
     )
-    parser.add_argument("--plain", action="store_true", help="transactions, but without expected offsets")
-    parser.add_argument("--kills", type=int, default=0, help="number of kills of writers and proxies")
-    parser.add_argument("--kafka", help="for --kills: address of Kafka itself")
+    parser.add_argument("--plain", action="store_true", help="use transactions without expected offsets")
+    parser.add_argument("--kills", type=int, default=0, help="number of times to kill a writer or a proxy")
+    parser.add_argument("--kafka", help="with --kills: Kafka's own address")
     parser.add_argument(
-        "--ports", default="19192,19292", help="for --kills: ports of the proxies; the ports above each must be free"
+        "--ports", default="19192,19292", help="with --kills: ports of the proxies; a few ports above each must be free"
     )
-    parser.add_argument("--seed", type=int, default=None, help="seed of the transfers; printed if not given")
+    parser.add_argument("--seed", type=int, default=None, help="random seed (default: random, printed)")
     parser.add_argument("--writer", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.writer is not None:
-        # They log every refusal, and every wait for a partition.
+        # These libraries log every refusal and every wait for a partition.
         for library in ("aiokafka", "kafka"):
             logging.getLogger(library).setLevel(logging.CRITICAL)
         Teller(options).run()
         return 0
     if (options.kills > 0) != (options.kafka is not None):
-        parser.error("--kills and --kafka go together: the proxies that are killed are started here")
+        parser.error("--kills and --kafka require each other: the program starts the proxies that it kills")
     if options.seed is None:
         options.seed = random.randrange(1 << 32)
     with contextlib.ExitStack() as stack:
@@ -315,7 +316,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(options: argparse.Namespace, proxies: Proxies | None) -> int:
     topic = options.topic
     make_topic(options.bootstrap, topic)
-    how = "in transactions without expected offsets" if options.plain else "each at the offset behind what it has read"
+    how = (
+        "in transactions without expected offsets"
+        if options.plain
+        else "each at the offset after the last record that it read"
+    )
     print(f"{options.writers} writers make {options.transfers} transfers each in {topic}, {how} (seed {options.seed}).")
     deposit = [entry("deposit", PAID_IN, 0)]
     with fencepost.kafka_python.TransactionalWriter(
@@ -328,7 +333,7 @@ def run(options: argparse.Namespace, proxies: Proxies | None) -> int:
     killed: Counter[str] = Counter()
     with contextlib.closing(Writers(options, proxies)) as writers:
         while writers.at_work():
-            # Spread over the whole work, however long it takes.
+            # Spread the kills evenly over all transfers.
             if proxies is not None and len(writers.done) * (options.kills + 1) > total * (killed.total() + 1):
                 killed[proxies.kill_one() if random.random() < 0.3 else writers.kill_one()] += 1
             time.sleep(0.02)
@@ -338,14 +343,14 @@ def run(options: argparse.Namespace, proxies: Proxies | None) -> int:
         print("killed: " + ", ".join(f"{who} {count} times" for who, count in sorted(killed.items())))
     told = {what: sum(counts[what] for counts in writers.done.values()) for what in COUNTED}
     print(
-        f"{total} transfers were decided {told['decided']} times (not counting what was killed), in {took:.1f} s; "
-        f"fenced: {told['fenced']}, outcome not known at first: {told['unknown']}"
+        f"{total} transfers were decided {told['decided']} times (without killed attempts), in {took:.1f} s; "
+        f"fenced: {told['fenced']}, outcome unknown at first: {told['unknown']}"
     )
     return report(options, books)
 
 
 class Writers:
-    """The writers' processes. `done`: the transfers that each has reported."""
+    """The writer processes. `done`: {transfer: counts} that they reported."""
 
     def __init__(self, options: argparse.Namespace, proxies: Proxies | None) -> None:
         self._options = options
@@ -394,13 +399,13 @@ class Writers:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                with contextlib.suppress(ValueError):  # half a line of one that was killed
+                with contextlib.suppress(ValueError):  # incomplete line of a killed writer
                     told = json.loads(line)
                     self.done.setdefault(told.pop("done"), told)
 
 
 def audit(bootstrap: str, topic: str) -> Books:
-    """The books of a reader, once every transaction has its markers."""
+    """The books that a reader gets after every transaction has its markers."""
     deadline = time.monotonic() + RETRY.total_seconds
     while True:
         books = Books()
@@ -416,15 +421,15 @@ def audit(bootstrap: str, topic: str) -> Books:
 
 
 def report(options: argparse.Namespace, books: Books) -> int:
-    """Prints the result and returns the exit status."""
+    """Print the result and whether it is correct. Returns the exit status."""
     asked = {f"writer-{w}-{n}" for w in range(options.writers) for n in range(options.transfers)} | {"deposit"}
     lost = len(asked - (books.seen[0].keys() & books.seen[1].keys()))
     doubled = sum(count > 1 for seen in books.seen.values() for count in seen.values())
     paid_in, there = PAID_IN * len(ACCOUNTS), sum(books.balances.values())
-    print(f"transfers lost: {lost}   doubled: {doubled}   decided on a balance that was not there: {books.conflicts}")
-    print(f"paid in: {paid_in}   there: {there} ({' + '.join(map(str, books.balances.values()))})")
+    print(f"transfers lost: {lost}   doubled: {doubled}   decided on a stale balance: {books.conflicts}")
+    print(f"deposits: {paid_in}   balances: {there} ({' + '.join(map(str, books.balances.values()))})")
     right = there == paid_in and not (lost or doubled or books.conflicts)
-    print("CONSERVED: the money is what was paid in." if right else "NOT CONSERVED: see above.")
+    print("CONSERVED: the balances equal the deposits." if right else "NOT CONSERVED: see above.")
     return 0 if right else 1
 
 

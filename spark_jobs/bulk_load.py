@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Load files into a Kafka topic through Fencepost: each row once, whatever dies, resumed by running it again.
+"""Load files into a Kafka topic through Fencepost: each row exactly once, also after failures. Rerun it to resume.
 
     spark-submit bulk_load.py --input flights.csv --bootstrap PROXY:9092 --topic flights
 
-All rows of a Kafka partition are brought into one task, in the order of the input, and written there by the sink
-(`format("fencepost")`). Where each row belongs follows from its key or its content alone, however Spark splits the
-files and however often the load is started. What an earlier run has written, the sink finds in the log.
+One task writes all rows of a Kafka partition with the sink (`format("fencepost")`), in the order of the input. A row's
+partition depends on its key or content only, not on how Spark splits the files. A rerun reads from the log which rows
+an earlier run appended.
 
-Needs `pip install fencepost[spark]` on the driver and on the workers; no Kafka connector and no jar.
+Needs `pip install fencepost[spark]` on the driver and the workers; no Kafka connector and no jar.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from fencepost.spark.options import client_options
 
 
 class Outcome(NamedTuple):
-    """What became of one Kafka partition. Between `first` and `end` lies what this run has appended; -1: nothing."""
+    """Result for one Kafka partition: rows found, rows appended, and the appended offsets from `first` up to but not
+    including `end` (-1 if none)."""
 
     partition: int
     found: int
@@ -44,33 +45,39 @@ class Outcome(NamedTuple):
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="bulk_load.py",
-        description="Load files into a Kafka topic through Fencepost: each row once, whatever dies. Run it again to "
-        "resume: the log itself says where. The topic must exist, with check.expected.offsets=required (or true).",
+        description="Load files into a Kafka topic through Fencepost, each row exactly once. Run it again to resume. "
+        "The topic must exist, with check.expected.offsets=required (or true).",
     )
-    parser.add_argument("--input", required=True, help="file, directory or glob, as Spark reads it")
-    parser.add_argument("--format", choices=KINDS, help="default: by the name's ending, else csv")
+    parser.add_argument("--input", required=True, help="file, directory or glob that Spark can read")
+    parser.add_argument("--format", choices=KINDS, help="input format (default: from the file extension, else csv)")
     parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="the proxy")
     parser.add_argument("--topic", required=True)
     parser.add_argument(
-        "--load", metavar="NAME", help="names this load in the log, as its sink.id; default: the last part of --input"
+        "--load", metavar="NAME", help="name of this load in the log, used as sink.id (default: last part of --input)"
     )
     place = parser.add_mutually_exclusive_group()
     place.add_argument(
-        "--key", metavar="COLUMN", help="the record's key; decides the partition as Java's producer does"
+        "--key", metavar="COLUMN", help="column for the record key; selects the partition like the Java producer"
     )
-    place.add_argument("--partition-column", metavar="COLUMN", help="a column that holds the partition's number")
-    parser.add_argument("--value", metavar="COLUMN", help="the record's value; default: the row as a JSON object")
-    parser.add_argument("--schema", metavar="DDL", help="of a CSV file, 'a INT, b STRING'; default: all strings")
+    place.add_argument("--partition-column", metavar="COLUMN", help="column with the partition number")
+    parser.add_argument("--value", metavar="COLUMN", help="column for the record value (default: the row as JSON)")
+    parser.add_argument("--schema", metavar="DDL", help="CSV schema, such as 'a INT, b STRING' (default: all strings)")
     parser.add_argument(
-        "--multiline", action="store_true", help="CSV fields may hold line breaks (files are not split)"
+        "--multiline", action="store_true", help="allow line breaks in CSV fields (files are not split)"
     )
-    parser.add_argument("--batch-bytes", type=int, metavar="N", help="of a record batch, uncompressed; default: 900000")
+    parser.add_argument(
+        "--batch-bytes", type=int, metavar="N", help="uncompressed size of a record batch (default: 900000)"
+    )
     parser.add_argument("--compression", choices=["none", "gzip", "snappy", "lz4", "zstd"], default="zstd")
     parser.add_argument(
-        "--patience", type=int, default=120, metavar="SECONDS", help="without progress, then it fails (%(default)s)"
+        "--patience",
+        type=int,
+        default=120,
+        metavar="SECONDS",
+        help="fail after this long without progress (default: %(default)s)",
     )
     parser.add_argument(
-        "--first-run", action="store_true", help="this load never ran: do not search a topic with other records for it"
+        "--first-run", action="store_true", help="state that this load never ran: skip searching the topic for its rows"
     )
     add_client_arguments(parser)
     return parser
@@ -97,8 +104,8 @@ def sink_options(args: argparse.Namespace) -> dict[str, str]:
 
 
 def load(spark: SparkSession, args: argparse.Namespace) -> list[Outcome]:
-    """Loads, and says what became of each partition that has rows. Raises SinkError, CannotReach."""
-    # Time zone: it is in the text of timestamps, so in the content that a resumed load compares.
+    """Run the load. Returns an `Outcome` per partition with rows. Raises SinkError, CannotReach."""
+    # The time zone affects the text of timestamps, which a resumed load compares.
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     register(spark)
     options = sink_options(args)
@@ -129,7 +136,7 @@ def _rows(spark: SparkSession, args: argparse.Namespace) -> DataFrame:
 
 
 def _write(rows: DataFrame, options: dict[str, str]) -> None:
-    """Raises SinkError in the sink's own words where it has any."""
+    """Raises SinkError with the sink's message if it has one, else the PySparkException."""
     try:
         rows.write.format("fencepost").mode("append").options(**options).save()
     except PySparkException as error:

@@ -1,16 +1,15 @@
 #!/usr/bin/env python3
-"""A topic, through a query, into a topic, exactly once: Spark's Kafka source, and the sink of Fencepost.
+"""Stream a topic through a query into another topic, exactly once: Spark's Kafka source and Fencepost's sink.
 
     spark-submit --packages … stream.py --bootstrap PROXY:9092 --from orders --to invoices --checkpoint DIR \\
         --sink-id invoices --sql "SELECT key, upper(CAST(value AS STRING)) AS value FROM source"
 
-Spark's own Kafka sink writes at least once: a micro-batch that failed half way, or whose commit was lost, is written
-again. With `--sink-id`, rows are written by `format("fencepost")`, which finds in the log what is there already.
-Without it, Spark's own sink writes.
+Spark's own Kafka sink writes at least once: it rewrites a micro-batch that failed or whose commit was lost. With
+`--sink-id`, `format("fencepost")` writes, and reads from the log which rows it already appended. Without it, Spark's
+own sink writes.
 
-A source topic that grows in order (`ordered.partition.expansion=true`) is read in order: Spark assigns partitions by
-hand and reads all of a micro-batch's at once, so a new partition joins the query only when the micro-batches that
-hold the rest of the earlier ones are finished.
+A source topic with `ordered.partition.expansion=true` is read in order. Spark reads all partitions of a micro-batch at
+once, so an added partition joins the query only after the micro-batches with the rest of its prior partitions end.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ from fencepost.spark.jobs import add_client_arguments, client_settings, named_va
 
 ORDERED_CONFIG = "ordered.partition.expansion"
 EXPANSIONS_CONFIG = "ordered.partition.expansions"
-#: How often a query that runs is looked at: has the topic grown, may another partition be read?
+#: Interval of checks for expansions and for partitions that may now be read.
 LOOK_SECONDS = 2.0
-#: For how long a micro-batch is waited for before it is interrupted (and done again, with the partitions that it had).
+#: How long to wait for a micro-batch before interrupting it. Spark then repeats it with the same partitions.
 INTERRUPT_SECONDS = 60.0
 
 
 class Growth(NamedTuple):
-    """A topic's partitions, and its expansions as `ordered.partition.expansions` tells them."""
+    """A topic's partition count and its expansions, parsed from `ordered.partition.expansions`."""
 
     count: int
     expansions: list[dict[str, Any]]
@@ -49,33 +48,33 @@ class Growth(NamedTuple):
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="stream.py",
-        description="A topic, through a query, into a topic. Exactly once with --sink-id; without, at least once, "
-        "by Spark's own Kafka sink.",
+        description="Stream a topic through a query into another topic: exactly once with --sink-id, otherwise at "
+        "least once with Spark's own Kafka sink.",
     )
     parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="the proxy")
     parser.add_argument("--from", required=True, dest="source", metavar="TOPIC")
     parser.add_argument("--to", required=True, dest="target", metavar="TOPIC")
-    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="where Spark keeps its place")
+    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="Spark's checkpoint directory")
     parser.add_argument(
         "--sql",
         default="SELECT key, value FROM source",
-        help="from the view `source` (key, value, topic, partition, offset, timestamp, headers) to key, value and, "
-        "where wanted, partition and headers (default: %(default)s)",
+        help="query on the view `source` (key, value, topic, partition, offset, timestamp, headers) that returns key, "
+        "value and optionally partition and headers (default: %(default)s)",
     )
     parser.add_argument(
         "--sink-id",
         metavar="NAME",
-        help="names this stream in the target topic, for ever: exactly once. One name per query and topic",
+        help="permanent name of this stream in the target topic, unique per query and topic; makes it exactly once",
     )
     parser.add_argument(
         "--starting",
         choices=["earliest", "latest"],
         default="earliest",
-        help="where a new checkpoint begins (default: earliest)",
+        help="start of a new checkpoint (default: earliest)",
     )
     trigger = parser.add_mutually_exclusive_group()
-    trigger.add_argument("--once", action="store_true", help="all that is there, then end")
-    trigger.add_argument("--every", type=float, metavar="SECONDS", help="a micro-batch that often (default: at once)")
+    trigger.add_argument("--once", action="store_true", help="process the available records, then exit")
+    trigger.add_argument("--every", type=float, metavar="SECONDS", help="interval of micro-batches (default: no pause)")
     add_client_arguments(parser)
     parser.add_argument(
         "--producer-option",
@@ -83,7 +82,7 @@ def arguments() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a client setting for the sink only; repeatable",
+        help="Kafka client setting for the sink only; repeatable",
     )
     parser.add_argument(
         "--sink-option",
@@ -91,14 +90,14 @@ def arguments() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an option of the sink itself, such as patience.seconds=300; repeatable",
+        help="sink option, such as patience.seconds=300; repeatable",
     )
     return parser
 
 
 def read(spark: SparkSession, args: argparse.Namespace, partitions: list[int] | None = None) -> DataFrame:
-    """The source topic as a stream, with the columns that Spark documents and `headers`; all of it, those partitions
-    that come included, or `partitions` of it."""
+    """The source topic as a stream, with Spark's documented columns and `headers`. None: all partitions, also future
+    ones; otherwise only `partitions`."""
     reader = (
         spark.readStream.format("kafka")
         .options(**client_settings(args))
@@ -112,7 +111,7 @@ def read(spark: SparkSession, args: argparse.Namespace, partitions: list[int] | 
 
 
 def write(rows: DataFrame, args: argparse.Namespace) -> DataStreamWriter:
-    """The sink, not started yet."""
+    """The configured sink, not started."""
     options = client_settings(args) | {f"kafka.{name}": value for name, value in args.producer_option}
     if args.sink_id:
         register(rows.sparkSession)
@@ -140,7 +139,7 @@ def _admin(spark: SparkSession, args: argparse.Namespace) -> Any:
 
 
 def _configs(spark: SparkSession, admin: Any, topic: str) -> Any:
-    """name → value of a topic's configs; None for one that it does not have."""
+    """A function from config name to value of a topic, None for a config that the topic lacks."""
     jvm: Any = spark.sparkContext._jvm
     resource = jvm.org.apache.kafka.common.config.ConfigResource
     named = resource(getattr(resource, "Type").TOPIC, topic)  # noqa: B009 - Java's Type, not an attribute
@@ -158,9 +157,9 @@ def _count(admin: Any, topic: str) -> int:
 
 
 def growth(spark: SparkSession, args: argparse.Namespace) -> Growth | None:
-    """How the source topic has grown; None where it does not grow in order."""
+    """The source topic's expansions; None without ordered expansion."""
     with closing(_admin(spark, args)) as admin:
-        # In this sequence: a growth is described before its partitions are there, so all that are seen are explained.
+        # Read the count first: an expansion is described before its partitions exist.
         count = _count(admin, args.source)
         value = _configs(spark, admin, args.source)
         if value(ORDERED_CONFIG) not in ("true", "any") or value(EXPANSIONS_CONFIG) is None:
@@ -169,7 +168,7 @@ def growth(spark: SparkSession, args: argparse.Namespace) -> Growth | None:
 
 
 def finished(spark: SparkSession, args: argparse.Namespace) -> dict[int, int]:
-    """Partition → where the last finished micro-batch ended, as the checkpoint has it; empty for a new one."""
+    """{partition: end offset of the last finished micro-batch} from the checkpoint; empty for a new checkpoint."""
     jvm: Any = spark.sparkContext._jvm
     path = jvm.org.apache.hadoop.fs.Path
     commits = path(f"{args.checkpoint}/commits")
@@ -185,16 +184,16 @@ def finished(spark: SparkSession, args: argparse.Namespace) -> dict[int, int]:
         text = str(jvm.org.apache.commons.io.IOUtils.toString(opened, "UTF-8"))
     finally:
         opened.close()
-    # A version, the batch's metadata, then a line per source: there is one.
+    # The file has a version line, a metadata line, and one line per source (here one).
     offsets = json.loads(text.splitlines()[2])
     return {int(partition): offset for partition, offset in offsets.get(args.source, {}).items()}
 
 
 def readable(grown: Growth, positions: dict[int, int], *, latest: bool) -> list[int]:
-    """The partitions that a query may read now, given where its last micro-batch ended.
+    """The partitions that a query may read, given the end offsets of its last micro-batch.
 
-    A new one when every partition that was there before has been read up to where it ended then (KIP-253). One that the
-    checkpoint has, has been opened; a new query that starts at the latest offsets reads nothing from before any growth.
+    An added partition may be read after all prior partitions are read up to their thresholds (KIP-253). A partition in
+    the checkpoint is already open. A new query that starts at the latest offsets may read all partitions.
     """
     known = max((each["to"] for each in grown.expansions), default=grown.count)
     if latest and not positions:
@@ -221,23 +220,22 @@ def start(spark: SparkSession, args: argparse.Namespace, partitions: list[int] |
 
 
 def one_task_each(rows: DataFrame, partitions: int) -> DataFrame:
-    """A partition of the source is the task of its number, in its order.
+    """Give each source partition the task with its number, in its order.
 
-    Spark's source has a task for each partition, too, but numbers them in the order in which it has come to know them:
-    up to four may have other numbers when a micro-batch is done again from the checkpoint. The sink finds what a task
-    has written by its number.
+    The sink finds a task's appended rows by task number. Spark's source also has one task per partition, but numbers
+    them in discovery order: up to four numbers may differ when a micro-batch is repeated from the checkpoint.
     """
     return rows.repartitionById(partitions, rows["partition"])
 
 
 def partition_count(spark: SparkSession, args: argparse.Namespace) -> int:
-    """Of the source topic."""
+    """Partition count of the source topic."""
     with closing(_admin(spark, args)) as admin:
         return _count(admin, args.source)
 
 
 def run(spark: SparkSession, args: argparse.Namespace) -> None:
-    """Until the query ends. Raises PySparkException: StreamingQueryException where the query fails."""
+    """Run until the query ends. Raises PySparkException (StreamingQueryException if the query fails)."""
     while True:
         grown = growth(spark, args)
         if grown is None:
@@ -256,12 +254,14 @@ def run(spark: SparkSession, args: argparse.Namespace) -> None:
 
 def _may_read(spark: SparkSession, args: argparse.Namespace) -> list[int]:
     grown = growth(spark, args)
-    assert grown is not None, f"topic {args.source!r} no longer grows in order: {ORDERED_CONFIG} was switched off"
+    assert grown is not None, (
+        f"topic {args.source!r} no longer has ordered expansion: {ORDERED_CONFIG} was switched off"
+    )
     return readable(grown, finished(spark, args), latest=args.starting == "latest")
 
 
 def _stop(query: StreamingQuery) -> None:
-    """Between two micro-batches where possible: one that is interrupted is written again."""
+    """Stop between two micro-batches if possible, because an interrupted one is written again."""
     deadline = time.monotonic() + INTERRUPT_SECONDS
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Does a Kafka topic hold just the rows of an input: none missing, none twice, in order? Exit code 0 if so, else 1.
+"""Check that a Kafka topic contains exactly the rows of an input, in order. Exit code 0 if so, else 1.
 
     spark-submit verify.py --input flights.csv --bootstrap KAFKA:9092 --topic flights
 
-Say of the input what the load was told (`--key`, `--value`, …). The topic is read back with a plain consumer, so give
-Kafka's own address if you want to rely on nobody between. Nothing that the sink has written beside the rows is looked
-at. Rows are compared by key and value; equal rows count as often as they are there.
+Pass the same input options as to the load (`--key`, `--value`, …). The topic is read with a plain consumer: pass
+Kafka's own address to check independently of the proxy. The sink's record headers are ignored. Rows are compared by key
+and value, and equal rows are counted.
 
-`--from TOPIC --sql …` compares with a topic and a query instead, for what `stream.py` has written.
+`--from TOPIC --sql …` compares with a query on a topic instead, to check the output of `stream.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fencepost.spark.jobs import add_client_arguments, client_settings
 from fencepost.spark.log import Log
 from fencepost.spark.options import client_options
 
-#: What one task reads of a partition.
+#: Maximum records of a partition that one task reads.
 RANGE_RECORDS = 250_000
 BATCH_RECORDS = 20_000
 PATIENCE_SECONDS = 60.0
@@ -42,7 +42,7 @@ SAID_MAX = 5
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the comparison came to. `examples`: where, by what is wrong; never what is in a row."""
+    """Result of the comparison, as row counts. `examples`: {kind of error: positions}, never row contents."""
 
     wanted: int
     once: int
@@ -58,16 +58,16 @@ class Found:
 
 
 class Topic:
-    """A topic to read, from where it starts to where it ends now. Raises SinkError, CannotReach."""
+    """A topic to read, between its current log start and end offsets. Raises SinkError, CannotReach."""
 
     def __init__(self, name: str, client: dict[str, Any]) -> None:
         self.name = name
         self._client = client
-        with Log(client) as log:  # which creates no topic that it is asked about
+        with Log(client) as log:  # never creates a topic
             self.bounds = dict(sorted(log.offsets(name, range(log.partition_count(name))).items()))
 
     def rows(self, spark: SparkSession) -> DataFrame:
-        """`partition`, `offset`, `key` and `value`, read by tasks of `RANGE_RECORDS` at most."""
+        """Columns `partition`, `offset`, `key` and `value`. A task reads up to `RANGE_RECORDS` records."""
         ranges = [
             (partition, first, min(first + RANGE_RECORDS, end))
             for partition, (start, end) in self.bounds.items()
@@ -79,17 +79,17 @@ class Topic:
 
 
 def consumer_options(client: dict[str, Any]) -> dict[str, Any]:
-    """aiokafka's. `ssl_*` become the SSL context that it wants; a context cannot travel to a worker."""
+    """aiokafka's consumer. Builds the SSL context from `ssl_*` here, because a context cannot be pickled."""
     options = {name: value for name, value in client.items() if not name.startswith("ssl_")}
     tls = {name.removeprefix("ssl_"): value for name, value in client.items() if name.startswith("ssl_")}
     if tls or str(options.get("security_protocol", "")).endswith("SSL"):
         options["ssl_context"] = create_ssl_context(**tls)
-    # What a transaction that was aborted has left behind is no row.
+    # Records of aborted transactions are not rows.
     return {"enable_auto_commit": False, "isolation_level": "read_committed", **options}
 
 
 def source_of(topic: str, ranges: Sequence[tuple[int, int, int]], client: dict[str, Any]) -> type[DataSource]:
-    """Reads these ranges (partition, first offset, end), a task each. `mapInArrow` would need pandas."""
+    """Reads ranges (partition, first offset, end), one task each. `mapInArrow` would need pandas."""
 
     class Source(DataSource):
         @classmethod
@@ -107,7 +107,7 @@ def source_of(topic: str, ranges: Sequence[tuple[int, int, int]], client: dict[s
             return [InputPartition(each) for each in ranges]
 
         def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-            # An empty list of partitions is read as one that is None.
+            # Spark treats an empty list of partitions like None.
             return iter(()) if partition is None else read_range(partition.value)
 
     def read_range(at: tuple[int, int, int]) -> Iterator[pa.RecordBatch]:
@@ -160,7 +160,7 @@ def source_of(topic: str, ranges: Sequence[tuple[int, int, int]], client: dict[s
 
 
 def _same(key: Column, value: Column) -> Column:
-    """Equal for equal rows: a digest of both with their lengths, or ("ab", "c") and ("a", "bc") would be the same."""
+    """Digest of a row. Includes the lengths, so that ("ab", "c") and ("a", "bc") differ."""
     lengths = sf.concat_ws(
         ":", sf.coalesce(sf.octet_length(key), sf.lit(-1)), sf.coalesce(sf.octet_length(value), sf.lit(-1))
     )
@@ -169,10 +169,10 @@ def _same(key: Column, value: Column) -> Column:
 
 
 def compare(wanted: DataFrame, found: DataFrame, order: str) -> Found:
-    """`wanted`: key, value, `at` (something that orders). `found`: partition, offset, key, value.
+    """Compare `wanted` (key, value, sort column `at`) with `found` (partition, offset, key, value).
 
-    `order`: `partition` (within each Kafka partition rows are in the order of the input), `key` (those of each key are,
-    and are all in one partition), or `none`. Of equal rows the first in the input is the first in the topic.
+    `order`: `partition` (rows of each Kafka partition follow the input order), `key` (rows of each key follow it and
+    are in one partition), or `none`. Equal rows are matched in order.
     """
     row = _same(sf.col("key"), sf.col("value")).alias("row")
     key = sf.unhex(sf.md5("key")).alias("of_key")
@@ -209,7 +209,7 @@ def _told(both: DataFrame, order: str) -> Found:
     if missing:
         lost = both.where("m < n").selectExpr("explode(slice(wanted, m + 1, n - m)) AS at")
         lost = lost.orderBy("at").limit(SAID_MAX).select(sf.col("at").cast("string"))
-        examples["missing"] = [f"of the input {row['at']}" for row in lost.collect()]
+        examples["missing"] = [f"input {row['at']}" for row in lost.collect()]
     for what, condition in (("too often", "n > 0 AND m > n"), ("unknown", "n = 0")):
         if unknown if what == "unknown" else often:
             where = both.where(condition).selectExpr("explode(slice(found, n + 1, m - n)) AS lies")
@@ -242,39 +242,41 @@ def _offsets(where: DataFrame) -> list[str]:
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="verify.py",
-        description="Compares a topic with the rows that it ought to hold: counts, duplicates, order. Exit code 1 if "
-        "they differ.",
+        description="Compare a topic with its expected rows: missing rows, duplicates, order. Exit code 1 if they "
+        "differ.",
     )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--input", help="file, directory or glob, as Spark reads it")
-    what.add_argument("--from", dest="source", metavar="TOPIC", help="a topic, with --sql")
-    parser.add_argument("--format", choices=KINDS, help="of --input; default: by the name's ending, else csv")
-    parser.add_argument("--key", metavar="COLUMN", help="as the load was told; so are the next three")
+    what.add_argument("--input", help="file, directory or glob that Spark can read")
+    what.add_argument("--from", dest="source", metavar="TOPIC", help="source topic, used with --sql")
+    parser.add_argument(
+        "--format", choices=KINDS, help="format of --input (default: from the file extension, else csv)"
+    )
+    parser.add_argument("--key", metavar="COLUMN", help="as in the load, also --value, --schema and --multiline")
     parser.add_argument("--value", metavar="COLUMN")
     parser.add_argument("--schema", metavar="DDL")
     parser.add_argument("--multiline", action="store_true")
     parser.add_argument(
         "--sql",
         default="SELECT key, value, struct(partition, offset) AS at FROM source",
-        help="of --from: from the view `source` (key, value, partition, offset) to key, value and, where order is "
-        "looked at, `at`, by which rows of one key are in order (default: %(default)s)",
+        help="with --from: query on the view `source` (key, value, partition, offset) that returns key, value and, to "
+        "check order, `at`, which sorts the rows of a key (default: %(default)s)",
     )
     parser.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="Kafka, or the proxy")
     parser.add_argument("--topic", required=True)
     parser.add_argument(
         "--order",
         choices=["partition", "key", "none"],
-        help="rows are in the input's order within each Kafka partition (default with --input), or those of each key "
-        "(default with --from), or are not looked at",
+        help="check order within each Kafka partition (default with --input), within each key (default with --from), "
+        "or not at all",
     )
-    parser.add_argument("--others", action="store_true", help="other records in the topic are no mistake")
+    parser.add_argument("--others", action="store_true", help="allow other records in the topic")
     add_client_arguments(parser)
     return parser
 
 
 def wanted_of(spark: SparkSession, args: argparse.Namespace, client: dict[str, Any]) -> DataFrame:
     if args.input:
-        # Time zone: it is in the text of timestamps.
+        # The time zone affects the text of timestamps.
         spark.conf.set("spark.sql.session.timeZone", "UTC")
         rows = rows_of(
             spark,
@@ -304,7 +306,7 @@ def report(args: argparse.Namespace, topic: Topic, found: Found, order: str) -> 
     )
     if found.out_of_order is not None:
         each = "Kafka partition" if order == "partition" else "key"
-        say(f"order within each {each}: {found.out_of_order:,} rows are not behind the one that comes before them")
+        say(f"order within each {each}: {found.out_of_order:,} rows out of order")
     for what, where in found.examples.items():
         say(f"{what}: {'; '.join(where)}{' …' if len(where) == SAID_MAX else ''}")
     good = found.holds(others=args.others)

@@ -1,15 +1,20 @@
-"""Conditional publish for applications: append only if the log ends where you think it does (KIP-27).
+"""Conditional publish: append a record only if the partition ends at the expected offset (KIP-27).
 
-Pick the adapter of the client library that you use; importing `fencepost` itself imports none of them:
+Import the module for your client library. `fencepost` itself imports none of them:
 
 - `fencepost.kafka_python` – kafka-python 3
 - `fencepost.aiokafka` – aiokafka
 - `fencepost.confluent` – confluent-kafka
 
-Each has a `ConditionalProducer` (the library's own producer, with `expected_offset=`), a `LogWriter` (KIP-27's worked
-example: read a partition to its end, then append batches to it), and, for state that lies on several partitions, a
-`LogReader` and a `TransactionalWriter` (append to all of them where they are expected to end, or to none). See
-docs/client.md.
+Each module has:
+
+- `ConditionalProducer`: the library's producer, with `expected_offset=`;
+- `LogWriter`: reads one partition to its end, then appends batches to it;
+- `LogReader` and `TransactionalWriter`: read several partitions, then append to all of them at the expected offsets
+  or to none;
+- `OrderedProducer` and `OrderedConsumer`: keep each key in order while partitions are added (KIP-253).
+
+See docs/client.md.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The log writer's decisions, without I/O: what one try at an append means, once the log was looked at.
+"""Log writer decisions, without I/O: the outcome of an append attempt, given a read of the log.
 
-A try ends in one of three ways: appended, refused, or nobody knows (a timeout, a lost connection, a retriable error).
-Only the first is believed as it is. After the other two the partition is read at the expected offset, because:
+An attempt ends as appended, refused or in doubt (timeout, lost connection, retriable error). Only *appended* is final.
+Otherwise the partition is read at the expected offset, because:
 
-- a client library retries by itself. Its first send may have landed and its answer been lost; then the refusal that
-  the library reports speaks of its last send only;
-- a request whose connection died may still be queued in the broker and land later.
+- a client library retries automatically. Its first send may have been appended and the response lost. The reported
+  refusal then covers the last send only;
+- a request whose connection was lost may still be queued in the broker and be appended later.
 
-What lies at the expected offset decides: a record with this write's `write-id` is ours, any other record there means
-that somebody was first. If nothing can be read there, the same records are sent again under the same write-id at the
-same expected offset. That is always safe: an offset is given once, so of all copies one at most can land.
+The record at the expected offset decides. If it has this write's `write-id`, the append succeeded. Any other record
+means that another writer was first. If no record can be read there, the same records are sent again with the same
+write id and expected offset. That is always safe: an offset is assigned once, so at most one copy is appended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Doubtful:
-    """`cause` is what the client library raised."""
+    """In doubt. `cause`: the client library's error."""
 
     cause: BaseException
 
@@ -47,8 +47,8 @@ Reply = Appended | Refused | Doubtful
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """The log around the expected offset: its bounds as a consumer sees them, and
-    the first record at or behind the expected offset, None if there is none."""
+    """A read of the log: its bounds as a consumer sees them, and the first record at or after the expected offset
+    (None if there is none)."""
 
     log_start: int
     log_end: int
@@ -63,17 +63,17 @@ class Verdict(Enum):
 
 
 def settle(expected: int, write_id: bytes, reply: Refused | Doubtful, sight: Sight, names: HeaderNames) -> Verdict:
-    """What became of the write `write_id` at `expected`.
+    """The outcome of the write `write_id` at `expected`.
 
-    | seen at `expected`                   | after a refusal                                  | after a doubt |
-    |--------------------------------------|--------------------------------------------------|---------------|
-    | a record of this write               | OURS                                             | OURS          |
-    | another's record                     | REFUSED                                          | REFUSED       |
-    | none, but the log goes on behind it  | REFUSED (a transaction marker lies there)        | UNDECIDED     |
-    | nothing yet                          | REFUSED if *plain*, or the log is shorter; else UNDECIDED | UNDECIDED |
-    | deleted: the log starts behind it    | REFUSED if *plain*; else GONE                    | GONE          |
+    | read at `expected`                   | after a refusal                                  | in doubt  |
+    |--------------------------------------|--------------------------------------------------|-----------|
+    | a record of this write               | OURS                                             | OURS      |
+    | a record of another write            | REFUSED                                          | REFUSED   |
+    | no record, but the log is longer     | REFUSED (a transaction marker is there)          | UNDECIDED |
+    | nothing yet                          | REFUSED if *plain* or the log is shorter; else UNDECIDED | UNDECIDED |
+    | deleted: the log starts after it     | REFUSED if *plain*; else GONE                    | GONE      |
 
-    *plain*: the server's message was seen, and does not say POSSIBLY_YOURS.
+    *plain*: the server's message is known and does not contain POSSIBLY_YOURS.
     """
     refused = reply.error if isinstance(reply, Refused) else None
     if sight.log_start > expected:
@@ -85,7 +85,7 @@ def settle(expected: int, write_id: bytes, reply: Refused | Doubtful, sight: Sig
     shorter = refused.actual is not None and refused.actual < expected
     if sight.log_end > expected or refused.possibly_yours is False or shorter:
         return Verdict.REFUSED
-    return Verdict.UNDECIDED  # what refused it is not replicated yet, so it cannot be read
+    return Verdict.UNDECIDED  # the conflicting record is not replicated yet, so it is not readable
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class Again:
 
 
 class Append:
-    """One batch on its way: the same records, expectation and write-id in every try. Times are monotonic seconds."""
+    """One batch, with the same records, expected offset and write id in every attempt. Times: monotonic seconds."""
 
     def __init__(
         self,
@@ -124,15 +124,15 @@ class Append:
         self._tries = 0
 
     def headers(self, index: int) -> list[tuple[str, bytes]]:
-        """The headers of the `index`-th record. Every record carries the expectation, so that even a batch that a
-        library managed to split is checked to its last record."""
+        """The headers of record `index`. Each record carries its expected offset, so that a batch split by the client
+        library is still checked completely."""
         record = self.records[index]
         return conditional_headers(self._names, record.headers, self.expected + index, self.write_id)
 
     def judge(self, reply: Reply, sight: Sight | None, now: float) -> Done | Again:
-        """What to do after a try. `sight` is None if the reply was `Appended`, or the log could not be read.
+        """The next step after an attempt. `sight`: None if the reply is `Appended` or the log could not be read.
 
-        Raises OffsetMismatch, InDoubt, or OffsetViolation.
+        Raises OffsetMismatch, InDoubt or OffsetViolation.
         """
         self._tries += 1
         if isinstance(reply, Appended):
@@ -152,9 +152,9 @@ class Append:
             ) from reply.cause
         cause = reply.error if isinstance(reply, Refused) else reply.cause
         if verdict is Verdict.GONE:
-            raise self._in_doubt("the log starts behind it by now") from cause
+            raise self._in_doubt("the log now starts after it") from cause
         if now >= self._deadline:
-            raise self._in_doubt(f"tried for {self._policy.total_seconds:g} s, at last: {cause!r}") from cause
+            raise self._in_doubt(f"tried for {self._policy.total_seconds:g} s, last error: {cause!r}") from cause
         return Again(self._policy.pause(self._tries))
 
     def _in_doubt(self, reason: str) -> InDoubt:
@@ -162,7 +162,7 @@ class Append:
 
 
 class LogPosition:
-    """Where a log writer stands in its partition, and whether it may append."""
+    """A log writer's position in its partition, and whether it may append."""
 
     def __init__(self, topic: str, partition: int, names: HeaderNames, policy: RetryPolicy, bytes_max: int) -> None:
         self.topic = topic
@@ -180,13 +180,13 @@ class LogPosition:
             self.next_offset = log_start
         if not log_start <= self.next_offset <= log_end:
             raise PositionLost(
-                f"{self.topic}-{self.partition}: the next record to read was {self.next_offset}, but the log now holds "
-                f"{log_start} to {log_end}; throw the state away and start with a new log writer"
+                f"{self.topic}-{self.partition}: next offset {self.next_offset} is outside the log, which holds "
+                f"{log_start} to {log_end} (discard the state and start with a new log writer)"
             )
         return self.next_offset
 
     def reached(self, log_end: int) -> int:
-        """Everything before `log_end` was read; behind the last record there may be offsets that hold none.
+        """Record that everything before `log_end` was read; offsets after the last record may hold none.
         Returns the next offset."""
         assert self.next_offset is not None
         self.next_offset = max(self.next_offset, log_end)
@@ -194,21 +194,23 @@ class LogPosition:
         return self.next_offset
 
     def begin(self, records: Sequence[Record], write_id: bytes, facts: TopicFacts, now: float) -> Append:
-        """An append of `records` at the end that was read. Until `ended`, the writer is not at the end.
+        """Begin an append of `records` at the next offset. The writer is not at the end again until `ended`.
 
-        Records without a timestamp must have been given one: a retry has to be equal to the first try.
-        Raises NotAtEnd, BatchTooLarge, ValueError.
+        Every record needs a timestamp, because a retry must equal the first attempt. Raises NotAtEnd, BatchTooLarge,
+        ValueError.
         """
         if not self.at_end or self.next_offset is None:
-            raise NotAtEnd(f"{self.topic}-{self.partition}: call read_to_end() first, and after every refusal")
+            raise NotAtEnd(
+                f"{self.topic}-{self.partition}: not at the log end (call read_to_end() first, and after every refusal)"
+            )
         if not records:
-            raise ValueError("nothing to append: give at least one record")
+            raise ValueError("nothing to append (pass at least one record)")
         size = batch_bytes_max(self._names, records)
         limit = min(self._bytes_max, facts.max_message_bytes or self._bytes_max)
         if size > limit:
             raise BatchTooLarge(
-                f"{self.topic}-{self.partition}: {len(records)} records need up to {size} bytes uncompressed, a batch "
-                f"may have {limit} (the smaller of batch_bytes_max and the topic's max.message.bytes); append fewer"
+                f"{self.topic}-{self.partition}: {len(records)} records need up to {size} bytes uncompressed, the "
+                f"limit is {limit} (the smaller of batch_bytes_max and the topic's max.message.bytes; append fewer)"
             )
         self.at_end = False
         return Append(
@@ -223,6 +225,6 @@ class LogPosition:
         )
 
     def ended(self, append: Append) -> None:
-        """`append` is in the log, and nothing can have come between."""
+        """`append` is in the log at its expected offset, so the writer is at the end again."""
         self.next_offset = append.expected + len(append.records)
         self.at_end = True

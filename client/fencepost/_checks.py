@@ -1,4 +1,4 @@
-"""Is a topic's check on? Asked before anything is sent, since without it an expectation would be silently ignored."""
+"""Cache of checked topics. A topic is looked up before the first send: an unchecked topic ignores expectations."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _ON = frozenset({"true", "required"})
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
-    """What was found out about a topic whose check is on. `max_message_bytes`: of a batch, as the broker limits it;
-    `required`: every write has to expect an offset, and transactions are refused."""
+    """Configs of a checked topic. `max_message_bytes`: the broker's limit for a batch, None if not visible.
+    `required`: every append must state an expected offset, and transactions are refused."""
 
     max_message_bytes: int | None
     required: bool = False
 
 
 class CheckCache:
-    """Topics known to be checked. Each is asked about again after `ttl_seconds`; one that is off, at every send.
+    """Checked topics. An entry expires after `ttl_seconds`. A topic whose check is off is not cached.
 
-    No I/O: `get` says what is known, the adapter asks DescribeConfigs where it is None, `learn` takes the answer.
+    No I/O: if `get` returns None, the adapter calls DescribeConfigs and passes the result to `learn`.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class CheckCache:
         return known[1]
 
     def learn(self, topic: str, configs: Mapping[str, str | None]) -> TopicFacts:
-        """Raises CheckIsOff, saying which of the reasons it is, unless `configs` switch the check on."""
+        """Store the topic's facts. Raises CheckIsOff with the reason if `configs` do not switch the check on."""
         self._known.pop(topic, None)
         value = configs.get(self.config)
         if value not in _ON:
@@ -51,9 +51,7 @@ class CheckCache:
             elif configs:
                 found = f"no {self.config}, so these servers are not a Fencepost proxy"
             else:
-                found = (
-                    "its configs cannot be seen (no such topic, or just created, or no right to DescribeConfigs on it)"
-                )
+                found = "its configs are not visible (topic missing or just created, or no DescribeConfigs permission)"
             raise CheckIsOff(topic, found, self.config)
         limit = configs.get(MAX_MESSAGE_BYTES_CONFIG)
         facts = TopicFacts(int(limit) if limit else None, value == "required")

@@ -1,4 +1,4 @@
-"""`idempotence=` of the producers: the levels of KAFKA-5793, as a client library can be told them."""
+"""Maps `idempotence=` (the levels of KAFKA-5793) to a client library's own setting."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ _LEVELS: Mapping[object, str] = {"off": "off", "safe": "safe", "required": "requ
 
 
 def configured(level: Idempotence | None, config: Mapping[str, Any], name: str, *, possible: bool) -> dict[str, bool]:
-    """What `level` makes of the library's setting `name`, to be added to `config`; nothing where it is None.
+    """`{name: value}` for the library's idempotence setting `name`; empty if `level` is None.
 
-    `possible` – whether an idempotent producer of this library lives through a refusal: `safe` is idempotent only then.
-    Raises ValueError for an unknown level, and for one that `config` contradicts.
+    `possible`: whether the library's idempotent producer survives a refusal; `safe` is idempotent only then. Raises
+    ValueError for an unknown level, and for a level that contradicts `config`.
     """
     if level is None:
         return {}
     known = "required" if level is True else "off" if level is False else _LEVELS.get(level)
     if known is None:
-        raise ValueError(f"idempotence={level!r}: it must be 'off', 'safe', 'required', True (required) or False (off)")
+        raise ValueError(
+            f"idempotence={level!r}is invalid (use 'off', 'safe', 'required', True for required, or False for off)"
+        )
     wanted = known == "required" or (known == "safe" and possible)
     said = config.get(name)
     if said is not None and (str(said).lower() == "true") is not wanted:
-        raise ValueError(f"idempotence={level!r} and {name}={said!r} contradict each other: leave one of them out")
+        raise ValueError(f"idempotence={level!r} contradicts {name}={said!r} (remove one of them)")
     return {name: wanted}

@@ -1,4 +1,4 @@
-"""The log writer of the two blocking client libraries. `fencepost.aiokafka` has the same one, awaiting."""
+"""Log writer for the two blocking client libraries. `fencepost.aiokafka` has the asynchronous one."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ DEFAULT_BATCH_BYTES_MAX = 1_000_000
 
 
 class CannotRead(Exception):
-    """The log could not be read this time; `__cause__` is the client library's error."""
+    """A temporary read failure. `__cause__`: the client library's error."""
 
 
 def stamped_now(records: Sequence[Record]) -> list[Record]:
-    """Records with the time of day where they have no timestamp: a retry must be equal to the first try."""
+    """`records`, with the current time where the timestamp is missing: a retry must equal the first attempt."""
     now_ms = int(time.time() * 1000)
     return [replace(r, timestamp_ms=now_ms) if r.timestamp_ms is None else r for r in records]
 
 
 class BlockingLogWriter(ABC):
-    """Reads one partition to its end, then appends batches to it, each exactly where it believes the log ends.
+    """Reads one partition to its end, then appends batches, each only if the log still ends there.
 
-    One append at a time, in one batch: it is in the log as a whole or not at all. Not thread-safe.
+    Each append is one batch, appended completely or not at all. One append at a time; not thread-safe.
     """
 
     def __init__(
@@ -52,14 +52,14 @@ class BlockingLogWriter(ABC):
 
     @property
     def next_offset(self) -> int | None:
-        """The offset behind the last record read or appended; None before the first `read_to_end`."""
+        """The offset after the last record read or appended; None before the first `read_to_end`."""
         return self._position.next_offset
 
     def read_to_end(self, apply: Callable[[LogRecord], None]) -> int:
-        """Calls `apply` for every record from where this writer stands up to the end of the log, in order.
+        """Call `apply(record)` for each record from `next_offset` to the end of the log, in order.
 
-        Returns the offset that the next append will expect. Own appends are not read again. An exception of `apply`
-        is passed on; the record counts as not read. While the cluster cannot be reached it is tried for
+        Returns the offset that the next append expects. This writer's own appends are not read again. If `apply`
+        raises, the error propagates and the record counts as unread. An unreachable cluster is retried for
         `retry.total_seconds`, then the client library's error is raised. Raises PositionLost.
         """
         return self._patiently(lambda: self._read_once(apply))
@@ -72,11 +72,12 @@ class BlockingLogWriter(ABC):
         return self._position.reached(log_end)
 
     def append(self, records: Sequence[Record]) -> int:
-        """Appends `records` as one batch at the end that was read; returns the offset of the first.
+        """Append `records` as one batch at `next_offset`. Returns the offset of the first record.
 
-        Raises, with nothing appended: OffsetMismatch (another writer was first: `read_to_end`, then decide again),
-        NotAtEnd, BatchTooLarge, CheckIsOff. Raises InDoubt where it could not be found out. After any of them but
-        BatchTooLarge and CheckIsOff the writer must `read_to_end` again. Other errors are the client library's.
+        Raises OffsetMismatch (another writer was first: `read_to_end`, then decide again), NotAtEnd, BatchTooLarge,
+        CheckIsOff or ValueError: nothing was appended. Raises InDoubt if the outcome is unknown, OffsetViolation if
+        the batch was appended at another offset. Other errors are the client library's. Call `read_to_end` before the
+        next append, except after BatchTooLarge, CheckIsOff and ValueError.
         """
         facts = self._patiently(self._require_check)
         append = self._position.begin(stamped_now(records), new_write_id(), facts, time.monotonic())
@@ -102,7 +103,7 @@ class BlockingLogWriter(ABC):
             return None
 
     def _patiently(self, read: Callable[[], T]) -> T:
-        """Reads, again and again while it cannot be read, for `total_seconds`."""
+        """Call `read`, retrying on CannotRead for `total_seconds`; then raise its cause."""
         deadline = time.monotonic() + self._retry.total_seconds
         for tries in itertools.count(1):
             try:
@@ -123,20 +124,20 @@ class BlockingLogWriter(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Closes the connections. Nothing is pending: `append` waits for its outcome."""
+        """Close the connections. No append is pending: `append` waits for its outcome."""
 
     @abstractmethod
     def _require_check(self) -> TopicFacts:
-        """Raises CheckIsOff, or CannotRead."""
+        """Raises CheckIsOff or CannotRead."""
 
     @abstractmethod
     def _send(self, append: Append) -> Reply:
-        """One try, in one batch. Raises the client library's error where it is final."""
+        """Make one attempt, in one batch. Raises the client library's error if it is final."""
 
     @abstractmethod
     def _bounds(self) -> tuple[int, int]:
-        """Where the log starts, and where what can be read of it ends (the last stable offset). Raises CannotRead."""
+        """Log start offset and last stable offset. Raises CannotRead."""
 
     @abstractmethod
     def _read(self, offset: int, end: int) -> Generator[LogRecord, None, None]:
-        """The committed records from `offset` until all before `end` were seen, perhaps more. Raises CannotRead."""
+        """Committed records from `offset` to at least `end`. Raises CannotRead."""

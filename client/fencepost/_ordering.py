@@ -1,15 +1,15 @@
-"""Which partitions of a growing topic a consumer may read yet, without I/O.
+"""Decides when a consumer may read a partition that an expansion added, without I/O.
 
-A key may have records on an old partition from before a growth, and on a new one from after it. They are read in order
-if nothing is read from the new partition until all of the *prior* ones – those that were there before – have been read
-up to their thresholds, where they ended when the topic grew. Priors that are new themselves wait for theirs, so chains
-of growths need nothing more.
+A key may have records on a prior partition from before an expansion, and on an added partition from after it. To read
+them in order, the consumer reads the added partition only after all *prior partitions* up to their thresholds (their
+log end offsets at the expansion). An added partition that is itself a prior partition of a later expansion waits in
+the same way, so repeated expansions need no extra rule.
 
-What counts is the *position*: the records that the application was given by earlier calls. So a partition is opened at
-the beginning of a call only, never beside records of its priors from before the growth.
+A partition counts as read up to its *position*: the records that earlier calls returned. So a partition is opened only
+at the start of a call, never in the same call that returns its priors' last records.
 
-A partition is *opened* once: by reaching its thresholds, or because it was read before (its first position lies behind
-its log start: KIP-253 looks at new starts alone). Opened, it stays so, also if an application seeks back.
+A partition is *opened* once: when the thresholds are reached, or at the start if it was read before (its position is
+after its log start; KIP-253 orders new starts only). It stays open, even if the application seeks back.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from fencepost.expansions import PartitionExpansion
 
 _log = logging.getLogger("fencepost")
 _UNEXPLAINED_SECONDS = 30.0
-#: Asking where a log ends may wait behind a fetch on the same connection, and matters only where records were lost.
+#: Rare, because ListOffsets may queue after a fetch on the same connection, and matters only after a loss of records.
 _ENDS_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Why a partition is not read yet: per prior partition (`position`, `threshold`); the position is None while it is
-    not known. Without any, the growth that brought the partition has not been described yet."""
+    """Why a partition is gated. `priors`: {prior partition: (position, threshold)}, position None while unknown. Empty
+    `priors`: the expansion that added the partition is not described yet."""
 
     partition: int
     priors: Mapping[int, tuple[int | None, int]]
@@ -37,22 +37,22 @@ class Waiting:
 
 @dataclass(slots=True)
 class TopicOrder:
-    """One topic, as one consumer reads it. `mine` – which of its partitions, those to come included."""
+    """One topic of one consumer. `mine(partition)`: whether this consumer reads a partition, also a future one."""
 
     topic: str
     mine: Callable[[int], bool]
     count: int = 0
     expansions: tuple[PartitionExpansion, ...] = ()
     opened: set[int] = field(default_factory=set)
-    #: Where a leader lost what lay below a threshold (an unclean election), the log's end then.
+    #: Log end offsets of partitions that lost records below a threshold (unclean leader election).
     _ends_below: dict[int, int] = field(default_factory=dict)
     _ends_due: float = 0.0
     _first_count: int | None = None
     _unexplained_since: dict[int, float] = field(default_factory=dict)
 
     def learn(self, count: int, expansions: tuple[PartitionExpansion, ...]) -> None:
-        """`count` – of the partitions, read *before* `expansions`: a growth that is under way is described before its
-        partitions are there, so all that were seen are explained."""
+        """`count`: partition count, read *before* `expansions`. An expansion is described before its partitions exist,
+        so this order ensures that every observed partition has a description."""
         if self._first_count is None:
             self._first_count = expansions[0].from_count if expansions else count
         described = max((each.to_count for each in expansions if not each.pending), default=0)
@@ -61,7 +61,7 @@ class TopicOrder:
 
     @property
     def shares(self) -> bool:
-        """Somebody else reads partitions that ours wait for."""
+        """Whether other consumers read some of the partitions."""
         return any(not self.mine(partition) for partition in range(self.count))
 
     @property
@@ -69,7 +69,7 @@ class TopicOrder:
         return [p for p in range(self.count) if p not in self.opened and self.mine(p)]
 
     def is_born(self, partition: int) -> bool:
-        """By a growth; else it was there from the start, as far as anybody knows."""
+        """Whether a known expansion added the partition; otherwise it counts as original."""
         assert self._first_count is not None
         return partition >= self._first_count
 
@@ -78,14 +78,14 @@ class TopicOrder:
         return range(expansion.from_count) if expansion else range(0)
 
     def waiting(self, partition: int, positions: Mapping[int, int | None]) -> Waiting | None:
-        """None: it may be read."""
+        """What the partition waits for; None if it may be read."""
         if partition in self.opened or not self.is_born(partition):
             return None
         expansion = self._expansion(partition)
         if expansion is None or expansion.pending:
             return Waiting(partition, {})
         if expansion.thresholds is None:
-            return None  # unordered: nobody knows what to wait for
+            return None  # unordered: there are no thresholds
         behind: dict[int, tuple[int | None, int]] = {}
         for prior, threshold in enumerate(expansion.thresholds):
             wanted = min(threshold, self._ends_below.get(prior, threshold))
@@ -95,11 +95,11 @@ class TopicOrder:
         return Waiting(partition, behind) if behind else None
 
     def ready(self, positions: Mapping[int, int | None]) -> list[int]:
-        """The partitions that are to be opened now."""
+        """The partitions to open now."""
         return [each for each in self.unopened if self.waiting(each, positions) is None]
 
     def behind(self, positions: Mapping[int, int | None], now: float) -> set[int]:
-        """The prior partitions that unopened ones wait for. Says so where nobody can tell what one waits for."""
+        """The prior partitions that unopened ones wait for. Logs partitions whose expansion is not described."""
         waiting = [waits for each in self.unopened if (waits := self.waiting(each, positions))]
         self.unexplained(waiting, now)
         return {prior for waits in waiting for prior in waits.priors}
@@ -111,14 +111,14 @@ class TopicOrder:
         return True
 
     def ended_at(self, prior: int, log_end: int) -> None:
-        """The end of a prior's log. Kafka's high watermark had reached every threshold when it was stored: an end below
-        one means that records were lost, and nothing is left there to wait for."""
+        """Take a prior partition's log end offset. The high watermark had reached each threshold when it was stored, so
+        an end below a threshold means lost records: then the partition counts as read at its log end."""
         highest = max(
             (e.thresholds[prior] for e in self.expansions if e.thresholds and prior < e.from_count), default=0
         )
         if log_end < min(highest, self._ends_below.get(prior, highest)):
             _log.warning(
-                "%s-%d ends at %d, below its threshold %d: records were lost there; no new partition waits for them",
+                "%s-%d lost records: log end offset %d is below threshold %d (added partitions do not wait for them)",
                 self.topic,
                 prior,
                 log_end,
@@ -127,15 +127,15 @@ class TopicOrder:
             self._ends_below[prior] = log_end
 
     def unexplained(self, waiting: Collection[Waiting], now: float) -> None:
-        """Says so where a partition has been there for long, and no growth that brought it is described."""
+        """Log partitions that have lacked a description of their expansion for `_UNEXPLAINED_SECONDS`."""
         blank = {each.partition for each in waiting if not each.priors}
         self._unexplained_since = {p: self._unexplained_since.get(p, now) for p in blank}
         for partition, since in self._unexplained_since.items():
             if now - since >= _UNEXPLAINED_SECONDS:
                 self._unexplained_since[partition] = now
                 _log.warning(
-                    "%s-%d is not read: the growth that brought it is not described by ordered.partition.expansions "
-                    "yet; is it still under way (see the proxy's log)?",
+                    "%s-%d is not read: ordered.partition.expansions does not describe its expansion yet (check the "
+                    "proxy's log for an expansion in progress)",
                     self.topic,
                     partition,
                 )
@@ -149,15 +149,15 @@ def every(_: int) -> bool:
 
 
 def was_read(position: int | None, log_start: int) -> bool:
-    """By this application, before it started now."""
+    """Whether the application had read the partition before this start."""
     return position is not None and position > log_start
 
 
 def refuse_alone(topic: str, shares: bool, group_id: str | None) -> None:
-    """Raises ValueError where nobody could tell this consumer how far the others are."""
+    """Raises ValueError if a consumer of some partitions has no group id to read the others' positions with."""
     if shares and group_id is None:
         raise ValueError(
-            f"topic {topic!r}: this consumer reads some of its partitions only (mine=…), and a new one may be read "
-            "only when all prior ones were read up to where they ended; give all processes one group id, so that each "
-            "sees what the others have committed (nothing is joined), and commit in each"
+            f"topic {topic!r}: mine= without a group id: this consumer cannot see when other processes have read the "
+            "prior partitions up to their thresholds (set one group id in all processes and commit offsets in each; "
+            "no group is joined)"
         )

@@ -1,14 +1,14 @@
-"""Keyed records of growing topics: placed over the partitions that there are, and placed again where there were more.
+"""Partitions keyed records, and repartitions refused ones after an expansion, keeping the order of each key.
 
-Of one topic, all records are placed over one *count*, and say so. The first refusal for a stale count stops the topic:
+All records of a topic are partitioned for one *partition count* and carry it. The first refusal for a stale count
+stops the topic:
 
-1. what is sent now is held back, or it would overtake what must be placed again;
-2. what is in flight is waited for. Counts only grow, so of one key's records a first part is appended and the rest
-   refused;
-3. the new count is asked for; what was refused is placed over it, in the order in which it was sent, and then what was
-   held back.
+1. New records are queued, so that they do not overtake records that must be repartitioned.
+2. The producer waits for the records in flight. Counts only increase, so of one key's records the first ones are
+   appended and the rest refused.
+3. The producer reads the new count. It sends the refused records in their original order, then the queued ones.
 
-So a key's records are appended in the order in which they were sent. No I/O here; times are monotonic seconds.
+No I/O. Times are monotonic seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fencepost.errors import PartitionCountChanged
 INVALID_PARTITIONS = 37
 
 Placement = Callable[[bytes, int], int]
-"""(key, count) → partition."""
+"""(key, partition count) → partition."""
 
 _ACTUAL = re.compile(r"\bactual=(\d+)")
 _UINT32 = 0xFFFFFFFF
@@ -35,7 +35,7 @@ _MURMUR2_M = 0x5BD1E995
 
 
 def murmur2(key: bytes, count: int) -> int:
-    """Where Java, kafka-python and aiokafka put a key, and librdkafka's `murmur2_random`."""
+    """Partition of a key in the Java client, kafka-python, aiokafka and librdkafka's `murmur2_random`."""
     length = len(key)
     h = 0x9747B28C ^ length
     whole = length & ~3
@@ -49,14 +49,16 @@ def murmur2(key: bytes, count: int) -> int:
 
 
 def crc32(key: bytes, count: int) -> int:
-    """Where librdkafka puts a key unless told otherwise."""
+    """Partition of a key in librdkafka's default partitioner."""
     return zlib.crc32(key) % count
 
 
 def jump_hash(key: bytes, count: int) -> int:
-    """Jump consistent hash (Lamping and Veach, 2014): where the topic grows, by however many partitions, keys move to
-    new ones only, as `ordered.partition.expansion=any` wants it, and as few as possible. For topics all of whose
-    producers place keys so; Kafka's own hashes do that only where the count is multiplied."""
+    """Partition of `key` among `count` partitions by jump consistent hash (Lamping and Veach, 2014).
+
+    After an expansion by any number, keys move to added partitions only, and as few as possible:
+    `ordered.partition.expansion=any` requires that. Kafka's hashes do so only if the count is multiplied. All producers
+    of the topic must use the same partitioner."""
     state = int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
     bucket, following = 0, 0
     while following < count:
@@ -68,7 +70,7 @@ def jump_hash(key: bytes, count: int) -> int:
 
 @dataclass(slots=True, eq=False)
 class Send:
-    """A record on its way. `partition` – as the application gave it; `what` – the adapter's."""
+    """A record to send. `partition`: the application's argument; `what`: the adapter's data."""
 
     number: int
     topic: str
@@ -82,7 +84,7 @@ class Send:
 
 @dataclass(slots=True)
 class TopicSends:
-    """One topic's records on their way. `wanted` – the count that refusals have told; 0 where none did."""
+    """One topic's records. `wanted`: the highest partition count from refusals, 0 if none."""
 
     place_key: Placement
     count: int
@@ -93,7 +95,7 @@ class TopicSends:
     queue: deque[Send] = field(default_factory=deque)
 
     def submit(self, send: Send) -> bool:
-        """True: it is placed, hand it over. Otherwise it is queued, and `next` gives it when its turn has come."""
+        """True: the record has a partition; send it now. False: it is queued, and `next` returns it later."""
         if self.stale or self.queue:
             self.queue.append(send)
             return False
@@ -101,7 +103,7 @@ class TopicSends:
         return True
 
     def next(self) -> Send | None:
-        """Of the queue, placed: hand it over."""
+        """The next queued record with its partition; send it now. None if there is none to send."""
         if self.stale or not self.queue:
             return None
         send = self.queue.popleft()
@@ -109,7 +111,7 @@ class TopicSends:
         return send
 
     def put_back(self, send: Send) -> None:
-        """It could not be handed over now."""
+        """Return a record to the queue that the library did not accept."""
         del self.flying[send.number]
         self.queue.appendleft(send)
 
@@ -118,7 +120,7 @@ class TopicSends:
         self.flying.pop(send.number, None)
 
     def refuse(self, send: Send, message: str | None = None) -> None:
-        """Refused for its count: not appended."""
+        """The record was refused for its partition count, so it was not appended."""
         self.flying.pop(send.number, None)
         self.refused.append(send)
         self.stale = True
@@ -127,11 +129,11 @@ class TopicSends:
 
     @property
     def settled(self) -> bool:
-        """Everything of the stale count is answered."""
+        """All records sent with the stale count are answered."""
         return self.stale and not self.flying
 
     def regrown(self, count: int, now: float) -> list[Send]:
-        """The count as it is told now, to be asked for while `stale`. Returns what has had its time."""
+        """Take the topic's current partition count; call it while `stale`. Returns the expired records."""
         late = [send for send in itertools.chain(self.refused, self.queue) if now >= send.deadline]
         if count >= self.wanted:
             self.queue.extendleft(sorted(self.refused, key=lambda send: -send.number))
@@ -141,11 +143,11 @@ class TopicSends:
             self.refused = [send for send in self.refused if send.number not in gone]
             self.queue = deque(send for send in self.queue if send.number not in gone)
         if self.stale and not self.refused:
-            self.stale, self.wanted = False, 0  # what was sent meanwhile finds out by itself
+            self.stale, self.wanted = False, 0  # if the count is still stale, queued records are refused again
         return late
 
     def give_up(self) -> list[Send]:
-        """All that was not handed over, or refused: the producer is closed."""
+        """Remove and return all unsent and refused records, because the producer is closed."""
         left = [*self.refused, *self.queue]
         self.refused, self.queue, self.stale = [], deque(), False
         return left
@@ -162,10 +164,10 @@ class TopicSends:
 
 
 def counted_headers(name: str, headers: Iterable[tuple[str, Any]], count: int) -> list[tuple[str, Any]]:
-    """`headers` with the count added. Raises ValueError where the caller gives one by hand."""
+    """`headers` plus the partition count. Raises ValueError if the caller already set it."""
     given = list(headers)
     if any(each == name for each, _ in given):
-        raise ValueError(f"header {name!r} is set by this producer; leave it out of headers")
+        raise ValueError(f"header {name!r} is set by this producer (remove it from headers)")
     return [*given, (name, b"%d" % count)]
 
 
@@ -175,14 +177,14 @@ def count_changed(send: Send, count: int | None, reason: str) -> PartitionCountC
 
 
 def refuse_configs(*, acks: object, idempotent: bool, transactional: bool, idempotence: str | None = None) -> None:
-    """Raises ValueError for what cannot be kept in order. `idempotence` – why an idempotent producer of this library
-    cannot be used; None where it can."""
+    """Raises ValueError for configs that cannot keep order. `idempotence`: why the library's idempotent producer cannot
+    be used, None if it can."""
     if str(acks) == "0":
-        raise ValueError("acks=0 cannot be used with partition counts: nobody would hear of a refusal")
+        raise ValueError("acks=0 cannot be used with partition counts: the producer would not receive refusals")
     if transactional:
         raise ValueError(
-            "transactions cannot be used here: a refused record leaves a transaction that can only be aborted; send "
-            "the header partition-count by hand, abort on error 37, and send the transaction again"
+            "transactions are not supported: a refused record makes the transaction abort-only, so it must be aborted "
+            "(set the header partition-count yourself, abort on error 37, and send the transaction again)"
         )
     if idempotent and idempotence is not None:
         raise ValueError(f"enable_idempotence=True cannot be used with partition counts: {idempotence}")

@@ -1,4 +1,4 @@
-"""A refusal as a client library shows it -> our exception. The messages are the proxy's: docs/contract.md."""
+"""Maps a client library's error to this library's exception. docs/contract.md defines the proxy's messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MISMATCH = re.compile(
     r"OFFSET_MISMATCH topic=\S+ partition=-?\d+ expected=(?P<expected>-?\d+) actual=(?P<actual>-?\d+)"
     r"(?: record=(?P<record>\d+))?(?P<yours> POSSIBLY_YOURS)?"
 )
-#: Refused with the batch ahead of it, whose refusal follows: `expected` is that one's, `actual` the log end.
+#: An earlier pipelined append failed. Its refusal follows: `expected` is that append's, `actual` the log end.
 _BEHIND = "SENT_BEHIND_A_FAILED_BATCH "
 _VIOLATION = re.compile(r"OFFSET_VIOLATION .*\bappended_at=(?P<at>\d+)")
 
@@ -20,23 +20,22 @@ _VIOLATION = re.compile(r"OFFSET_VIOLATION .*\bappended_at=(?P<at>\d+)")
 def refusal(
     topic: str, partition: int, expected: int, *, code: int, message: str | None, log_end: int | None = None
 ) -> FencepostError | None:
-    """The exception for an error on a write that expected the offset `expected`; None if it is not ours to explain.
+    """The exception for a failed append that expected offset `expected`; None for errors other than refusals.
 
-    `message` is the server's, None where the client library drops it. Then a 44 is taken for a mismatch: that is what
-    it is for a write with an expectation, but for the one case in which a writer went around the proxy. `log_end` is
-    used where there is no message.
+    `message`: the server's, None if the client library drops it. Without a message, 44 is reported as a mismatch, the
+    only other cause being a writer that bypasses the proxy. `log_end`: used only without a message.
     """
     if code != POLICY_VIOLATION:
         return None
     if message is None:
         return OffsetMismatch(topic, partition, expected, log_end)
     if message.startswith(_BEHIND):
-        # Nobody looked at what lies at its own offset: whether an earlier try of it does is not known.
+        # The proxy did not read this append's own offset, so `possibly_yours` is unknown.
         ahead = _MISMATCH.match(message.removeprefix(_BEHIND))
         actual = None if ahead is None or ahead["record"] else int(ahead["actual"])
         return OffsetMismatch(topic, partition, expected, actual, detail=message)
     if found := _MISMATCH.match(message):
-        # For a record that contradicts its place in the batch, `actual` is the offset that this record would get.
+        # For a record whose expected offset contradicts its index in the batch, `actual` is that record's offset.
         actual = int(found["actual"]) - int(found["record"] or 0)
         detail = message if int(found["expected"]) != expected else None
         return OffsetMismatch(
@@ -48,6 +47,6 @@ def refusal(
 
 
 def verify(topic: str, partition: int, expected: int, offset: int) -> None:
-    """Raises OffsetViolation if an acknowledged record lies elsewhere than expected: then nothing checked it."""
+    """Raises OffsetViolation if an acknowledged record was appended at another offset than expected."""
     if offset != expected:
         raise OffsetViolation(topic, partition, expected, offset)

@@ -1,17 +1,17 @@
-"""One transaction that appends to several partitions, each where it was expected to end: the decisions, without I/O.
+"""Decisions of a transaction that appends to several partitions at expected offsets, without I/O.
 
-Its appends are sent one after the other, in the order of topic and partition, which is the same for all writers. Who
-has appended to a partition owns it until its marker is there, and is refused at the next one if another has that
-(TRANSACTION_CONFLICT). The one at the last of the contested partitions never is, so no two are refused for each other.
+Appends are sent one at a time, ordered by topic and partition, so all writers use the same order. A transaction that
+appended to a partition blocks others there until its marker is written; they are refused (TRANSACTION_CONFLICT). The
+transaction that got the last contested partition is never refused, so two transactions never refuse each other.
 
-How it ends:
+Outcomes:
 
-- an append was refused, or not answered in time: no commit was sent, so nothing will ever be visible. Aborted;
-- the commit was answered: committed. Or refused by the proxy: nothing committed, aborted;
-- whether it was answered is not known, or the client library died of the answer. Then a new producer with the same
-  transactional id is started: the coordinator completes a commit that it has begun, aborts anything else, and answers
-  when the markers are there. After that the log tells: a record with this write's `write-id` where it was expected,
-  read committed, or none.
+- an append was refused or timed out: no commit was sent, so no record becomes visible. Aborted;
+- the commit was acknowledged: committed. The proxy refused the commit: aborted;
+- the response to the commit is missing, or the client library failed on it. A new producer with the same transactional
+  id is started. The coordinator completes a commit in progress or aborts the transaction, and responds when the
+  markers are written. A committed read at the expected offset then decides: committed if it returns a record with this
+  write's `write-id`.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from fencepost.errors import (
 )
 from fencepost.records import CHECK_CONFIG, HeaderNames, Record, conditional_headers, write_id_of
 
-#: What a proxy answers to a commit that it refuses: UNKNOWN_PRODUCER_ID up to EndTxn v3, TRANSACTION_ABORTABLE then.
+#: The proxy's error for a refused commit: UNKNOWN_PRODUCER_ID up to EndTxn v3, TRANSACTION_ABORTABLE later.
 COMMIT_REFUSED = frozenset({59, 120})
 INVALID_PRODUCER_EPOCH, PRODUCER_FENCED = 47, 90
 FENCED = frozenset({INVALID_PRODUCER_EPOCH, PRODUCER_FENCED})
-#: OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID: another producer goes on.
+#: OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID: a new producer can continue.
 OUT_OF_SEQUENCE = frozenset({45, 59})
 REFUSED_AT_THE_END = (
-    "its commit was refused: an append of it was refused, or does not lie where it was expected, or another "
-    "transaction was in between"
+    "commit refused: one of its appends was refused or is not at its expected offset, or another transaction came in "
+    "between"
 )
 
 Wanted = Mapping[Any, tuple[int | None, Sequence[Record]]]
@@ -51,7 +51,7 @@ Wanted = Mapping[Any, tuple[int | None, Sequence[Record]]]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one partition gets. `key` – as the caller names the partition; `expected` – None: wherever the log ends."""
+    """One partition's records. `key`: the caller's partition key; `expected`: None to append without a check."""
 
     key: Hashable
     topic: str
@@ -64,7 +64,7 @@ class Part:
         return self.topic, self.partition
 
     def headers(self, index: int, names: HeaderNames, write_id: bytes) -> list[tuple[str, bytes]]:
-        """Of the `index`-th record."""
+        """The headers of record `index`."""
         given = self.records[index].headers
         if self.expected is None:
             return list(given)
@@ -72,7 +72,7 @@ class Part:
 
 
 def parts_of(wanted: Wanted) -> list[Part]:
-    """In the order in which they are sent. Raises ValueError where it cannot be one transaction with expectations."""
+    """The parts in send order. Raises ValueError if they cannot form one conditional transaction."""
     parts = []
     for key, (expected, records) in wanted.items():
         topic, partition = place(key)
@@ -80,15 +80,15 @@ def parts_of(wanted: Wanted) -> list[Part]:
             raise ValueError(f"{topic}-{partition}: nothing to append")
         parts.append(Part(key, topic, partition, expected, tuple(stamped_now(records))))
     if all(part.expected is None for part in parts):
-        raise ValueError("no partition has an expected offset: use the client library's own transactions")
+        raise ValueError("no partition has an expected offset (use the client library's own transactions)")
     if len({part.where for part in parts}) < len(parts):
         raise ValueError("a partition is named twice")
-    # Those without an expectation wait for nobody, so they come last.
+    # Parts without an expected offset never wait for other writers, so they come last.
     return sorted(parts, key=lambda part: (part.expected is None, part.where))
 
 
 def place(key: Any) -> tuple[str, int]:
-    """A (topic, partition) tuple, or any client library's TopicPartition."""
+    """(topic, partition) of a tuple or of any client library's TopicPartition."""
     if isinstance(key, tuple):
         topic, partition = key
         return topic, partition
@@ -96,16 +96,16 @@ def place(key: Any) -> tuple[str, int]:
 
 
 def refuse_required(topic: str, facts: TopicFacts) -> None:
-    """Raises ValueError: it would be refused each time."""
+    """Raises ValueError for a topic that refuses every transactional append."""
     if facts.required:
         raise ValueError(
-            f"topic {topic!r} has {CHECK_CONFIG}=required, where nobody may write within a transaction: nothing sent. "
-            f"With {CHECK_CONFIG}=true transactions may"
+            f"topic {topic!r} has {CHECK_CONFIG}=required, which refuses transactions; nothing was sent "
+            f"(set {CHECK_CONFIG}=true to allow them)"
         )
 
 
 def landed(part: Part, offset: int) -> int:
-    """Raises OffsetMismatch for an append that was made elsewhere; with its transaction it is aborted."""
+    """Raises OffsetMismatch if the append got another offset than expected; the transaction is then aborted."""
     if part.expected is not None and offset != part.expected:
         raise _elsewhere(part.topic, part.partition, part.expected, offset)
     return offset
@@ -120,9 +120,9 @@ def explained(
     passing: bool,
     transactional_id: str,
 ) -> Exception:
-    """What to raise for a failed append, once its transaction is aborted. `error` itself where there is nothing better.
+    """The error to raise for a failed append after the abort; `error` itself if no better one fits.
 
-    `code`, `message` – the server's, None where there is none. `passing` – it may be otherwise at the next try.
+    `code`, `message`: the server's, None if there is none. `passing`: the next attempt may succeed.
     """
     if isinstance(error, OffsetViolation):
         return _elsewhere(error.topic, error.partition, error.expected, error.appended_at)
@@ -131,15 +131,15 @@ def explained(
     if code in FENCED:
         return WriterFenced(transactional_id)
     if code == POLICY_VIOLATION and part.expected is not None:
-        return TransactionConflict(f"{part.topic}-{part.partition}: {message or 'another transaction holds it'}")
+        return TransactionConflict(f"{part.topic}-{part.partition}: {message or 'another transaction is open on it'}")
     if passing or code in OUT_OF_SEQUENCE:
-        return TransactionAborted(f"{part.topic}-{part.partition}: not appended in time, at last: {error!r}")
+        return TransactionAborted(f"{part.topic}-{part.partition}: not appended in time, last error: {error!r}")
     return error
 
 
 def _elsewhere(topic: str, partition: int, expected: int, offset: int) -> OffsetMismatch:
-    # That is for writers without a transaction to repair by hand; here it is aborted, so nobody will see it.
-    detail = f"appended at {offset}, and aborted: a writer goes around the proxy"
+    # Not an OffsetViolation: the abort hides the record, so nothing needs repair.
+    detail = f"appended at {offset}, and aborted: a writer bypasses the proxy"
     return OffsetMismatch(topic, partition, expected, None, detail=detail)
 
 
@@ -150,10 +150,10 @@ class Ended(Enum):
 
 
 def settle(part: Part, write_id: bytes, sight: Sight | None, names: HeaderNames) -> Ended | None:
-    """What became of the transaction; None: it has not ended, or that cannot be seen yet.
+    """The outcome of the transaction; None if it has not ended, or its end is not visible yet.
 
-    `part` – one that has an expectation, and was acknowledged there; `sight` – read committed, so it shows nothing of
-    what lies behind the beginning of an open transaction.
+    `part`: a part with an expected offset, acknowledged there. `sight`: a committed read, which shows nothing after the
+    start of an open transaction.
     """
     assert part.expected is not None
     if sight is None:
@@ -162,5 +162,5 @@ def settle(part: Part, write_id: bytes, sight: Sight | None, names: HeaderNames)
         return Ended.GONE
     if sight.first is not None and sight.first.offset == part.expected:
         return Ended.COMMITTED if write_id_of(names, sight.first) == write_id else Ended.ABORTED
-    # Something aborted lies there, or a marker.
+    # An aborted record or a marker is there.
     return Ended.ABORTED if sight.log_end > part.expected else None

@@ -1,6 +1,6 @@
-"""Transactions with expectations, and reading several partitions, for the two blocking client libraries.
+"""Conditional transactions and multi-partition reads for the two blocking client libraries.
 
-`fencepost.aiokafka` has the same, awaiting.
+`fencepost.aiokafka` has the asynchronous versions.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ T = TypeVar("T")
 
 
 class Reading(ABC):
-    """Committed records of any partition, by a consumer of its own, which connects when it is asked."""
+    """Reads committed records of any partition with its own consumer, which connects on first use."""
 
     @abstractmethod
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """Where the log starts, and where what can be read of it ends (the last stable offset). Raises CannotRead."""
+        """Log start offset and last stable offset. Raises CannotRead."""
 
     @abstractmethod
     def read(self, topic: str, partition: int, offset: int, end: int) -> Generator[LogRecord, None, None]:
-        """The committed records from `offset` until all before `end` were seen, perhaps more. Raises CannotRead."""
+        """Committed records from `offset` to at least `end`. Raises CannotRead."""
 
     @abstractmethod
     def close(self) -> None: ...
 
     def look(self, topic: str, partition: int, offset: int) -> Sight | None:
-        """None: it cannot be read."""
+        """The log bounds and the first record from `offset`; None if the log could not be read."""
         try:
             log_start, log_end = self.bounds(topic, partition)
             if not log_start <= offset < log_end:
@@ -68,7 +68,7 @@ class Reading(ABC):
 
 
 def patiently(act: Callable[[], T], policy: RetryPolicy) -> T:
-    """Again and again while CannotRead is raised, for `total_seconds`; then its cause is raised."""
+    """Call `act`, retrying on CannotRead for `total_seconds`; then raise its cause."""
     deadline = time.monotonic() + policy.total_seconds
     for tries in itertools.count(1):
         try:
@@ -81,11 +81,11 @@ def patiently(act: Callable[[], T], policy: RetryPolicy) -> T:
 
 
 class BlockingLogReader:
-    """Reads several partitions to their ends, in order each, and knows which offset to expect there.
+    """Reads the committed records of several partitions, and returns the expected offset of each.
 
-    What it reads is committed. `read_to_end` returns for each partition the offset behind everything that has ended:
-    records, markers of transactions, what was aborted. It is what an append that is decided on this state expects.
-    While another transaction is open, that is its first offset: the append waits until it has ended, and is refused.
+    The expected offset is the last stable offset: it lies after all committed and aborted records and their markers.
+    While another transaction is open, it is that transaction's first offset. A conditional append there waits until
+    that transaction ends, and is then refused.
     """
 
     def __init__(self, partitions: Iterable[Any], reading: Reading, retry: RetryPolicy) -> None:
@@ -94,11 +94,11 @@ class BlockingLogReader:
         self._positions = {key: LogPosition(*place(key), HeaderNames(), retry, 0) for key in partitions}
 
     def read_to_end(self, apply: Callable[[Any, LogRecord], None]) -> dict[Any, int]:
-        """Calls `apply(partition, record)` for every committed record that was not read yet, one partition after the
-        other. Returns partition → the offset to expect.
+        """Call `apply(partition, record)` for each unread committed record, one partition after the other.
 
-        An exception of `apply` is passed on; the record counts as not read. While the cluster cannot be reached it is
-        tried for `retry.total_seconds`, then the client library's error is raised. Raises PositionLost.
+        Returns {partition: expected offset}. If `apply` raises, the error propagates and the record counts as unread.
+        An unreachable cluster is retried for `retry.total_seconds`, then the client library's error is raised. Raises
+        PositionLost.
         """
         return {key: patiently(lambda k=key: self._read(k, apply), self._retry) for key in self._positions}  # type: ignore[misc]
 
@@ -125,11 +125,12 @@ class BlockingLogReader:
 
 
 class CommitRefused(Exception):
-    """By the proxy, and the producer can abort."""
+    """The proxy refused the commit, and the producer can still abort."""
 
 
 class CommitInDoubt(Exception):
-    """`refused` – it is rather sure that nothing was committed, but only a new producer can go on."""
+    """The commit's outcome is unknown. `refused`: the commit was probably refused, but only a new producer can
+    continue."""
 
     def __init__(self, *, refused: bool = False) -> None:
         super().__init__()
@@ -137,9 +138,9 @@ class CommitInDoubt(Exception):
 
 
 class BlockingTransactionalWriter(ABC):
-    """Appends to several partitions in one transaction, each exactly where it is expected to end: all or nothing.
+    """Appends to several partitions in one transaction, each at its expected offset: all or nothing.
 
-    Not thread-safe. One writer for each `transactional_id` at a time: a new one fences the one before.
+    Not thread-safe. Use one writer per `transactional_id` at a time: a new writer fences the previous one.
     """
 
     def __init__(self, transactional_id: str, *, retry: RetryPolicy, names: HeaderNames, reading: Reading):
@@ -151,17 +152,17 @@ class BlockingTransactionalWriter(ABC):
         self._fenced = False
 
     def append(self, wanted: Wanted) -> dict[Any, int]:
-        """`wanted`: partition → (expected offset, records). All of it is appended and committed, or none.
+        """Append to all partitions and commit, or append to none.
 
-        Returns partition → offset of its first record. Behind the last one comes the transaction's marker, so unless
-        somebody else appends, the next offset to expect is that offset + the number of records + 1. A partition is
-        named by a (topic, partition) tuple or by the client library's TopicPartition. The expected offset of some may
-        be None: these records are appended wherever the log ends, within the same transaction.
+        `wanted`: {partition: (expected offset, records)}. A partition is a (topic, partition) tuple or the client
+        library's TopicPartition. An expected offset of None appends without a check; at least one must be set. Returns
+        {partition: offset of its first record}. A transaction marker follows the records, so the next expected offset
+        is that offset + number of records + 1, unless another writer appends first.
 
-        Raises, with nothing of it visible, then or later: OffsetMismatch (the partition ended elsewhere),
-        TransactionConflict, TransactionAborted (not done in time); after any of them read, decide and append again, see
-        `retrying`. Raises WriterFenced; OutcomeUnknown where it could not be found out; ValueError and CheckIsOff with
-        nothing sent. Other errors are the client library's: then too, nothing is visible.
+        Raises OffsetMismatch, TransactionConflict or TransactionAborted (not done in time): no record is or becomes
+        visible; read, decide and append again (see `retrying`). Raises WriterFenced if the writer is unusable,
+        OutcomeUnknown if the outcome is unknown, ValueError and CheckIsOff if nothing was sent. Other errors are the
+        client library's; no record is visible then either.
         """
         parts = parts_of(wanted)
         write_id = new_write_id()
@@ -177,7 +178,7 @@ class BlockingTransactionalWriter(ABC):
             offsets = {part.key: landed(part, self._send(part, write_id)) for part in parts}
         except BaseException as error:
             self._fenced |= isinstance(error, WriterFenced)
-            # Without this producer: a refused batch leaves a gap in its sequences, which the next one would fall into.
+            # A refused batch leaves a sequence gap in this producer, so the next append needs a new one.
             self._give_up(goes_on=False)
             raise
         try:
@@ -194,16 +195,16 @@ class BlockingTransactionalWriter(ABC):
             aborted = (
                 TransactionConflict(REFUSED_AT_THE_END)
                 if doubt.refused
-                else TransactionAborted("its commit was not answered, and did not happen")
+                else TransactionAborted("no response to the commit, and it was not applied")
             )
             self._settle(parts, write_id, aborted, doubt.__cause__)
         except BaseException:
-            self._drop()  # interrupted: the next append brings it to its end
+            self._drop()  # interrupted: the next append completes or aborts the transaction
             raise
         return offsets
 
     def close(self) -> None:
-        """Closes the connections. Nothing is pending: `append` waits for its outcome."""
+        """Close the connections. No append is pending: `append` waits for its outcome."""
         self._drop()
         self._reading.close()
 
@@ -220,7 +221,7 @@ class BlockingTransactionalWriter(ABC):
         self._discard()
 
     def _give_up(self, *, goes_on: bool) -> None:
-        """Nothing is committed. Others wait for the partitions until the transaction is over."""
+        """Abort the transaction, because other writers wait for its partitions."""
         aborted = False
         with contextlib.suppress(Exception):
             aborted = self._abort()
@@ -228,11 +229,11 @@ class BlockingTransactionalWriter(ABC):
             return
         self._drop()
         if not aborted and not self._fenced:
-            with contextlib.suppress(Exception):  # then the next append will do it, or the transaction's timeout
+            with contextlib.suppress(Exception):  # otherwise the next append or the transaction timeout aborts it
                 self._start()
 
     def _settle(self, parts: list[Part], write_id: bytes, aborted: Exception, cause: BaseException | None) -> None:
-        """Returns if it is committed. Raises `aborted`, or OutcomeUnknown."""
+        """Return if the transaction committed. Raises `aborted` or OutcomeUnknown."""
         part = next(part for part in parts if part.expected is not None)
         deadline = time.monotonic() + self._retry.total_seconds
         for tries in itertools.count(1):
@@ -246,7 +247,7 @@ class BlockingTransactionalWriter(ABC):
             if ended is Ended.ABORTED:
                 raise aborted from cause
             if ended is Ended.GONE or time.monotonic() >= deadline:
-                reason = "the log starts behind it by now" if ended is Ended.GONE else f"at last: {cause!r}"
+                reason = "the log now starts after it" if ended is Ended.GONE else f"last error: {cause!r}"
                 expected = {each.where: each.expected for each in parts if each.expected is not None}
                 raise OutcomeUnknown(expected, write_id, reason) from cause
             time.sleep(self._retry.pause(tries))
@@ -261,18 +262,18 @@ class BlockingTransactionalWriter(ABC):
 
     @abstractmethod
     def _require_check(self, topic: str) -> TopicFacts:
-        """Raises CheckIsOff, or CannotRead."""
+        """Raises CheckIsOff or CannotRead."""
 
     @abstractmethod
     def _open_producer(self) -> None:
-        """A new producer, and whatever an earlier one left is brought to its end. Raises CannotRead: ask again."""
+        """Start a producer, which first ends an earlier one's transaction. Raises CannotRead if worth a retry."""
 
     @abstractmethod
     def _begin(self) -> None: ...
 
     @abstractmethod
     def _send(self, part: Part, write_id: bytes) -> int:
-        """The offset of the first record. Raises what `append` raises once it has aborted."""
+        """The offset of the first record. Raises the error that `append` raises after the abort."""
 
     @abstractmethod
     def _commit(self) -> None:
@@ -280,7 +281,7 @@ class BlockingTransactionalWriter(ABC):
 
     @abstractmethod
     def _abort(self) -> bool:
-        """False, or any error: not known to be aborted."""
+        """True if aborted. False or any error: the abort is not confirmed."""
 
     @abstractmethod
     def _discard(self) -> None: ...

@@ -94,19 +94,19 @@ T = TypeVar("T")
 
 _POLL_MS = 500
 _PAUSE_SECONDS = 0.1
-#: The log end that can be asked for is the high watermark, which may lag behind what refused the write.
+#: ListOffsets returns the high watermark, which may lag the log end offset that caused the refusal.
 _LOG_END_TRIES = 5
 _LOG_END_PAUSE_SECONDS = 0.05
 _FETCH_WAIT_MS = 10
 _END_SECONDS = 1.0
-#: Of an append that waits for another's transaction.
+#: Retry backoff of an append that waits for another writer's transaction.
 _RETRY_BACKOFF_MS = 50
-#: DescribeConfigs errors that mean "not visible" rather than "ask again": unknown topic, not authorized.
+#: DescribeConfigs errors that mean "not visible" rather than "retry": unknown topic, not authorized.
 _NOT_VISIBLE = frozenset({3, 29})
 
 
 class TopicChecks:
-    """Which topics are checked, asked through an admin client of its own."""
+    """Checked topics, read through its own admin client."""
 
     def __init__(self, ttl_seconds: float, configs: Mapping[str, Any], check: str = CHECK_CONFIG) -> None:
         self._cache = CheckCache(ttl_seconds, config=check)
@@ -115,7 +115,7 @@ class TopicChecks:
         self._lock = asyncio.Lock()
 
     async def require(self, topic: str) -> TopicFacts:
-        """Raises CheckIsOff, or a KafkaError if it cannot be found out."""
+        """The facts of a checked topic. Raises CheckIsOff, or KafkaError if the configs cannot be read."""
         facts = self._cache.get(topic)
         if facts is not None:
             return facts
@@ -148,10 +148,10 @@ class TopicChecks:
 
 
 class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
-    """AIOKafkaProducer whose `send` and `send_and_wait` take `expected_offset`. Everything else is the library's own.
+    """AIOKafkaProducer whose `send` and `send_and_wait` take `expected_offset`. All else is AIOKafkaProducer's.
 
-    `acks="all"` by default, which the proxy makes of every conditional append anyway; `acks=0` is not possible, since a
-    refusal could not be told.
+    The default is `acks="all"`, which the proxy uses for every conditional append anyway. `acks=0` raises ValueError,
+    because the producer would not receive refusals. `check_ttl_seconds`: how long a topic's check config is cached.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
     ) -> None:
         configs |= configured(idempotence, configs, "enable_idempotence", possible=True)
         if configs.get("acks") == 0:
-            raise ValueError("acks=0 cannot be used with expected offsets: nobody would hear of a refusal")
+            raise ValueError("acks=0 cannot be used with expected offsets: the producer would not receive refusals")
         configs.setdefault("acks", "all")
         super().__init__(**configs)
         self._header_names = header_names
@@ -186,18 +186,18 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
         expected_offset: int | None = None,
         write_id: bytes | None = None,
     ) -> asyncio.Future[Any]:
-        """As AIOKafkaProducer.send; with `expected_offset`, the record is appended at this offset or not at all.
+        """AIOKafkaProducer.send; with `expected_offset`, the record is appended at that offset or not at all.
 
-        Then the future raises OffsetMismatch where the log ended elsewhere. Records that the library puts into one
-        batch stand or fall together, those without an expectation too (they raise PolicyViolationError). `write_id`
-        names this write, by default at random: give the same one, and the same record, to send it again after a
-        doubt. Raises CheckIsOff, PartitionRequired.
+        The future raises OffsetMismatch if the log ends at another offset. The records of one batch are accepted or
+        refused together; those without `expected_offset` then raise PolicyViolationError. `write_id`: identifies this
+        write, 16 random bytes by default. To repeat a send with an unknown outcome, pass the same `write_id` and the
+        same record. Raises CheckIsOff, PartitionRequired, ValueError.
         """
         if expected_offset is None:
             plain: asyncio.Future[Any] = await super().send(topic, value, key, partition, timestamp_ms, headers)
             return plain
         if partition is None:
-            raise PartitionRequired("expected_offset= needs partition=: every partition has offsets of its own")
+            raise PartitionRequired("expected_offset= needs partition= (offsets are per partition)")
         headers = conditional_headers(self._header_names, headers or (), expected_offset, write_id or new_write_id())
         await self._checks.require(topic)
         future = await super().send(topic, value, key, partition, timestamp_ms, headers)
@@ -218,7 +218,7 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
         expected_offset: int | None = None,
         write_id: bytes | None = None,
     ) -> Any:
-        """`send`, and its outcome."""
+        """`send`, then wait for the outcome: RecordMetadata."""
         future = await self.send(
             topic,
             value,
@@ -233,7 +233,7 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
 
     async def stop(self) -> None:
         await super().stop()
-        if self._outcomes:  # some may still be asking where the log ends
+        if self._outcomes:  # some may still read the log end offset
             await asyncio.wait(self._outcomes)
         await self._checks.close()
         reader, self._reader = self._reader, None
@@ -242,7 +242,7 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
 
     async def _outcome(self, future: asyncio.Future[Any], topic: str, partition: int, expected: int) -> Any:
         try:
-            # Cancelling the caller's future does not stop the record, as in the library.
+            # As in aiokafka, cancelling the caller's future does not cancel the record.
             metadata = await asyncio.shield(future)
         except BrokerResponseError as error:
             ours = await self._refusal(error, topic, partition, expected)
@@ -257,7 +257,7 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
     ) -> FencepostError | None:
         if error.errno != POLICY_VIOLATION:
             return None
-        # aiokafka speaks Produce v7, which has no message, and drops the offset: ask where the log ends.
+        # aiokafka uses Produce v7, which has no message, and drops the offset: read the log end offset.
         end = await self._log_end(TopicPartition(topic, partition), expected)
         return refusal(topic, partition, expected, code=error.errno, message=None, log_end=end)
 
@@ -278,19 +278,19 @@ class ConditionalProducer(AIOKafkaProducer):  # type: ignore[misc]
                 if end != expected:
                     break
                 await asyncio.sleep(_LOG_END_PAUSE_SECONDS)
-            return end  # as expected after all: then another record of the batch did not fit
+            return end  # if equal to `expected`: another record of the batch was refused
         except KafkaError:
-            return None  # the refusal stands without it
+            return None  # the refusal is valid without it
 
 
 class LogWriter:
-    """Reads one partition to its end, then appends batches to it, each exactly where it believes the log ends.
+    """Reads one partition to its end, then appends batches, each only if the log still ends there (KIP-27).
 
-    One append at a time, in one batch: it is in the log as a whole or not at all. KIP-27's worked example; see
-    docs/client.md. `configs` are aiokafka's for the connection (`bootstrap_servers`, `security_protocol`, …), for
-    producer, consumer and admin client alike. Transactions of others are read once they are committed.
+    Each append is one batch, appended completely or not at all. Reads committed records only. `configs`: aiokafka's
+    connection settings (`bootstrap_servers`, `security_protocol`, …) for producer, consumer and admin client.
+    `batch_bytes_max`: bytes, uncompressed. See docs/client.md.
 
-    `start` and `stop` it, or use it as `async with`. Not for several tasks at once.
+    Call `start` and `stop`, or use `async with`. Do not share it between concurrent tasks.
     """
 
     def __init__(
@@ -309,7 +309,7 @@ class LogWriter:
         self.partition = partition
         self._retry = retry
         self._position = LogPosition(topic, partition, header_names, retry, batch_bytes_max)
-        # Also how long aiokafka itself sends a batch again, the same bytes; then it gives it up.
+        # aiokafka also retries a batch, unchanged, for this long.
         configs.setdefault("request_timeout_ms", int(retry.attempt_seconds * 1000))
         self._producer = ConditionalProducer(
             **configs,
@@ -322,7 +322,7 @@ class LogWriter:
 
     @property
     def next_offset(self) -> int | None:
-        """The offset behind the last record read or appended; None before the first `read_to_end`."""
+        """The offset after the last record read or appended; None before the first `read_to_end`."""
         return self._position.next_offset
 
     async def start(self) -> None:
@@ -350,21 +350,21 @@ class LogWriter:
         await self.stop()
 
     async def read_to_end(self, apply: Callable[[LogRecord], Awaitable[None] | None]) -> int:
-        """Calls `apply` (a function or a coroutine function) for every record from where this writer stands up to
-        the end of the log, in order.
+        """Call `apply(record)` (a function or coroutine function) for each record from `next_offset` to the log end.
 
-        Returns the offset that the next append will expect. Own appends are not read again. An exception of `apply`
-        is passed on; the record counts as not read. While the cluster cannot be reached it is tried for
+        Returns the offset that the next append expects. This writer's own appends are not read again. If `apply`
+        raises, the error propagates and the record counts as unread. An unreachable cluster is retried for
         `retry.total_seconds`, then the client library's error is raised. Raises PositionLost.
         """
         return await self._patiently(lambda: self._read_once(apply))
 
     async def append(self, records: Sequence[Record]) -> int:
-        """Appends `records` as one batch at the end that was read; returns the offset of the first.
+        """Append `records` as one batch at `next_offset`. Returns the offset of the first record.
 
-        Raises, with nothing appended: OffsetMismatch (another writer was first: `read_to_end`, then decide again),
-        NotAtEnd, BatchTooLarge, CheckIsOff. Raises InDoubt where it could not be found out. After any of them but
-        BatchTooLarge and CheckIsOff the writer must `read_to_end` again. Other errors are the client library's.
+        Raises OffsetMismatch (another writer was first: `read_to_end`, then decide again), NotAtEnd, BatchTooLarge,
+        CheckIsOff or ValueError: nothing was appended. Raises InDoubt if the outcome is unknown, OffsetViolation if
+        the batch was appended at another offset. Other errors are the client library's. Call `read_to_end` before the
+        next append, except after BatchTooLarge, CheckIsOff and ValueError.
         """
         facts = await self._patiently(self._require_check)
         append = self._position.begin(stamped_now(records), new_write_id(), facts, time.monotonic())
@@ -404,7 +404,7 @@ class LogWriter:
             if error.retriable or isinstance(error, UnknownError):
                 return Doubtful(error)
             raise
-        except KafkaError as error:  # of this side: timeouts, connections
+        except KafkaError as error:  # client-side errors: timeouts, connections
             return Doubtful(error)
 
     async def _look(self, offset: int) -> Sight | None:
@@ -422,12 +422,12 @@ class LogWriter:
 
 
 class _Reading:
-    """Committed records of any partition, by a consumer of its own."""
+    """Reads committed records of any partition with its own consumer."""
 
     def __init__(self, attempt_seconds: float, configs: Mapping[str, Any]) -> None:
         self._attempt_seconds = attempt_seconds
         self._configs = {
-            "fetch_max_wait_ms": _FETCH_WAIT_MS,  # only what is there already is waited for
+            "fetch_max_wait_ms": _FETCH_WAIT_MS,  # a read never waits for future records
             **_only(AIOKafkaConsumer, configs),
             "auto_offset_reset": "none",
             "enable_auto_commit": False,
@@ -436,7 +436,7 @@ class _Reading:
         self._consumer: Any = None
 
     async def start(self) -> None:
-        """Raises CannotRead: ask again."""
+        """Connect the consumer. Raises CannotRead if worth a retry."""
         if self._consumer is None:
             consumer = AIOKafkaConsumer(**self._configs)
             try:
@@ -454,7 +454,7 @@ class _Reading:
             await consumer.stop()
 
     async def look(self, topic: str, partition: int, offset: int) -> Sight | None:
-        """None: it cannot be read."""
+        """The log bounds and the first record from `offset`; None if the log could not be read."""
         try:
             await self.start()
             log_start, log_end = await self.bounds(topic, partition)
@@ -468,7 +468,7 @@ class _Reading:
             return None
 
     async def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """Where the log starts, and where what can be read of it ends (the last stable offset). Raises CannotRead."""
+        """Log start offset and last stable offset. Raises CannotRead."""
         tp = TopicPartition(topic, partition)
         try:
             start = (await self._consumer.beginning_offsets([tp]))[tp]
@@ -477,7 +477,7 @@ class _Reading:
             raise CannotRead from error
 
     async def read(self, topic: str, partition: int, offset: int, end: int) -> AsyncGenerator[LogRecord, None]:
-        """The committed records from `offset` until all before `end` were seen, perhaps more. Raises CannotRead."""
+        """Committed records from `offset` to at least `end`. Raises CannotRead."""
         tp = TopicPartition(topic, partition)
         if self._consumer.assignment() != {tp}:
             self._consumer.assign([tp])
@@ -497,10 +497,10 @@ class _Reading:
                     position, give_up = reached, time.monotonic() + self._attempt_seconds
                 elif time.monotonic() >= give_up:
                     raise CannotRead from KafkaTimeoutError(
-                        f"{tp}: nothing came from offset {position} on for {self._attempt_seconds:g} s"
+                        f"{tp}: no records from offset {position} for {self._attempt_seconds:g} s"
                     )
         finally:
-            self._consumer.pause(tp)  # else it goes on fetching what is appended
+            self._consumer.pause(tp)  # otherwise it keeps fetching new records
 
 
 async def _patiently(act: Callable[[], Awaitable[T]], policy: RetryPolicy) -> T:
@@ -516,13 +516,13 @@ async def _patiently(act: Callable[[], Awaitable[T]], policy: RetryPolicy) -> T:
 
 
 class LogReader:
-    """Reads several partitions to their ends, and says which offset to expect there. See docs/client.md.
+    """Reads the committed records of several partitions, and returns the expected offset of each. See docs/client.md.
 
-    What it reads is committed. `read_to_end` returns for each partition the offset behind everything that has ended:
-    records, markers of transactions, what was aborted. It is what an append that is decided on this state expects.
-    While another transaction is open, that is its first offset: the append waits until it has ended, and is refused.
+    The expected offset is the last stable offset: it lies after all committed and aborted records and their markers.
+    While another transaction is open, it is that transaction's first offset. A conditional append there waits until
+    that transaction ends, and is then refused.
 
-    `partitions` – of (topic, partition) tuples, or TopicPartition. `configs` are aiokafka's for a consumer.
+    `partitions`: (topic, partition) tuples or TopicPartitions. `configs`: aiokafka's consumer settings.
     """
 
     def __init__(
@@ -538,11 +538,11 @@ class LogReader:
         self._positions = {key: LogPosition(*place(key), HeaderNames(), retry, 0) for key in partitions}
 
     async def read_to_end(self, apply: Callable[[Any, LogRecord], Awaitable[None] | None]) -> dict[Any, int]:
-        """Calls `apply(partition, record)`, a function or a coroutine function, for every committed record that was not
-        read yet, one partition after the other. Returns partition → the offset to expect.
+        """Call `apply(partition, record)` (a function or coroutine function) for each unread committed record.
 
-        An exception of `apply` is passed on; the record counts as not read. While the cluster cannot be reached it is
-        tried for `retry.total_seconds`, then the client library's error is raised. Raises PositionLost.
+        Reads one partition after the other. Returns {partition: expected offset}. If `apply` raises, the error
+        propagates and the record counts as unread. An unreachable cluster is retried for `retry.total_seconds`, then
+        the client library's error is raised. Raises PositionLost.
         """
         return {key: await _patiently(lambda k=key: self._read(k, apply), self._retry) for key in self._positions}  # type: ignore[misc]
 
@@ -579,15 +579,14 @@ class LogReader:
 
 
 class TransactionalWriter:
-    """Appends to several partitions in one transaction, each exactly where it is expected to end: all or nothing.
+    """Appends to several partitions in one transaction, each at its expected offset: all or nothing (KIP-27, KIP-98).
 
-    Compare-and-append (KIP-27) over KIP-98's transactions; see docs/client.md. `configs` are aiokafka's for the
-    connection, for producer, consumer and admin client alike. `transaction_timeout_seconds` – after that the
-    coordinator aborts by itself what this process left open. A send, a commit, an abort takes `retry.attempt_seconds`
-    at most, what is not known then `retry.total_seconds`.
+    `configs`: aiokafka's connection settings for producer, consumer and admin client. `transaction_timeout_seconds`:
+    the coordinator aborts an open transaction after this time. A send, commit or abort takes up to
+    `retry.attempt_seconds`, finding an unknown outcome up to `retry.total_seconds`. See docs/client.md.
 
-    `stop` it, or use it as `async with`. One append at a time, and one writer for each `transactional_id`: a new one
-    fences the one before.
+    Call `stop`, or use `async with`. One append at a time, and one writer per `transactional_id`: a new writer fences
+    the previous one.
     """
 
     def __init__(
@@ -620,18 +619,17 @@ class TransactionalWriter:
         self._fenced = False
 
     async def append(self, wanted: Wanted) -> dict[Any, int]:
-        """`wanted`: partition → (expected offset, records). All of it is appended and committed, or none.
+        """Append to all partitions and commit, or append to none.
 
-        Returns partition → offset of its first record. Behind the last one comes the transaction's marker, so unless
-        somebody else appends, the next offset to expect is that offset + the number of records + 1. A partition is
-        named by a (topic, partition) tuple or a TopicPartition. The expected offset of some may be None: these records
-        are appended wherever the log ends, within the same transaction.
+        `wanted`: {partition: (expected offset, records)}. A partition is a (topic, partition) tuple or a
+        TopicPartition. An expected offset of None appends without a check; at least one must be set. Returns
+        {partition: offset of its first record}. A transaction marker follows the records, so the next expected offset
+        is that offset + number of records + 1, unless another writer appends first.
 
-        Raises, with nothing of it visible, then or later: OffsetMismatch (the partition ended elsewhere),
-        TransactionConflict, TransactionAborted (not done in time); after any of them read, decide and append again, see
-        `retrying_async`. Raises WriterFenced; OutcomeUnknown where it could not be found out; ValueError and CheckIsOff
-        with nothing sent. Other errors are the client library's: then too, nothing is visible. A cancelled append is
-        aborted, unless its commit had been sent.
+        Raises OffsetMismatch, TransactionConflict or TransactionAborted (not done in time): no record is or becomes
+        visible; read, decide and append again (see `retrying_async`). Raises WriterFenced if the writer is unusable,
+        OutcomeUnknown if the outcome is unknown, ValueError and CheckIsOff if nothing was sent. Other errors are the
+        client library's; no record is visible then either. A cancelled append is aborted, unless its commit was sent.
         """
         parts = parts_of(wanted)
         write_id = new_write_id()
@@ -654,13 +652,13 @@ class TransactionalWriter:
         try:
             await asyncio.wait_for(self._producer.commit_transaction(), self._retry.attempt_seconds)
         except asyncio.CancelledError:
-            await asyncio.shield(self._drop())  # the next append brings it to its end
+            await asyncio.shield(self._drop())  # the next append completes or aborts the transaction
             raise
-        # Whatever the coordinator's error, this producer is dead.
+        # After any error of the coordinator, this producer is unusable.
         except Exception as error:
             await self._drop()
             code = _code_of(error)
-            aborted: Exception = TransactionAborted("its commit was not answered, and did not happen")
+            aborted: Exception = TransactionAborted("no response to the commit, and it was not applied")
             if code in FENCED:
                 self._fenced, aborted = True, WriterFenced(self.transactional_id)
             elif code in COMMIT_REFUSED:
@@ -669,7 +667,7 @@ class TransactionalWriter:
         return offsets
 
     async def start(self) -> None:
-        """Nothing is connected before it is needed."""
+        """No-op: connections open on first use."""
 
     async def stop(self) -> None:
         await self._drop()
@@ -691,9 +689,9 @@ class TransactionalWriter:
             raise CannotRead from error
 
     async def _start(self) -> None:
-        """A new producer, and whatever an earlier one left is brought to its end. Raises CannotRead: ask again."""
+        """Start a producer, which first ends an earlier one's transaction. Raises CannotRead if worth a retry."""
         producer = ConditionalProducer(**self._producer_configs)
-        checks, producer._checks = producer._checks, self._checks  # one admin client, whatever becomes of the producer
+        checks, producer._checks = producer._checks, self._checks  # one admin client for all producers
         try:
             await asyncio.wait_for(producer.start(), self._retry.attempt_seconds)
         except BaseException as error:
@@ -704,7 +702,7 @@ class TransactionalWriter:
         self._producer = producer
 
     async def _send(self, part: Part, write_id: bytes) -> int:
-        """The offset of the first record. Raises what `append` raises once it has aborted."""
+        """The offset of the first record. Raises the error that `append` raises after the abort."""
         producer = self._producer
         assert producer is not None
         try:
@@ -721,7 +719,7 @@ class TransactionalWriter:
         except (KafkaError, TimeoutError) as error:
             code = _code_of(error)
             if code == POLICY_VIOLATION and part.expected is not None:
-                # Nothing tells which of the refusals it is. What is committed shows whether it was a mismatch.
+                # aiokafka hides which refusal it is. A committed read shows whether it was a mismatch.
                 sight = await self._sight(part)
                 if sight is not None and sight.log_end != part.expected:
                     raise OffsetMismatch(part.topic, part.partition, part.expected, sight.log_end) from error
@@ -734,9 +732,9 @@ class TransactionalWriter:
         return await self._reading.look(part.topic, part.partition, part.expected)
 
     async def _give_up(self) -> None:
-        """Nothing is committed. Others wait for the partitions until the transaction is over.
+        """Abort the transaction, because other writers wait for its partitions, and drop the producer.
 
-        Without this producer: a refused batch leaves a gap in its sequences, which the next one would fall into.
+        A refused batch leaves a sequence gap in this producer, so the next append needs a new one.
         """
         aborted = False
         with contextlib.suppress(Exception):
@@ -745,7 +743,7 @@ class TransactionalWriter:
             aborted = True
         await self._drop()
         if not aborted and not self._fenced:
-            with contextlib.suppress(Exception):  # then the next append will do it, or the transaction's timeout
+            with contextlib.suppress(Exception):  # otherwise the next append or the transaction timeout aborts it
                 await self._start()
 
     async def _drop(self) -> None:
@@ -754,7 +752,7 @@ class TransactionalWriter:
             await _end(producer)
 
     async def _settle(self, parts: list[Part], write_id: bytes, aborted: Exception, cause: Exception) -> None:
-        """Returns if it is committed. Raises `aborted`, or OutcomeUnknown."""
+        """Return if the transaction committed. Raises `aborted` or OutcomeUnknown."""
         part = next(part for part in parts if part.expected is not None)
         deadline = time.monotonic() + self._retry.total_seconds
         for tries in itertools.count(1):
@@ -767,28 +765,28 @@ class TransactionalWriter:
             if ended is Ended.ABORTED:
                 raise aborted from cause
             if ended is Ended.GONE or time.monotonic() >= deadline:
-                reason = "the log starts behind it by now" if ended is Ended.GONE else f"at last: {cause!r}"
+                reason = "the log now starts after it" if ended is Ended.GONE else f"last error: {cause!r}"
                 expected = {each.where: each.expected for each in parts if each.expected is not None}
                 raise OutcomeUnknown(expected, write_id, reason) from cause
             await asyncio.sleep(self._retry.pause(tries))
 
 
 async def _end(producer: ConditionalProducer, checks: TopicChecks | None = None) -> None:
-    """Closes a producer that may be dead, and which shares the checks of its owner."""
+    """Close a producer that may be unusable. `checks`: closed as well, unless its owner keeps them."""
     with contextlib.suppress(KafkaError, TimeoutError):
-        # It would go on trying to commit for as long as that takes.
+        # Without a limit, it would keep trying to commit.
         await asyncio.wait_for(AIOKafkaProducer.stop(producer), _END_SECONDS)
     waiter = producer._txn_manager.wait_for_transaction_end()
     if waiter is not None and waiter.done() and not waiter.cancelled():
-        waiter.exception()  # else the loop complains that nobody has asked
+        waiter.exception()  # otherwise the loop logs an unretrieved exception
     if checks is not None:
         await checks.close()
 
 
 def _code_of(error: BaseException | None) -> int | None:
-    """The server's error code; the library may have wrapped it into another error."""
+    """The server's error code, also if the library wrapped the error; None if there is none."""
     while error is not None:
-        if isinstance(error, ProducerFenced):  # the library's own, for either code
+        if isinstance(error, ProducerFenced):  # aiokafka raises it for both codes
             return PRODUCER_FENCED
         if isinstance(error, BrokerResponseError) and error.errno > 0:
             return int(error.errno)
@@ -797,13 +795,13 @@ def _code_of(error: BaseException | None) -> int | None:
 
 
 def _only(client: type, configs: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `configs` that the constructor of `client` takes."""
+    """The entries of `configs` that the constructor of `client` accepts."""
     known = inspect.signature(client).parameters
     return {name: value for name, value in configs.items() if name in known and name != "loop"}
 
 
 async def describe_topic(admin: Any, topic: str) -> dict[str, str | None]:
-    """A topic's configs through an AIOKafkaAdminClient; none where they cannot be seen."""
+    """A topic's configs {name: value}, read with an AIOKafkaAdminClient; empty if they are not visible."""
     (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic, None)])
     code, message, _, _, entries = response.resources[0]
     if code in _NOT_VISIBLE:
@@ -814,21 +812,22 @@ async def describe_topic(admin: Any, topic: str) -> dict[str, str | None]:
 
 
 async def read_expansions(admin: Any, topic: str) -> tuple[PartitionExpansion, ...]:
-    """What `fencepost.partition_expansions` gives."""
+    """See `fencepost.partition_expansions`."""
     return expansions_of(topic, await describe_topic(admin, topic))
 
 
 class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
-    """AIOKafkaConsumer that reads topics by hand, all of their partitions or some, those to come included, and each key
-    in order while they grow (KIP-253). See docs/client.md.
+    """AIOKafkaConsumer that reads topics without joining a group, and keeps keys in order across expansions (KIP-253).
 
-    `getmany`, `getone` and iteration are the library's; a partition that came with a growth is assigned once all that
-    were there before have been read up to where they ended then. What an earlier call returned counts as read.
+    `getmany`, `getone` and iteration work as in AIOKafkaConsumer. A partition that an expansion added is assigned after
+    all prior partitions are read up to their thresholds. Records returned by an earlier call count as read. See
+    docs/client.md.
 
-    `mine` – which partitions are this consumer's, for several processes that share topics by hand; all have one
-    `group_id` then, and commit. `positions` – where to begin, for an application that keeps its offsets itself; others
-    begin at the group's commits, or by `auto_offset_reset`. `refresh_seconds` – how often growth, and what others have
-    committed, is looked for. `start` raises CheckIsOff, ValueError.
+    `mine(partition)`: whether this consumer reads a partition, also a future one; default all. Processes that share
+    topics need the same `group_id` and must commit. `positions`: {TopicPartition: offset} to start at, for applications
+    that store offsets themselves. Other partitions start at the group's committed offsets or by `auto_offset_reset`.
+    `refresh_seconds`: interval of checks for expansions and other processes' commits. `start` raises CheckIsOff,
+    ValueError.
     """
 
     def __init__(
@@ -860,7 +859,7 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
         await self._admin.close()
 
     def waiting(self) -> dict[TopicPartition, Waiting]:
-        """The partitions that are not read yet, and what each waits for."""
+        """The gated partitions, and what each waits for: {TopicPartition: Waiting}."""
         return {
             TopicPartition(topic, partition): waits
             for topic, order in self._orders.items()
@@ -871,7 +870,7 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
     async def getmany(
         self, *partitions: TopicPartition, timeout_ms: float = 0, max_records: int | None = None
     ) -> dict[TopicPartition, list[Any]]:
-        """As AIOKafkaConsumer.getmany. Raises KafkaError also where the topic's growth cannot be read."""
+        """AIOKafkaConsumer.getmany. Also raises KafkaError if the topic's expansions cannot be read."""
         deadline = time.monotonic() + timeout_ms / 1000
         while True:
             await self._open()
@@ -883,15 +882,15 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
                 return records
 
     async def getone(self, *partitions: TopicPartition) -> Any:
-        """As AIOKafkaConsumer.getone."""
+        """AIOKafkaConsumer.getone."""
         while True:
             found = await self.getmany(*partitions, timeout_ms=self._refresh_seconds * 1000, max_records=1)
             for records in found.values():
                 return records[0]
 
     def subscribe(self, *_: Any, **__: Any) -> None:
-        """Not possible: a group's coordinator would assign partitions that wait."""
-        raise TypeError("an OrderedConsumer reads the topics that it was made with; groups are ordered by the proxy")
+        """Raises TypeError: a group coordinator would assign gated partitions."""
+        raise TypeError("an OrderedConsumer reads the topics of its constructor (the proxy orders groups)")
 
     async def _begin(self, order: TopicOrder) -> None:
         await self._learn(order)
@@ -908,7 +907,7 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
         await self._assign(order, opened, {p: self._given.get(TopicPartition(order.topic, p)) for p in opened})
 
     async def _learn(self, order: TopicOrder) -> None:
-        # In this sequence: see TopicOrder.learn.
+        # The count must be read first: see `TopicOrder.learn`.
         (described,) = await self._admin.describe_topics([order.topic])
         if described["error_code"] not in {0, *_NOT_VISIBLE}:
             raise for_code(described["error_code"])(order.topic)
@@ -935,7 +934,7 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
                 await self._look_at_priors(order, now)
             ready = order.ready(self._positions(order))
             if ready:
-                # From the beginning, whatever auto_offset_reset says: all of it came since the topic grew.
+                # Ignore auto_offset_reset: all records of an added partition are newer than the expansion.
                 starts = {p: await self._known(TopicPartition(order.topic, p)) for p in ready}
                 tps = [TopicPartition(order.topic, p) for p in ready if starts[p] is None]
                 begins = await self.beginning_offsets(tps) if tps else {}
@@ -959,7 +958,7 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
         return positions
 
     def _position_now(self, tp: TopicPartition) -> int | None:
-        # Not position(): that waits for one that is not known yet.
+        # Not position(), which waits for an unknown position.
         subscription = self._subscription.subscription
         assignment = None if subscription is None else subscription.assignment
         if assignment is None or tp not in assignment.tps:
@@ -968,7 +967,7 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
         return int(state.position) if state.has_valid_position else None
 
     async def _assign(self, order: TopicOrder, partitions: list[int], starts: Mapping[int, int | None]) -> None:
-        # The library forgets positions and pauses with each assignment.
+        # aiokafka forgets positions and pauses at each assignment.
         seeks = {tp: position for tp in self.assignment() if (position := self._position_now(tp)) is not None}
         paused = self.paused()
         for partition, offset in starts.items():
@@ -982,15 +981,17 @@ class OrderedConsumer(AIOKafkaConsumer):  # type: ignore[misc]
 
 
 class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
-    """AIOKafkaProducer that keeps each key in order while its topic grows (KIP-253). See docs/client.md.
+    """AIOKafkaProducer that keeps each key in order across expansions of its topic (KIP-253). See docs/client.md.
 
-    Every record says over how many partitions it was placed. Where the topic has more by then, the proxy refuses it,
-    and this producer places it again, in the order of `send`. `partitioner` – (key, count) → partition, by default
-    where Java puts keys. `settle_seconds` – how long a record may be refused before it fails with
-    PartitionCountChanged; `held_max` – how many records may wait meanwhile, then `send` does.
+    Each record carries the partition count that chose its partition. If the topic has more partitions, the proxy
+    refuses the record, and this producer repartitions it, in the order of `send`.
 
-    `acks="all"` by default; `acks=0`, idempotence (a refusal wedges an idempotent producer of aiokafka on that
-    partition) and transactions are not possible.
+    `partitioner`: (key, partition count) → partition; default: the Java client's.
+    `settle_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
+    `held_max`: how many records may be queued meanwhile; then `send` waits.
+
+    The default is `acks="all"`. `acks=0`, transactions and idempotence raise ValueError (an idempotent producer of
+    aiokafka cannot append to a partition after a refusal).
     """
 
     def __init__(
@@ -1009,7 +1010,7 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
             acks=configs.setdefault("acks", "all"),
             idempotent=bool(configs.get("enable_idempotence")),
             transactional=configs.get("transactional_id") is not None,
-            idempotence="an idempotent producer of aiokafka is stuck on a partition that refused it; leave it off",
+            idempotence="an idempotent producer of aiokafka fails on a partition after a refusal (leave it off)",
         )
         self._serializers = configs.pop("key_serializer", None), configs.pop("value_serializer", None)
         super().__init__(**configs)
@@ -1018,7 +1019,7 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
         self._checks = TopicChecks(check_ttl_seconds, configs, COUNT_CHECK_CONFIG)
         self._sends: dict[str, TopicSends] = {}
         self._numbers = itertools.count()
-        #: One hands records over at a time, so that they leave in the order of their numbers.
+        #: Serializes calls of the library, so that records are sent in the order of their numbers.
         self._handing = asyncio.Lock()
         self._changed = asyncio.Event()
         self._settlers: dict[str, asyncio.Task[None]] = {}
@@ -1033,9 +1034,9 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
         timestamp_ms: int | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
     ) -> asyncio.Future[Any]:
-        """As AIOKafkaProducer.send. A record with `partition` stays on it, whatever the topic's count.
+        """AIOKafkaProducer.send. A record with `partition` is never repartitioned.
 
-        Raises CheckIsOff; the future raises PartitionCountChanged.
+        Raises CheckIsOff, ValueError; the future raises PartitionCountChanged.
         """
         given = counted_headers(self._count_header, headers or (), 0)[:-1]
         await self._checks.require(topic)
@@ -1070,11 +1071,11 @@ class OrderedProducer(AIOKafkaProducer):  # type: ignore[misc]
         timestamp_ms: int | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
     ) -> Any:
-        """`send`, and its outcome."""
+        """`send`, then wait for the outcome: RecordMetadata."""
         return await (await self.send(topic, value, key, partition, timestamp_ms, headers))
 
     async def flush(self) -> None:
-        """As AIOKafkaProducer.flush, what must be placed again included."""
+        """AIOKafkaProducer.flush, including records to repartition."""
         await super().flush()
         while any(map(len, self._sends.values())):
             await self._change()

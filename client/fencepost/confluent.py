@@ -79,18 +79,18 @@ __all__ = [
 
 OnDelivery = Callable[[Any, Message], None]
 
-#: A batch waits for `flush` at most this long, so that the library never cuts one in two by the clock.
+#: Longest wait of a batch for `flush`; long, so that the library never splits a batch on a timer.
 _LINGER_MS = 300_000
 _POLL_SECONDS = 0.5
 _PAUSE_SECONDS = 0.1
 _POLL_RECORDS = 500
 _FETCH_WAIT_MS = 10
-#: See `_failure`.
+#: What the library may raise: see `_failure`.
 _RAISED: Any = (KafkaException, KafkaError, SystemError)
-#: Of an append that waits for another's transaction.
+#: Retry backoff of an append that waits for another writer's transaction.
 _RETRY_BACKOFF_MS = 20
 
-#: After these a batch may be in the log, or may be appended by another try.
+#: After these errors a batch may already be appended, or may still be.
 _IN_DOUBT = frozenset(
     {
         KafkaError._ALL_BROKERS_DOWN,
@@ -110,12 +110,12 @@ _IN_DOUBT = frozenset(
         KafkaError.KAFKA_STORAGE_ERROR,
     }
 )
-#: Callbacks that belong to one client object, not to the admin client beside it.
+#: Callbacks of the client object, not passed to its admin client.
 _CALLBACKS = frozenset({"on_delivery", "error_cb", "stats_cb", "throttle_cb", "logger"})
 
 
 class TopicChecks:
-    """Which topics are checked, asked through an admin client of its own. Thread-safe, as Producer is."""
+    """Checked topics, read through its own admin client. Thread-safe, as Producer is."""
 
     def __init__(
         self, ttl_seconds: float, config: Mapping[str, Any], timeout_seconds: float, check: str = CHECK_CONFIG
@@ -136,7 +136,7 @@ class TopicChecks:
         self._admin = None  # the library closes it with its last reference
 
     def require(self, topic: str) -> TopicFacts:
-        """Raises CheckIsOff, or KafkaException if it cannot be found out."""
+        """The facts of a checked topic. Raises CheckIsOff, or KafkaException if the configs cannot be read."""
         with self._lock:
             facts = self._cache.get(topic)
             return facts if facts is not None else self._cache.learn(topic, self._describe(topic))
@@ -146,11 +146,11 @@ class TopicChecks:
 
 
 class LogEnds:
-    """Which log end a refusal tells.
+    """Derives the log end offset from the offsets that librdkafka reports for refused records.
 
-    librdkafka counts on through a failed batch as it does through a successful one: for the record `i` of a batch that
-    was refused at the log end 57 it shows the offset 57 + i. A refusal that counts on from the one before it is of the
-    same batch, unless its record was handed over only after the other refusal was known.
+    librdkafka numbers the records of a failed batch like those of a successful one: for record `i` of a batch refused
+    at log end offset 57, it reports 57 + i. Consecutive refusals with consecutive offsets belong to one batch, unless
+    the second record was produced after the first refusal was delivered.
     """
 
     def __init__(self) -> None:
@@ -159,11 +159,11 @@ class LogEnds:
 
     @property
     def count(self) -> int:
-        """Refusals so far; to be noted when a record is handed over."""
+        """Number of refusals so far; store it when producing a record."""
         return self._count
 
     def of_refusal(self, topic: str, partition: int, expected: int, offset: int, produced_at: int) -> int:
-        """`offset` is what librdkafka shows, `produced_at` the `count` when the record was handed over."""
+        """The log end offset. `offset`: reported by librdkafka; `produced_at`: `count` when the record was produced."""
         self._count += 1
         number, last_expected, last_offset, end = self._last.get((topic, partition), (0, -1, -1, -1))
         counts_on = expected == last_expected + 1 and offset == last_offset + 1
@@ -174,17 +174,17 @@ class LogEnds:
 
 
 class ConditionalProducer(Producer):
-    """Producer whose `produce` takes `expected_offset`. Everything else is the library's own.
+    """Producer whose `produce` takes `expected_offset`. All else is Producer's.
 
-    Defaults that differ:
+    Defaults that differ from Producer's:
 
-    - `enable.idempotence=true`: otherwise librdkafka puts a record that it sends again into a batch with later ones.
-      If the first send had landed after all, that batch is refused, and with it the record that is in the log. An
-      idempotent producer of librdkafka sends the same batch again, and goes on after a refusal. Needs `acks=all`;
-    - `max.in.flight.requests.per.connection=1`: otherwise a batch that has to be sent again is overtaken by the next
-      ones, which are then refused.
+    - `enable.idempotence=true` (needs `acks=all`): librdkafka then retries the identical batch, and continues after a
+      refusal. Otherwise it may retry a record in one batch with later records. If the first send was appended, that
+      batch is refused, including the record that is already in the log;
+    - `max.in.flight.requests.per.connection=1`: otherwise later batches overtake a retried batch and are refused.
 
-    `acks=0` is not possible: a refusal could not be told.
+    `acks=0` raises ValueError, because the producer would not receive refusals. `check_ttl_seconds`: how long a topic's
+    check config is cached. `check_timeout_seconds`: limit for reading it.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class ConditionalProducer(Producer):
     ) -> None:
         config = {**config, **configured(idempotence, config, "enable.idempotence", possible=True)}
         if str(config.get("acks", config.get("request.required.acks", "all"))) == "0":
-            raise ValueError("acks=0 cannot be used with expected offsets: nobody would hear of a refusal")
+            raise ValueError("acks=0 cannot be used with expected offsets: the producer would not receive refusals")
         defaults = {"enable.idempotence": True, "max.in.flight.requests.per.connection": 1}
         super().__init__({**defaults, **config}, **kwargs)
         self._header_names = header_names
@@ -221,13 +221,13 @@ class ConditionalProducer(Producer):
         expected_offset: int | None = None,
         write_id: bytes | None = None,
     ) -> None:
-        """As Producer.produce; with `expected_offset`, the record is appended at this offset or not at all.
+        """Producer.produce; with `expected_offset`, the record is appended at that offset or not at all.
 
-        Where the log ended elsewhere, `on_delivery(err, msg)` gets an OffsetMismatch as `err` (any other error is a
-        KafkaError, as always). Records that the library puts into one batch stand or fall together, those without an
-        expectation too. `write_id` names this write, by default at random. The first call for a topic, and one every
-        `check_ttl_seconds`, asks the cluster whether the check is on, and blocks for that. Raises CheckIsOff,
-        PartitionRequired.
+        If the log ends at another offset, `on_delivery(err, msg)` gets an OffsetMismatch as `err`; an OffsetViolation
+        if the record was appended elsewhere; other errors are KafkaErrors. The records of one batch are accepted or
+        refused together. `write_id`: identifies this write, 16 random bytes by default. The call blocks while it reads
+        the topic configs: the first time for a topic, then every `check_ttl_seconds`. Raises CheckIsOff,
+        PartitionRequired, ValueError.
         """
         deliver = on_delivery or callback
         options: dict[str, Any] = {"partition": partition, "timestamp": timestamp}
@@ -237,7 +237,7 @@ class ConditionalProducer(Producer):
             super().produce(topic, value, key, headers=headers, **options)
             return
         if partition < 0:
-            raise PartitionRequired("expected_offset= needs partition=: every partition has offsets of its own")
+            raise PartitionRequired("expected_offset= needs partition= (offsets are per partition)")
         given = headers.items() if isinstance(headers, Mapping) else headers or []
         headers = conditional_headers(self._header_names, given, expected_offset, write_id or new_write_id())
         self._checks.require(topic)
@@ -266,7 +266,7 @@ class ConditionalProducer(Producer):
             except FencepostError as violation:
                 return violation
             return None
-        # librdkafka drops the server's message, but shows the base offset beside the error.
+        # librdkafka drops the server's message, but reports the base offset with the error.
         end = None
         if err.code() == POLICY_VIOLATION and offset is not None and offset >= 0:
             end = self._log_ends.of_refusal(*where, offset, produced_at)
@@ -277,10 +277,11 @@ class ConditionalProducer(Producer):
 
 
 class LogWriter(BlockingLogWriter):
-    """Reads one partition to its end, then appends batches to it (KIP-27's worked example). See docs/client.md.
+    """Reads one partition to its end, then appends batches, each only if the log still ends there (KIP-27).
 
-    `config` is librdkafka's for the connection (`bootstrap.servers`, `security.protocol`, …), for producer, consumer
-    and admin client alike; `compression_type` is for the producer. Transactions of others are read once committed.
+    Reads committed records only. `config`: librdkafka's connection settings (`bootstrap.servers`,
+    `security.protocol`, …) for producer, consumer and admin client. `batch_bytes_max`: bytes, uncompressed. See
+    docs/client.md.
     """
 
     def __init__(
@@ -304,7 +305,7 @@ class LogWriter(BlockingLogWriter):
                 "batch.num.messages": 1_000_000,
                 "message.max.bytes": max(1_000_000, 2 * batch_bytes_max),
                 "queue.buffering.max.messages": 1_000_000,
-                # One send a try: whether to send again is decided after a look at the log.
+                # One send per attempt: a read of the log decides whether to send again.
                 "retries": 0,
                 "enable.idempotence": False,
                 "linger.ms": _LINGER_MS,
@@ -366,10 +367,10 @@ class _Reading(Reading):
         self._attempt_seconds = attempt_seconds
         self._admin_config = {k: v for k, v in config.items() if k not in _CALLBACKS}
         self._config: dict[str, Any] = {
-            # Only what is there is waited for; a fetch that waits for more would hold up the next partition.
+            # A fetch that waits for future records would delay the next partition.
             "fetch.wait.max.ms": _FETCH_WAIT_MS,
             **config,
-            "group.id": "fencepost-log-writer",  # wanted by the library; no group is joined, nothing committed
+            "group.id": "fencepost-log-writer",  # required by the library; no group is joined, nothing committed
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
@@ -406,7 +407,7 @@ class _Reading(Reading):
         except KafkaException as error:
             raise CannotRead from error
         if offset < 0:
-            # OFFSET_INVALID (-1001), and no error: librdkafka could not ask the partition's leader.
+            # OFFSET_INVALID (-1001) without an error: librdkafka could not query the partition's leader.
             raise CannotRead
         return offset
 
@@ -426,22 +427,22 @@ class _Reading(Reading):
                     assert at is not None
                     give_up = time.monotonic() + self._attempt_seconds
                     if err is not None:
-                        position = max(position, at)  # behind the last record there may be offsets that hold none
+                        position = max(position, at)  # offsets after the last record may hold none
                         continue
                     yield LogRecord(at, msg.timestamp()[1], msg.key(), msg.value(), _headers(msg.headers()))
                     position = at + 1
                 if position < end and time.monotonic() >= give_up:
                     raise CannotRead from TimeoutError(
-                        f"{topic}-{partition}: nothing came from offset {position} on for {self._attempt_seconds:g} s"
+                        f"{topic}-{partition}: no records from offset {position} for {self._attempt_seconds:g} s"
                     )
         finally:
-            consumer.unassign()  # else it goes on fetching what is appended
+            consumer.unassign()  # otherwise it keeps fetching new records
 
 
 class LogReader(BlockingLogReader):
-    """Reads several partitions to their ends, and says which offset to expect there. See docs/client.md.
+    """Reads the committed records of several partitions, and returns the expected offset of each. See docs/client.md.
 
-    `partitions` – of (topic, partition) tuples, or TopicPartition. `config` is librdkafka's for a consumer.
+    `partitions`: (topic, partition) tuples or TopicPartitions. `config`: librdkafka's consumer settings.
     """
 
     def __init__(
@@ -455,12 +456,11 @@ class LogReader(BlockingLogReader):
 
 
 class TransactionalWriter(BlockingTransactionalWriter):
-    """Compare-and-append over several partitions, all or nothing (KIP-98 and KIP-27). See docs/client.md.
+    """Appends to several partitions in one transaction, each at its expected offset: all or nothing (KIP-27, KIP-98).
 
-    `config` is librdkafka's for the connection (`bootstrap.servers`, `security.protocol`, …), for producer, consumer
-    and admin client alike. `transaction_timeout_seconds` – after that the coordinator aborts by itself what this
-    process left open. A send, a commit, an abort takes `retry.attempt_seconds` at most, what is not known then
-    `retry.total_seconds`.
+    `config`: librdkafka's connection settings for producer, consumer and admin client. `transaction_timeout_seconds`:
+    the coordinator aborts an open transaction after this time. A send, commit or abort takes up to
+    `retry.attempt_seconds`, finding an unknown outcome up to `retry.total_seconds`. See docs/client.md.
     """
 
     def __init__(
@@ -483,7 +483,7 @@ class TransactionalWriter(BlockingTransactionalWriter):
         self._checks = TopicChecks(check_ttl_seconds, config, retry.attempt_seconds)
         self._producer: ConditionalProducer | None = None
         self._producer_config: dict[str, Any] = {
-            "log_level": 2,  # else each refusal is logged as an error
+            "log_level": 2,  # otherwise each refusal is logged as an error
             **config,
             "transactional.id": transactional_id,
             "transaction.timeout.ms": int(transaction_timeout_seconds * 1000),
@@ -505,7 +505,7 @@ class TransactionalWriter(BlockingTransactionalWriter):
 
     def _open_producer(self) -> None:
         self._producer = ConditionalProducer(self._producer_config, header_names=self._names)
-        self._producer._checks = self._checks  # one admin client, whatever becomes of the producer
+        self._producer._checks = self._checks  # one admin client for all producers
         try:
             self._producer.init_transactions(self._retry.attempt_seconds)
         except KafkaException as error:
@@ -548,8 +548,10 @@ class TransactionalWriter(BlockingTransactionalWriter):
                 raise error if isinstance(error, FencepostError) else KafkaException(error)
         except FencepostError as error:
             if isinstance(error, OffsetMismatch) and error.actual in (None, error.expected):
-                # The message is not shown; only a mismatch comes with the offset where the log ends.
-                raise TransactionConflict(f"{part.topic}-{part.partition}: another transaction holds it") from error
+                # librdkafka hides the message; only a mismatch reports the log end offset.
+                raise TransactionConflict(
+                    f"{part.topic}-{part.partition}: another transaction is open on it"
+                ) from error
             raise explained(part, error, passing=False, transactional_id=self.transactional_id) from error.__cause__
         except _RAISED as error:
             failed = _failure(error)
@@ -582,16 +584,18 @@ class TransactionalWriter(BlockingTransactionalWriter):
     def _discard(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            # Not close(), which in vain asks the cluster to abort, and fails where that fails: the library ends it with
-            # its last reference.
+            # Not close(), which tries to abort and fails if that fails. The library closes the producer with its last
+            # reference.
             with contextlib.suppress(*_RAISED):
                 producer.purge()
                 producer.poll(0)
 
 
 def _failure(error: BaseException) -> KafkaException:
-    """The library raises a fatal error out of whichever call comes next, as it is, which cannot even be shown in a
-    traceback, or as the cause of a SystemError where a delivery callback was to be called too."""
+    """The KafkaException in `error`; raises `error` if there is none.
+
+    The library raises a fatal error from its next call: as a bare KafkaError, which a traceback cannot show, or as the
+    cause of a SystemError if a delivery callback was due."""
     found: BaseException | None = error
     while found is not None:
         if isinstance(found, KafkaException):
@@ -621,7 +625,7 @@ def _headers(headers: Any) -> tuple[tuple[str, bytes], ...]:
 
 
 def describe_topic(admin: AdminClient, topic: str, timeout_seconds: float = 30.0) -> dict[str, str | None]:
-    """A topic's configs through an AdminClient; none where they cannot be seen."""
+    """A topic's configs {name: value}, read with an AdminClient; empty if they are not visible."""
     resource = ConfigResource(ResourceType.TOPIC, topic)
     try:
         entries = admin.describe_configs([resource], request_timeout=timeout_seconds)[resource].result()
@@ -633,18 +637,18 @@ def describe_topic(admin: AdminClient, topic: str, timeout_seconds: float = 30.0
 
 
 class OrderedConsumer(Consumer):
-    """Consumer that reads topics by hand, all of their partitions or some, those to come included, and each key in
-    order while they grow (KIP-253). See docs/client.md.
+    """Consumer that reads topics without joining a group, and keeps keys in order across expansions (KIP-253).
 
-    `poll` and `consume` are the library's (`consume` may return sooner, with fewer messages); a partition that came
-    with a growth is assigned once all that were there before have been read up to where they ended then. What an
-    earlier call returned counts as read.
+    `poll` and `consume` work as in Consumer; `consume` may return early with fewer messages. A partition that an
+    expansion added is assigned after all prior partitions are read up to their thresholds. Records returned by an
+    earlier call count as read. See docs/client.md.
 
-    `mine` – which partitions are this consumer's, for several processes that share topics by hand; all have one
-    `group.id` then, and commit. `positions` – (topic, partition) → where to begin, for an application that keeps its
-    offsets itself; others begin at the group's commits, or by `auto.offset.reset`. `refresh_seconds` – how often
-    growth, and what others have committed, is looked for. Differs from Consumer: `commit()` without arguments commits
-    what was read, with offsets behind it that hold no records (markers of transactions). Raises CheckIsOff, ValueError.
+    `mine(partition)`: whether this consumer reads a partition, also a future one; default all. Processes that share
+    topics need the same `group.id` and must commit. `positions`: {(topic, partition): offset} to start at, for
+    applications that store offsets themselves. Other partitions start at the group's committed offsets or by
+    `auto.offset.reset`. `refresh_seconds`: interval of checks for expansions and other processes' commits. `commit()`
+    without arguments also covers offsets after the last record that hold no records (transaction markers). Raises
+    CheckIsOff, ValueError.
     """
 
     def __init__(
@@ -659,13 +663,13 @@ class OrderedConsumer(Consumer):
         **kwargs: Any,
     ) -> None:
         self._grouped = "group.id" in config
-        alone = {"group.id": "fencepost-ordered-consumer", "enable.auto.commit": False}  # joined by nobody
-        # librdkafka's own position() is behind the last record: only the end of a partition tells of what follows it.
+        alone = {"group.id": "fencepost-ordered-consumer", "enable.auto.commit": False}  # never joined
+        # position() is after the last record: only end-of-partition events cover offsets without records after it.
         ours: dict[str, Any] = {"enable.partition.eof": True}
         self._tells_ends = str(config.get("enable.partition.eof", False)).lower() == "true"
         self._stores = self._grouped and str(config.get("enable.auto.offset.store", True)).lower() == "true"
         if self._stores:
-            ours["enable.auto.offset.store"] = False  # done here, since it would not store what follows a last record
+            ours["enable.auto.offset.store"] = False  # stored here, to cover offsets without records after the last one
         super().__init__({**({} if self._grouped else alone), **config, **ours}, **kwargs)
         self._latest = config.get("auto.offset.reset", "largest") in ("largest", "latest", "end")
         self._orders = {topic: TopicOrder(topic, mine or every) for topic in topics}
@@ -687,7 +691,7 @@ class OrderedConsumer(Consumer):
             raise
 
     def waiting(self) -> dict[tuple[str, int], Waiting]:
-        """The partitions (topic, partition) that are not read yet, and what each waits for."""
+        """The gated partitions, and what each waits for: {(topic, partition): Waiting}."""
         return {
             (topic, partition): waits
             for topic, order in self._orders.items()
@@ -696,15 +700,15 @@ class OrderedConsumer(Consumer):
         }
 
     def poll(self, timeout: float | None = -1) -> Message | None:
-        """As Consumer.poll. Raises KafkaException also where the topic's growth cannot be read."""
+        """Consumer.poll. Also raises KafkaException if the topic's expansions cannot be read."""
         return next(iter(self._get(timeout, lambda seconds: [super(OrderedConsumer, self).poll(seconds)])), None)
 
     def consume(self, num_messages: int = 1, timeout: float | None = -1) -> list[Message]:
-        """As Consumer.consume, but for what the class says."""
+        """Consumer.consume; may return early with fewer messages."""
         return self._get(timeout, lambda seconds: super(OrderedConsumer, self).consume(num_messages, seconds))
 
     def commit(self, *, asynchronous: bool = True, **what: Any) -> Any:
-        """As Consumer.commit; see the class."""
+        """Consumer.commit; without arguments, commits everything read (see the class)."""
         if not what:
             what["offsets"] = [TopicPartition(topic, partition, at) for (topic, partition), at in self._read.items()]
         return super().commit(asynchronous=asynchronous, **what)  # type: ignore[call-overload]
@@ -715,8 +719,8 @@ class OrderedConsumer(Consumer):
             self._read[partition.topic, partition.partition] = partition.offset
 
     def subscribe(self, *_: Any, **__: Any) -> None:
-        """Not possible: a group's coordinator would assign partitions that wait."""
-        raise TypeError("an OrderedConsumer reads the topics that it was made with; groups are ordered by the proxy")
+        """Raises TypeError: a group coordinator would assign gated partitions."""
+        raise TypeError("an OrderedConsumer reads the topics of its constructor (the proxy orders groups)")
 
     def _get(self, timeout: float | None, ask: Callable[[float], Sequence[Message | None]]) -> list[Message]:
         deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout
@@ -730,7 +734,7 @@ class OrderedConsumer(Consumer):
                 return messages
 
     def _note(self, message: Message) -> bool:
-        """False for an end of partition that the application has not asked for."""
+        """Record the position. False for an end-of-partition event that the application did not enable."""
         error, topic, partition, offset = message.error(), message.topic(), message.partition(), message.offset()
         if error is None or error.code() == KafkaError._PARTITION_EOF:
             assert topic is not None
@@ -754,7 +758,7 @@ class OrderedConsumer(Consumer):
         self._assign(order, {p: known[p] for p in opened})
 
     def _learn(self, order: TopicOrder) -> None:
-        # In this sequence: see TopicOrder.learn.
+        # The count must be read first: see `TopicOrder.learn`.
         count = len(self._admin.list_topics(order.topic, self._timeout_seconds).topics[order.topic].partitions)
         configs = describe_topic(self._admin, order.topic, self._timeout_seconds)
         order.learn(count, expansions_of(order.topic, configs))
@@ -789,7 +793,7 @@ class OrderedConsumer(Consumer):
                 self._look_at_priors(order, now)
             ready = order.ready(self._positions(order))
             if ready:
-                # From the beginning, whatever auto.offset.reset says: all of it came since the topic grew.
+                # Ignore auto.offset.reset: all records of an added partition are newer than the expansion.
                 starts = self._known(order, ready)
                 self._assign(order, {p: OFFSET_BEGINNING if at is None else at for p, at in starts.items()})
 
@@ -805,7 +809,7 @@ class OrderedConsumer(Consumer):
         return {**self._others[order.topic], **{p: self._read.get((order.topic, p)) for p in order.opened}}
 
     def _assign(self, order: TopicOrder, starts: Mapping[int, int | None]) -> None:
-        """None: by the reset policy."""
+        """Assign `starts` {partition: offset}; None uses the reset policy."""
         order.opened.update(starts)
         default = OFFSET_END if self._latest else OFFSET_BEGINNING
         self.incremental_assign(
@@ -815,16 +819,18 @@ class OrderedConsumer(Consumer):
 
 
 class OrderedProducer(Producer):
-    """Producer that keeps each key in order while its topic grows (KIP-253). See docs/client.md.
+    """Producer that keeps each key in order across expansions of its topic (KIP-253). See docs/client.md.
 
-    Every record says over how many partitions it was placed. Where the topic has more by then, the proxy refuses it,
-    and this producer places it again, in the order of `produce`; that happens in `poll` and `flush`, as deliveries do.
-    `partitioner` – (key, count) → partition, by default as the setting `partitioner` says (`consistent_random`, that is
-    crc32, or `murmur2_random`). `settle_seconds` – how long a record may be refused before it is delivered as a
-    PartitionCountChanged; `held_max` – how many records may wait meanwhile, then `produce` raises BufferError.
+    Each record carries the partition count that chose its partition. If the topic has more partitions, the proxy
+    refuses the record, and this producer repartitions it, in the order of `produce`, during `poll` and `flush`.
 
-    `enable.idempotence=true` by default, so that what is sent again keeps its order. `acks=0` and transactions are not
-    possible.
+    `partitioner`: (key, partition count) → partition; default: by the setting
+    `partitioner` (`consistent_random`, that is crc32, or `murmur2_random`).
+    `settle_seconds`: how long a record may be refused before it is delivered as PartitionCountChanged.
+    `held_max`: how many records may be queued meanwhile; then `produce` raises BufferError.
+
+    The default is `enable.idempotence=true`, so that retries keep their order. `acks=0` and transactions raise
+    ValueError.
     """
 
     def __init__(
@@ -849,7 +855,7 @@ class OrderedProducer(Producer):
         named = config.get("partitioner", "consistent_random")
         if partitioner is None and named not in _PLACEMENTS:
             raise ValueError(
-                f"partitioner={named!r} cannot be repeated here: give partitioner=, or one of {', '.join(_PLACEMENTS)}"
+                f"partitioner={named!r} is not supported (pass partitioner=, or set one of {', '.join(_PLACEMENTS)})"
             )
         super().__init__({"enable.idempotence": True, **config}, **kwargs)
         self._place_key = partitioner or _PLACEMENTS[named]
@@ -874,10 +880,10 @@ class OrderedProducer(Producer):
         timestamp: int = 0,
         headers: Any = None,
     ) -> None:
-        """As Producer.produce. A record with `partition` stays on it, whatever the topic's count.
+        """Producer.produce. A record with `partition` is never repartitioned.
 
-        The first call for a topic, and one every `check_ttl_seconds`, asks the cluster whether the check is on, and
-        blocks for that. Raises CheckIsOff.
+        The call blocks while it reads the topic configs: the first time for a topic, then every `check_ttl_seconds`.
+        Raises CheckIsOff, ValueError, BufferError.
         """
         given = counted_headers(
             self._count_header, headers.items() if isinstance(headers, Mapping) else headers or [], 0
@@ -888,7 +894,9 @@ class OrderedProducer(Producer):
                 self._sends[topic] = TopicSends(self._place_key, self._count(topic))
             sends = self._sends[topic]
             if len(sends.queue) >= self._held_max:
-                raise BufferError(f"{self._held_max} records wait for the partition count of {topic!r}; call poll()")
+                raise BufferError(
+                    f"{self._held_max} records are queued until the partition count of {topic!r} is known (call poll())"
+                )
             send = Send(
                 next(self._numbers),
                 topic,
@@ -905,7 +913,7 @@ class OrderedProducer(Producer):
                     raise
 
     def poll(self, timeout: float = -1) -> int:
-        """As Producer.poll; places again what was refused."""
+        """Producer.poll; also repartitions refused records."""
         deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout
         while True:
             left = _POLL_SECONDS if deadline is None else min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))
@@ -915,7 +923,7 @@ class OrderedProducer(Producer):
                 return events
 
     def flush(self, timeout: float = -1) -> int:
-        """As Producer.flush, what must be placed again included."""
+        """Producer.flush, including records to repartition."""
         deadline = None if timeout is None or timeout < 0 else time.monotonic() + timeout
         while True:
             left = _POLL_SECONDS if deadline is None else min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))
@@ -982,16 +990,16 @@ class OrderedProducer(Producer):
         for send, count in late:
             deliver = send.what[3]
             if deliver is not None:
-                reason = f"tried for {self._settle_seconds:g} s; there is no message"
+                reason = f"tried for {self._settle_seconds:g} s (on_delivery gets no message)"
                 deliver(count_changed(send, count, reason), None)
 
 
-#: Setting `partitioner` of librdkafka → where it puts a key.
+#: librdkafka setting `partitioner` → partitioner.
 _PLACEMENTS: dict[str, Placement] = {
     "consistent": crc32,
     "consistent_random": crc32,
     "murmur2": murmur2,
     "murmur2_random": murmur2,
 }
-#: Refused by the proxy, or by librdkafka itself, which has not heard of a partition yet: not appended.
+#: Not appended: refused by the proxy, or by librdkafka because it does not know the partition yet.
 _MISPLACED = frozenset({INVALID_PARTITIONS, KafkaError._UNKNOWN_PARTITION})

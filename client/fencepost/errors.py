@@ -1,7 +1,6 @@
-"""What can go wrong with a conditional append or an ordered read, and what to do about it.
+"""Errors of conditional appends and ordered reads, each with the action to take.
 
-Everything else – a lost connection, no permission, a record that the broker finds invalid – is raised as the client
-library's own exception.
+Other failures (lost connection, missing permission, invalid record) keep the client library's own exception.
 """
 
 from __future__ import annotations
@@ -13,22 +12,21 @@ class FencepostError(Exception):
     """Base of the errors of this library."""
 
     def __reduce__(self) -> tuple[object, ...]:
-        # An exception is pickled and copied by its args, which here are the text: processes hand refusals on.
+        # Exceptions are pickled by `args`, which here hold only the text.
         return _rebuild, (type(self), self.args, {**self.__dict__})
 
 
 class OffsetMismatch(FencepostError):
-    """The log does not end where the write expected it to: somebody else appended. The send was refused.
+    """The append was refused: the log end offset differs from the expected offset. Another writer appended first.
 
-    `expected` is the offset that was asked for. `actual` is the log end that the refusal tells, the offset that the
-    next record would get; None where the client library hides it and it could not be read. It is out of date as soon
-    as another writer appends. `possibly_yours`: records equal to these already lie at `expected`, so an earlier try of
-    this very write may have landed: read back before you write it again. None where it is not known: the client library
-    does not show the message that says so (aiokafka, confluent-kafka), or the write was refused with one sent ahead of
-    it.
+    `expected`: the offset in the request. `actual`: the log end offset from the refusal, which is the offset of the
+    next record; None if the client library hides it and it could not be read. The next append makes it stale.
+    `possibly_yours`: True if equal records are already at `expected`. An earlier attempt of this write may then be in
+    the log, so read it back before you write again. None if unknown: the client library hides the message (aiokafka,
+    confluent-kafka), or an earlier append in the same pipeline was refused.
 
-    Do: read the partition on from `expected`, decide again on what you find, append at the new end. Sending the same
-    write again at a newer offset without reading would undo what the check is for.
+    Action: read the partition from `expected`, decide again, append at the new end. Do not send the same write at a
+    newer offset without reading: that defeats the check.
     """
 
     def __init__(
@@ -46,30 +44,32 @@ class OffsetMismatch(FencepostError):
         self.expected = expected
         self.actual = actual
         self.possibly_yours = possibly_yours
-        end = "ends elsewhere" if actual is None else f"ends at {actual}"
-        text = f"{topic}-{partition}: expected offset {expected}, but the log {end}"
+        end = "the log end offset differs" if actual is None else f"the log end offset is {actual}"
+        text = f"{topic}-{partition}: expected offset {expected}, but {end}"
         if actual == expected:
-            # The record itself would have fitted: another record of its batch did not, or a batch sent ahead of it.
-            text = f"{topic}-{partition}: expected offset {expected}, but another record of the same batch did not fit"
+            # This record's offset was right: another record of its batch, or an earlier append, failed the check.
+            text = f"{topic}-{partition}: expected offset {expected}, but another record of the same batch was refused"
             if detail is not None and detail.startswith("SENT_BEHIND"):
-                text = f"{topic}-{partition}: expected offset {expected}, but a record sent ahead of it did not fit"
+                text = f"{topic}-{partition}: expected offset {expected}, but an earlier append was refused"
         if possibly_yours:
-            text += "; equal records lie there, perhaps an earlier try of this write: read back before writing again"
+            text += "; equal records are there, possibly from an earlier attempt: read them before writing again"
         if detail:
             text += f" ({detail})"
         super().__init__(text)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions are pickled by their args, which here are a text: processes hand refusals to each other.
+        # Exceptions are pickled by `args`, which here hold only the text.
         state = {**self.__dict__}
         return _rebuild, (type(self), self.args, state)
 
 
 class OffsetViolation(FencepostError):
-    """The write *was appended*, but not at the offset that it expected.
+    """The record *was appended*, but at another offset than expected.
 
-    Either a writer goes around the proxy, or the topic's check was switched off between our look at it and the write.
-    Every other writer can see these records: repair by hand, and find the writer (the proxy logs it as an ERROR).
+    Cause: a writer bypasses the proxy, or the check was switched off after this client last read the topic configs.
+    The records are visible to every reader.
+
+    Action: repair the log by hand and find the writer. The proxy logs the violation as an ERROR.
     """
 
     def __init__(self, topic: str, partition: int, expected: int, appended_at: int) -> None:
@@ -78,31 +78,33 @@ class OffsetViolation(FencepostError):
         self.expected = expected
         self.appended_at = appended_at
         super().__init__(
-            f"{topic}-{partition}: appended at offset {appended_at} although {expected} was expected: a writer goes "
-            "around the proxy, or check.expected.offsets was switched off meanwhile"
+            f"{topic}-{partition}: appended at offset {appended_at}, expected {expected}: a writer bypasses the proxy, "
+            "or check.expected.offsets was switched off"
         )
 
 
 class CheckIsOff(FencepostError):
-    """Nothing would check this write's expected offset or partition count, so it was not sent; or the topic does not
-    grow in order, so it cannot be read in order. `config` – the topic config to switch on.
+    """The topic config that the call needs is off, or the servers are not a Fencepost proxy. Nothing was sent.
+
+    `config`: the topic config to switch on. Without it, nothing checks the expected offset or the partition count, or
+    partitions are not added in order.
     """
 
     def __init__(self, topic: str, found: str, config: str = "check.expected.offsets") -> None:
         self.topic = topic
         self.config = config
         super().__init__(
-            f"topic {topic!r}: {found}; nothing was sent. Connect to the Fencepost proxy and switch the check on: "
+            f"topic {topic!r}: {found}; nothing was sent (connect to the Fencepost proxy and set the config: "
             f"kafka-configs.sh --bootstrap-server <proxy> --alter --entity-type topics --entity-name {topic} "
-            f"--add-config {config}=true"
+            f"--add-config {config}=true)"
         )
 
 
 class PartitionCountChanged(FencepostError):
-    """The topic has grown since this record was placed, and it could not be placed again in the time allowed.
+    """The record was *not* appended: its topic was expanded, and the producer could not repartition it in time.
 
-    It was *not* appended. `expected` is the number of partitions that it was placed over, `actual` the number that the
-    refusal tells, None where the client library hides it.
+    `expected`: the partition count that chose its partition. `actual`: the partition count from the refusal, None if
+    the client library hides it. `partition`: -1 if the record had none.
     """
 
     def __init__(self, topic: str, partition: int, expected: int, actual: int | None, *, reason: str) -> None:
@@ -110,25 +112,26 @@ class PartitionCountChanged(FencepostError):
         self.partition = partition
         self.expected = expected
         self.actual = actual
-        now = "another number" if actual is None else str(actual)
+        now = "a different number" if actual is None else str(actual)
         super().__init__(
-            f"{topic}-{partition}: placed over {expected} partitions, but the topic has {now}; not appended: {reason}"
+            f"{topic}-{partition}: not appended: partitioned for {expected} partitions, the topic has {now}; {reason}"
         )
 
 
 class PartitionRequired(FencepostError, ValueError):
-    """A conditional send without a partition. Every partition has offsets of its own, so say which one is meant."""
+    """A conditional send has no `partition`. An expected offset is meaningful for one partition only."""
 
 
 class BatchTooLarge(FencepostError, ValueError):
-    """These records do not fit into one batch, and a batch is what is appended as a whole. Nothing was sent."""
+    """The records do not fit into one batch, which is the atomic unit of an append. Nothing was sent."""
 
 
 class InDoubt(FencepostError):
-    """The append was sent, and whether it is in the log could not be found out in the time allowed.
+    """The append was sent, but its outcome was not confirmed in time.
 
-    Do: `read_to_end` once the cluster can be reached; the records of the write are those whose `write-id` header is
-    `write_id`, at `expected`. It cannot land anywhere else, and not after another append at that offset.
+    Action: call `read_to_end` when the cluster is reachable. If the write was appended, its records are at `expected`
+    and their `write-id` header is `write_id`. It can be appended only there, and only if no other append took that
+    offset.
     """
 
     def __init__(self, topic: str, partition: int, expected: int, write_id: bytes, reason: str) -> None:
@@ -137,50 +140,52 @@ class InDoubt(FencepostError):
         self.expected = expected
         self.write_id = write_id
         super().__init__(
-            f"{topic}-{partition}: whether the append at offset {expected} is in the log could not be found out: "
-            f"{reason}; read_to_end() will show it (write-id {write_id.hex()})"
+            f"{topic}-{partition}: outcome of the append at offset {expected} is unknown: {reason} "
+            f"(call read_to_end() to find out; write-id {write_id.hex()})"
         )
 
 
 class NotAtEnd(FencepostError):
-    """`append` on a log writer that has not read the partition to its end, or was fenced since. Call `read_to_end`."""
+    """The log writer has not read to the end of the partition, or an append failed since. Call `read_to_end`."""
 
 
 class PositionLost(FencepostError):
-    """The log no longer holds what the writer would read next.
+    """The next offset to read is outside the log.
 
-    Records before the log start were deleted unread, or the log is shorter than what was read already (the topic was
-    recreated, or Kafka lost its tail). The state built from it is not the log's any more: throw it away and start
-    again with a new log writer.
+    Cause: unread records were deleted, the topic was recreated, or Kafka lost records at the end of the log.
+
+    Action: discard the state built from the log and start again with a new log writer.
     """
 
 
 class TransactionAborted(FencepostError):
-    """Nothing of the transaction is in the log for read_committed readers, nor will be. The writer can be used again.
+    """The transaction was aborted: read_committed readers never see its records. The writer can be used again.
 
-    Raised as it is where the cluster or a partition could not be written to in time, `__cause__` says how; and, as
-    TransactionConflict, where somebody else was in the way. Do: read again, decide again, append again.
+    Cause: the cluster or a partition could not be written in time (see `__cause__`), or another writer conflicted
+    (subclass `TransactionConflict`). Action: read, decide and append again.
     """
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
-        super().__init__(f"the transaction was aborted, nothing of it is visible: {reason}")
+        super().__init__(f"transaction aborted, none of its records are visible: {reason}")
 
 
 class TransactionConflict(TransactionAborted):
-    """Another transaction holds one of the partitions, or the commit was refused, since an append of this transaction
-    turned out not to lie where it was expected (a writer that goes around the proxy, another's marker in between).
+    """Another transaction is open on one of the partitions, or the proxy refused the commit.
 
-    Do: read again, decide again, append again, after a pause that differs from the other's: see `retrying`.
+    The proxy refuses a commit if an append of the transaction is not at its expected offset: a writer bypassed the
+    proxy, or another transaction's marker came in between.
+
+    Action: read, decide and append again after a random pause (see `retrying`).
     """
 
 
 class OutcomeUnknown(FencepostError):
-    """The commit was sent, and whether it happened could not be found out in the time allowed.
+    """The commit was sent, but its outcome was not confirmed in time. Either all appends are committed or none.
 
-    All of it is in the log or nothing is. Do: read the partitions once the cluster can be reached; the records of the
-    transaction are those whose `write-id` header is `write_id`, at `expected`: (topic, partition) → offset. The next
-    `append` of the same writer, or of another with the same transactional id, first brings it to its end.
+    `expected`: {(topic, partition): offset}. Action: read the partitions when the cluster is reachable. If the
+    transaction committed, its records are at `expected` and their `write-id` header is `write_id`. The next `append`
+    with the same transactional id first completes or aborts the transaction.
     """
 
     def __init__(self, expected: Mapping[tuple[str, int], int], write_id: bytes, reason: str) -> None:
@@ -188,23 +193,23 @@ class OutcomeUnknown(FencepostError):
         self.write_id = write_id
         where = ", ".join(f"{topic}-{partition} at {offset}" for (topic, partition), offset in self.expected.items())
         super().__init__(
-            f"whether the transaction ({where}) is committed could not be found out: {reason}; "
-            f"reading will show it (write-id {write_id.hex()})"
+            f"outcome of the transaction ({where}) is unknown: {reason} "
+            f"(read the partitions to find out; write-id {write_id.hex()})"
         )
 
 
 class WriterFenced(FencepostError):
-    """Another writer with the same transactional id has started, or the transaction took longer than its timeout.
+    """Another writer started with the same transactional id, or the transaction exceeded its timeout.
 
-    Nothing of the append that raises this is visible. This writer appends no more: close it, and make a new one if
-    this process is still the one to write.
+    The records of the failed append are not visible, and this writer cannot append again. Action: close it. Create a
+    new writer only if this process should still write.
     """
 
     def __init__(self, transactional_id: str) -> None:
         self.transactional_id = transactional_id
         super().__init__(
-            f"transactional id {transactional_id!r}: another writer has started with it, or the transaction timed out; "
-            "nothing of it is visible, and this writer appends no more"
+            f"transactional id {transactional_id!r} is fenced: another writer started with it, or the transaction "
+            "timed out; none of its records are visible (close this writer)"
         )
 
 

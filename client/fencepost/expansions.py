@@ -1,4 +1,4 @@
-"""How a topic has grown, and where each of its partitions ended then (KIP-253's thresholds)."""
+"""A topic's partition expansions and their thresholds (KIP-253)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ EXPANSIONS_CONFIG = "ordered.partition.expansions"
 
 @dataclass(frozen=True, slots=True)
 class PartitionExpansion:
-    """The topic grew from `from_count` partitions to `to_count`.
+    """One expansion of a topic from `from_count` to `to_count` partitions.
 
-    `thresholds[q]` – where the partition `q` of those before ended: no record behind it was placed over fewer than
-    `to_count` partitions. None where nobody knows: the growth went around the proxy (`unordered`), or is still under
-    way (`pending`). `at_ms` – when it ended, Unix milliseconds.
+    `thresholds[q]`: log end offset of prior partition `q` at the expansion, for `q` < `from_count`. No record at or
+    after it was partitioned for fewer than `to_count` partitions. None if the expansion bypassed the proxy
+    (`unordered`) or is in progress (`pending`). `at_ms`: completion time, Unix milliseconds.
     """
 
     from_count: int
@@ -35,12 +35,12 @@ class PartitionExpansion:
 
 
 def expansions_of(topic: str, configs: Mapping[str, str | None]) -> tuple[PartitionExpansion, ...]:
-    """From a topic's configs, oldest first. Raises CheckIsOff where they do not say that it grows in order."""
+    """Parse a topic's configs, oldest expansion first. Raises CheckIsOff if ordered expansion is off."""
     told = configs.get(EXPANSIONS_CONFIG)
     if configs.get(ORDERED_CONFIG) in ("true", "any") and told is not None:
         return parse_expansions(told)
     if not configs:
-        found = "its configs cannot be seen (no such topic, or just created, or no right to DescribeConfigs on it)"
+        found = "its configs are not visible (topic missing or just created, or no DescribeConfigs permission)"
     elif ORDERED_CONFIG not in configs:
         found = f"no {ORDERED_CONFIG}, so these servers are not a Fencepost proxy"
     else:
@@ -49,11 +49,11 @@ def expansions_of(topic: str, configs: Mapping[str, str | None]) -> tuple[Partit
 
 
 def parse_expansions(text: str) -> tuple[PartitionExpansion, ...]:
-    """The value of `ordered.partition.expansions`. Raises ValueError."""
+    """Parse the value of `ordered.partition.expansions`. Raises ValueError."""
     try:
         return tuple(_expansion(each) for each in json.loads(text))
     except (TypeError, KeyError) as error:
-        raise ValueError(f"{EXPANSIONS_CONFIG} cannot be read: {text!r}") from error
+        raise ValueError(f"{EXPANSIONS_CONFIG} is malformed: {text!r}") from error
 
 
 def _expansion(told: Mapping[str, Any]) -> PartitionExpansion:
@@ -69,15 +69,16 @@ def _expansion(told: Mapping[str, Any]) -> PartitionExpansion:
 
 
 def partition_expansions(admin: Any, topic: str) -> Any:
-    """A topic's `PartitionExpansion`s, oldest first, as a tuple; with aiokafka's admin client, a coroutine of it.
+    """Read a topic's expansions through the proxy: a tuple of `PartitionExpansion`, oldest first.
 
-    `admin` – the admin client of kafka-python, aiokafka or confluent-kafka, connected to the proxy. Raises CheckIsOff
-    where the topic does not grow in order, and the client library's errors.
+    `admin`: an admin client of kafka-python, aiokafka or confluent-kafka, connected to the proxy. Returns a coroutine
+    for aiokafka. Raises CheckIsOff if ordered expansion is off, TypeError for another admin client, and the client
+    library's errors.
     """
     library = next(
         (each for cls in type(admin).__mro__ if (each := cls.__module__.partition(".")[0]) in _LIBRARIES), None
     )
-    # Imported here: who has one of the three need not have the others.
+    # Imported here: each client library is optional.
     if library == "kafka":
         from fencepost.kafka_python import describe_topic  # noqa: PLC0415
 

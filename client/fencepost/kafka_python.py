@@ -65,19 +65,19 @@ __all__ = [
     "describe_topic",
 ]
 
-#: A batch waits for `flush` at most this long, so that the library never cuts one in two by the clock.
+#: Longest wait of a batch for `flush`; long, so that the library never splits a batch on a timer.
 _LINGER_MS = 300_000
 _POLL_MS = 500
 _PAUSE_SECONDS = 0.1
 _FOREVER_SECONDS = 10.0**9
 _FETCH_WAIT_MS = 10
-#: Of an append that waits for another's transaction.
+#: Retry backoff of an append that waits for another writer's transaction.
 _RETRY_BACKOFF_MS = 20
 _ERROR_CODE = re.compile(r"\[Error (\d+)\]")
 
 
 class TopicChecks:
-    """Which topics are checked, asked through an admin client of its own. Thread-safe, as KafkaProducer is."""
+    """Checked topics, read through its own admin client. Thread-safe, as KafkaProducer is."""
 
     def __init__(self, ttl_seconds: float, configs: Mapping[str, Any], check: str = CHECK_CONFIG) -> None:
         self._cache = CheckCache(ttl_seconds, config=check)
@@ -86,7 +86,7 @@ class TopicChecks:
         self._lock = threading.Lock()
 
     def require(self, topic: str) -> TopicFacts:
-        """Raises CheckIsOff, or a KafkaError if it cannot be found out."""
+        """The facts of a checked topic. Raises CheckIsOff, or KafkaError if the configs cannot be read."""
         with self._lock:
             facts = self._cache.get(topic)
             if facts is not None:
@@ -106,7 +106,7 @@ class TopicChecks:
 
 
 class ConditionalFuture(Future):  # type: ignore[misc]
-    """What a conditional `send` returns: the library's future, failing with OffsetMismatch where it was refused."""
+    """The result of a conditional `send`: fails with OffsetMismatch if refused, else yields RecordMetadata."""
 
     def __init__(self, inner: Any, topic: str, partition: int, expected: int) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class ConditionalFuture(Future):  # type: ignore[misc]
         self.failure(ours or error)
 
     def get(self, timeout: float | None = None) -> Any:
-        """Waits for the outcome, `timeout` seconds at most: RecordMetadata, or raises."""
+        """RecordMetadata. Waits up to `timeout` seconds; raises KafkaTimeoutError or the error of the send."""
         try:
             self._inner.get(timeout)
         except Exception:
@@ -144,18 +144,16 @@ class ConditionalFuture(Future):  # type: ignore[misc]
 
 
 class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
-    """KafkaProducer whose `send` takes `expected_offset`. Everything else is the library's own.
+    """KafkaProducer whose `send` takes `expected_offset`. All else is KafkaProducer's.
 
     Defaults that differ from KafkaProducer's:
 
-    - `enable_idempotence=False`: an idempotent producer of kafka-python 3 is dead after its first refusal, so this is
-      not possible at all (transactions are: there a refusal leaves something to abort);
-    - `max_in_flight_requests_per_connection=1`: otherwise a batch that has to be sent again is overtaken by the next
-      ones, which are then refused.
+    - `enable_idempotence=False`. True raises ValueError: an idempotent producer of kafka-python 3 is unusable after its
+      first refusal. Transactions work, because a refused transaction can be aborted;
+    - `max_in_flight_requests_per_connection=1`: otherwise later batches overtake a retried batch and are refused.
 
-    `idempotence` – `"off"`, which `"safe"` comes to here; `"required"` is not possible, see above.
-
-    `acks=0` is not possible: a refusal could not be told.
+    `idempotence`: `"off"` or `"safe"`, which is the same here; `"required"` raises ValueError. `check_ttl_seconds`: how
+    long a topic's check config is cached. `acks=0` raises ValueError, because the producer would not receive refusals.
     """
 
     def __init__(
@@ -168,14 +166,14 @@ class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
     ) -> None:
         configs |= configured(idempotence, configs, "enable_idempotence", possible=False)
         if configs.get("acks") == 0:
-            raise ValueError("acks=0 cannot be used with expected offsets: nobody would hear of a refusal")
+            raise ValueError("acks=0 cannot be used with expected offsets: the producer would not receive refusals")
         self._header_names = header_names
         self._checks = TopicChecks(check_ttl_seconds, configs)
         if configs.get("transactional_id") is None and configs.setdefault("enable_idempotence", False):
-            # And what it still waits to hear of, appended or not, would fail with that refusal too.
+            # A refusal would also fail all other records in flight, appended or not.
             raise ValueError(
                 "enable_idempotence=True cannot be used with expected offsets: an idempotent producer of kafka-python "
-                "is dead after its first refusal; leave it off, an offset is given once, so a retry cannot append twice"
+                "is unusable after its first refusal (leave it off: an expected offset already prevents duplicates)"
             )
         configs.setdefault("max_in_flight_requests_per_connection", 1)
         super().__init__(**configs)
@@ -192,17 +190,17 @@ class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
         expected_offset: int | None = None,
         write_id: bytes | None = None,
     ) -> Any:
-        """As KafkaProducer.send; with `expected_offset`, the record is appended at this offset or not at all.
+        """KafkaProducer.send; with `expected_offset`, the record is appended at that offset or not at all.
 
-        Then the future fails with OffsetMismatch where the log ended elsewhere. Records that the library puts into
-        one batch stand or fall together, those without an expectation too (they fail with PolicyViolationError).
-        `write_id` names this write, by default at random: give the same one, and the same record, to send it again
-        after a doubt. Raises CheckIsOff, PartitionRequired.
+        The future fails with OffsetMismatch if the log ends at another offset. The records of one batch are accepted or
+        refused together; those without `expected_offset` then fail with PolicyViolationError. `write_id`: identifies
+        this write, 16 random bytes by default. To repeat a send with an unknown outcome, pass the same `write_id` and
+        the same record. Raises CheckIsOff, PartitionRequired, ValueError.
         """
         if expected_offset is None:
             return super().send(topic, value, key, headers, partition, timestamp_ms)
         if partition is None:
-            raise PartitionRequired("expected_offset= needs partition=: every partition has offsets of its own")
+            raise PartitionRequired("expected_offset= needs partition= (offsets are per partition)")
         headers = conditional_headers(self._header_names, headers or [], expected_offset, write_id or new_write_id())
         self._checks.require(topic)
         future = super().send(topic, value, key, headers, partition, timestamp_ms)
@@ -216,10 +214,11 @@ class ConditionalProducer(KafkaProducer):  # type: ignore[misc]
 
 
 class LogWriter(BlockingLogWriter):
-    """Reads one partition to its end, then appends batches to it (KIP-27's worked example). See docs/client.md.
+    """Reads one partition to its end, then appends batches, each only if the log still ends there (KIP-27).
 
-    `configs` are kafka-python's for the connection (`bootstrap_servers`, `security_protocol`, …), for producer,
-    consumer and admin client alike. Transactions of others are read once they are committed.
+    Reads committed records only. `configs`: kafka-python's connection settings (`bootstrap_servers`,
+    `security_protocol`, …) for producer, consumer and admin client. `batch_bytes_max`: bytes, uncompressed. See
+    docs/client.md.
     """
 
     def __init__(
@@ -246,7 +245,7 @@ class LogWriter(BlockingLogWriter):
             "compression_type": compression_type,
             "header_names": header_names,
             "batch_size": batch_bytes_max,
-            # One send a try: whether to send again is decided after a look at the log.
+            # One send per attempt: a read of the log decides whether to send again.
             "retries": 0,
             "linger_ms": _LINGER_MS,
             "delivery_timeout_ms": _LINGER_MS + 2 * timeout_ms,
@@ -293,7 +292,7 @@ class LogWriter(BlockingLogWriter):
             return Doubtful(error)
         finally:
             if not done:
-                self._discard()  # with what it still holds: a later flush must not send this again
+                self._discard()  # drops its buffered records: a later flush must not send them
 
     def _discard(self) -> None:
         producer, self._producer = self._producer, None
@@ -310,7 +309,7 @@ class _Reading(Reading):
     def __init__(self, attempt_seconds: float, configs: Mapping[str, Any]) -> None:
         self._attempt_seconds = attempt_seconds
         self._configs = {
-            "fetch_max_wait_ms": _FETCH_WAIT_MS,  # only what is there already is waited for
+            "fetch_max_wait_ms": _FETCH_WAIT_MS,  # a read never waits for future records
             **{k: v for k, v in configs.items() if k in KafkaConsumer.DEFAULT_CONFIG},
             "auto_offset_reset": "none",
             "enable_auto_commit": False,
@@ -354,14 +353,14 @@ class _Reading(Reading):
                 position, give_up = reached, time.monotonic() + self._attempt_seconds
             elif time.monotonic() >= give_up:
                 raise CannotRead from KafkaTimeoutError(
-                    f"{tp}: nothing came from offset {position} on for {self._attempt_seconds:g} s"
+                    f"{tp}: no records from offset {position} for {self._attempt_seconds:g} s"
                 )
 
 
 class LogReader(BlockingLogReader):
-    """Reads several partitions to their ends, and says which offset to expect there. See docs/client.md.
+    """Reads the committed records of several partitions, and returns the expected offset of each. See docs/client.md.
 
-    `partitions` – of (topic, partition) tuples, or TopicPartition. `configs` are kafka-python's for a consumer.
+    `partitions`: (topic, partition) tuples or TopicPartitions. `configs`: kafka-python's consumer settings.
     """
 
     def __init__(
@@ -378,11 +377,11 @@ class LogReader(BlockingLogReader):
 
 
 class TransactionalWriter(BlockingTransactionalWriter):
-    """Compare-and-append over several partitions, all or nothing (KIP-98 and KIP-27). See docs/client.md.
+    """Appends to several partitions in one transaction, each at its expected offset: all or nothing (KIP-27, KIP-98).
 
-    `configs` are kafka-python's for the connection, for producer, consumer and admin client alike.
-    `transaction_timeout_seconds` – after that the coordinator aborts by itself what this process left open. A send, a
-    commit, an abort takes `retry.attempt_seconds` at most, what is not known then `retry.total_seconds`.
+    `configs`: kafka-python's connection settings for producer, consumer and admin client.
+    `transaction_timeout_seconds`: the coordinator aborts an open transaction after this time. A send, commit or abort
+    takes up to `retry.attempt_seconds`, finding an unknown outcome up to `retry.total_seconds`. See docs/client.md.
     """
 
     def __init__(
@@ -433,7 +432,7 @@ class TransactionalWriter(BlockingTransactionalWriter):
     def _open_producer(self) -> None:
         try:
             self._producer = ConditionalProducer(**self._producer_configs)
-            self._producer._checks = self._checks  # one admin client, whatever becomes of the producer
+            self._producer._checks = self._checks  # one admin client for all producers
             self._producer.init_transactions()
         except KafkaError as error:
             self._discard()
@@ -475,18 +474,18 @@ class TransactionalWriter(BlockingTransactionalWriter):
 
     def _commit(self) -> None:
         assert self._producer is not None
-        # Not commit_transaction(), which waits without a limit.
+        # Not commit_transaction(), which has no timeout.
         ended = self._producer._transaction_manager.begin_commit()
         self._producer._sender.wakeup()
         try:
             if not ended.wait(self._timeout_ms):
-                raise CommitInDoubt from KafkaTimeoutError(f"no answer within {self._retry.attempt_seconds:g} s")
+                raise CommitInDoubt from KafkaTimeoutError(f"no response within {self._retry.attempt_seconds:g} s")
         except BrokerResponseError as error:
             if error.errno in FENCED:
                 raise WriterFenced(self.transactional_id) from error
             raise CommitInDoubt from error
         except KafkaError as error:
-            # All but a few errors come as text, and are the end of the producer.
+            # Most errors arrive as text only, and make the producer unusable.
             code = _ERROR_CODE.search(str(error))
             raise CommitInDoubt(refused=code is not None and int(code[1]) in COMMIT_REFUSED) from error
 
@@ -503,13 +502,13 @@ class TransactionalWriter(BlockingTransactionalWriter):
 
 def _end(producer: ConditionalProducer | None) -> None:
     if producer is not None:
-        # close() first waits for what is pending, without a limit; there is no public way to give it up.
+        # close() waits for pending records without a limit; no public method drops them.
         producer._sender.force_close()
         KafkaProducer.close(producer)
 
 
 class OrderedFuture(Future):  # type: ignore[misc]
-    """What `OrderedProducer.send` returns. Done when the record is appended, wherever it was placed in the end."""
+    """The result of `OrderedProducer.send`. Done when the record is appended, in whichever partition."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -517,25 +516,27 @@ class OrderedFuture(Future):  # type: ignore[misc]
         self.add_both(lambda _: self._done.set())
 
     def get(self, timeout: float | None = None) -> Any:
-        """Waits for the outcome, `timeout` seconds at most: RecordMetadata, or raises."""
+        """RecordMetadata. Waits up to `timeout` seconds; raises KafkaTimeoutError or the error of the send."""
         if not self._done.wait(timeout):
-            raise KafkaTimeoutError(f"the record was not appended within {timeout} s; it may be later")
+            raise KafkaTimeoutError(f"no outcome within {timeout} s: the record may still be appended")
         if self.exception is not None:
             raise self.exception
         return self.value
 
 
 class OrderedProducer(KafkaProducer):  # type: ignore[misc]
-    """KafkaProducer that keeps each key in order while its topic grows (KIP-253). See docs/client.md.
+    """KafkaProducer that keeps each key in order across expansions of its topic (KIP-253). See docs/client.md.
 
-    Every record says over how many partitions it was placed. Where the topic has more by then, the proxy refuses it,
-    and this producer places it again, in the order of `send`. `partitioner` – (key, count) → partition, by default
-    where Java puts keys. `settle_seconds` – how long a record may be refused before it fails with
-    PartitionCountChanged; `held_max` – how many records may wait meanwhile, then `send` blocks.
+    Each record carries the partition count that chose its partition. If the topic has more partitions, the proxy
+    refuses the record, and this producer repartitions it, in the order of `send`.
+
+    `partitioner`: (key, partition count) → partition; default: the Java client's.
+    `settle_seconds`: how long a record may be refused before it fails with PartitionCountChanged.
+    `held_max`: how many records may be queued meanwhile; then `send` blocks.
 
     Defaults that differ from KafkaProducer's: `enable_idempotence=False` (an idempotent producer of kafka-python 3 is
-    dead after its first refusal) and `max_in_flight_requests_per_connection=1` (else a batch that is sent again is
-    overtaken). `acks=0` and transactions are not possible.
+    unusable after its first refusal) and `max_in_flight_requests_per_connection=1` (otherwise later batches overtake a
+    retried batch). `acks=0`, idempotence and transactions raise ValueError.
     """
 
     def __init__(
@@ -554,7 +555,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
             acks=configs.get("acks", "all"),
             idempotent=bool(configs.setdefault("enable_idempotence", False)),
             transactional=configs.get("transactional_id") is not None,
-            idempotence="an idempotent producer of kafka-python is dead after its first refusal; leave it off",
+            idempotence="an idempotent producer of kafka-python is unusable after its first refusal (leave it off)",
         )
         configs.setdefault("max_in_flight_requests_per_connection", 1)
         self._serializers = configs.pop("key_serializer", None), configs.pop("value_serializer", None)
@@ -563,9 +564,9 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         self._checks = TopicChecks(check_ttl_seconds, configs, COUNT_CHECK_CONFIG)
         self._sends: dict[str, TopicSends] = {}
         self._numbers = itertools.count()
-        #: Of the state; never held while anything waits.
+        #: Guards the state; never locked during a blocking call.
         self._changed = threading.Condition()
-        #: Who hands records over: one at a time, so that they leave in the order of their numbers.
+        #: Serializes calls of the library, so that records are sent in the order of their numbers.
         self._handing = threading.RLock()
         self._settler: threading.Thread | None = None
         self._ending = False
@@ -580,9 +581,9 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         partition: int | None = None,
         timestamp_ms: int | None = None,
     ) -> Any:
-        """As KafkaProducer.send. A record with `partition` stays on it, whatever the topic's count.
+        """KafkaProducer.send. A record with `partition` is never repartitioned.
 
-        Raises CheckIsOff; the future fails with PartitionCountChanged.
+        Raises CheckIsOff, ValueError; the future fails with PartitionCountChanged.
         """
         headers = counted_headers(self._count_header, headers or [], 0)[:-1]
         self._checks.require(topic)
@@ -609,7 +610,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
         return future
 
     def flush(self, timeout: float | None = None) -> None:
-        """As KafkaProducer.flush, what must be placed again included."""
+        """KafkaProducer.flush, including records to repartition."""
         deadline = time.monotonic() + (_FOREVER_SECONDS if timeout is None else timeout)
         while True:
             super().flush(max(0.0, deadline - time.monotonic()))
@@ -617,7 +618,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
                 if not any(map(len, self._sends.values())):
                     return
                 if time.monotonic() >= deadline:
-                    raise KafkaTimeoutError(f"not all records were appended within {timeout} s")
+                    raise KafkaTimeoutError(f"flush timed out after {timeout} s: some records are not appended")
                 self._changed.wait(_PAUSE_SECONDS)
 
     def close(self, timeout: float | None = None, null_logger: bool = False) -> None:
@@ -649,7 +650,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
             while len(sends.queue) >= self._held_max:
                 if time.monotonic() >= deadline:
                     raise KafkaTimeoutError(
-                        f"{self._held_max} records wait for the partition count of a topic that grows"
+                        f"{self._held_max} records are queued until the topic's partition count is known"
                     )
                 self._changed.wait(_PAUSE_SECONDS)
 
@@ -682,7 +683,7 @@ class OrderedProducer(KafkaProducer):  # type: ignore[misc]
             self._changed.notify_all()
 
     def _settle(self) -> None:
-        """In a thread of its own: callbacks run in the one that does the library's I/O, and must not wait."""
+        """Runs in its own thread: the library's I/O thread runs the callbacks, which must not block."""
         while True:
             with self._changed:
                 while not (stale := [each for each in self._sends.items() if each[1].settled]):
@@ -726,23 +727,22 @@ def _serialized(serializer: Any, topic: str, headers: list[tuple[str, bytes]], d
 
 
 def describe_topic(admin: Any, topic: str) -> dict[str, str | None]:
-    """A topic's configs through a KafkaAdminClient; none where they cannot be seen."""
+    """A topic's configs {name: value}, read with a KafkaAdminClient; empty if they are not visible."""
     resource = ConfigResource(ConfigResourceType.TOPIC, topic)
     found = admin.describe_configs([resource], config_filter="all").get("topic", {}).get(topic, {})
     return {name: config["value"] for name, config in found.items()}
 
 
 class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
-    """KafkaConsumer that reads topics by hand, all of their partitions or some, those to come included, and each key in
-    order while they grow (KIP-253). See docs/client.md.
+    """KafkaConsumer that reads topics without joining a group, and keeps keys in order across expansions (KIP-253).
 
-    `poll` and iteration are the library's; a partition that came with a growth is assigned once all that were there
-    before have been read up to where they ended then. What an earlier `poll` returned counts as read.
+    `poll` and iteration work as in KafkaConsumer. A partition that an expansion added is assigned after all prior
+    partitions are read up to their thresholds. Records returned by an earlier call count as read. See docs/client.md.
 
-    `mine` – which partitions are this consumer's, for several processes that share topics by hand; all have one
-    `group_id` then, and commit. `positions` – where to begin, for an application that keeps its offsets itself; others
-    begin at the group's commits, or by `auto_offset_reset`. `refresh_seconds` – how often growth, and what others have
-    committed, is looked for. Raises CheckIsOff, ValueError.
+    `mine(partition)`: whether this consumer reads a partition, also a future one; default all. Processes that share
+    topics need the same `group_id` and must commit. `positions`: {TopicPartition: offset} to start at, for applications
+    that store offsets themselves. Other partitions start at the group's committed offsets or by `auto_offset_reset`.
+    `refresh_seconds`: interval of checks for expansions and other processes' commits. Raises CheckIsOff, ValueError.
     """
 
     def __init__(
@@ -769,7 +769,7 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
             raise
 
     def waiting(self) -> dict[TopicPartition, Waiting]:
-        """The partitions that are not read yet, and what each waits for."""
+        """The gated partitions, and what each waits for: {TopicPartition: Waiting}."""
         return {
             TopicPartition(topic, partition): waits
             for topic, order in self._orders.items()
@@ -778,7 +778,7 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
         }
 
     def poll(self, timeout_ms: float = 0, max_records: int | None = None, update_offsets: bool = True) -> Any:
-        """As KafkaConsumer.poll. Raises KafkaError also where the topic's growth cannot be read."""
+        """KafkaConsumer.poll. Also raises KafkaError if the topic's expansions cannot be read."""
         deadline = time.monotonic() + timeout_ms / 1000
         while True:
             self._open()
@@ -788,8 +788,8 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
                 return records
 
     def subscribe(self, *_: Any, **__: Any) -> None:
-        """Not possible: a group's coordinator would assign partitions that wait."""
-        raise TypeError("an OrderedConsumer reads the topics that it was made with; groups are ordered by the proxy")
+        """Raises TypeError: a group coordinator would assign gated partitions."""
+        raise TypeError("an OrderedConsumer reads the topics of its constructor (the proxy orders groups)")
 
     def close(self, *args: Any, **kwargs: Any) -> None:
         super().close(*args, **kwargs)
@@ -813,7 +813,7 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
         self._assign(order, opened, {p: self._given.get(TopicPartition(order.topic, p)) for p in opened})
 
     def _learn(self, order: TopicOrder) -> None:
-        # In this sequence: see TopicOrder.learn.
+        # The count must be read first: see `TopicOrder.learn`.
         (described,) = self._admin.describe_topics([order.topic])
         order.learn(len(described["partitions"]), expansions_of(order.topic, describe_topic(self._admin, order.topic)))
 
@@ -837,7 +837,7 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
                 self._look_at_priors(order, now)
             ready = order.ready(self._positions(order))
             if ready:
-                # From the beginning, whatever auto_offset_reset says: all of it came since the topic grew.
+                # Ignore auto_offset_reset: all records of an added partition are newer than the expansion.
                 starts = {p: self._known(TopicPartition(order.topic, p)) for p in ready}
                 tps = [TopicPartition(order.topic, p) for p in ready if starts[p] is None]
                 starts.update(
@@ -861,7 +861,7 @@ class OrderedConsumer(KafkaConsumer):  # type: ignore[misc]
         return positions
 
     def _subscription_position(self, tp: TopicPartition) -> int | None:
-        # Not position(): that waits for one that is not known yet.
+        # Not position(), which waits for an unknown position.
         state = self._subscription.assignment.get(tp)
         position = None if state is None else state.position
         return None if position is None else int(position.offset)

@@ -1,4 +1,4 @@
-"""Records as this library's log writers take and give them, and the headers by which a write says what it expects."""
+"""Records of the log writers, and the record headers that carry the expected offset and partition count."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 Headers = tuple[tuple[str, bytes], ...]
 
-#: Topic configs as DescribeConfigs names them. The checks exist only through the proxy.
+#: Topic configs in DescribeConfigs. The check configs are visible through the proxy only.
 CHECK_CONFIG = "check.expected.offsets"
 COUNT_CHECK_CONFIG = "check.partition.count"
 MAX_MESSAGE_BYTES_CONFIG = "max.message.bytes"
 
 _WRITE_ID_BYTES = 16
 _BATCH_OVERHEAD_BYTES = 61
-# Length, attributes, timestamp delta, offset delta, key length, value length, header count: varints at their longest.
+# Length, attributes, timestamp delta, offset delta, key length, value length, header count: longest varints.
 _RECORD_OVERHEAD_BYTES = 5 + 1 + 10 + 5 + 5 + 5 + 5
 _HEADER_OVERHEAD_BYTES = 5 + 5
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderNames:
-    """The record headers of the contract; differ only where the proxy's configuration renames them."""
+    """Names of the contract's record headers. Change them only if the proxy's configuration does."""
 
     expected_offset: str = "expected-offset"
     write_id: str = "write-id"
@@ -31,9 +31,9 @@ class HeaderNames:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A record to append. `timestamp_ms`: Unix milliseconds; None is now.
+    """A record to append. `timestamp_ms`: Unix milliseconds, None for now. Raises ValueError without key and value.
 
-    On a checked topic old timestamps are refused (INVALID_TIMESTAMP): put the event time into the value or a header.
+    A checked topic refuses old timestamps (INVALID_TIMESTAMP): put the event time into the value or a header.
     """
 
     value: bytes | None
@@ -48,7 +48,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """A record as it lies in the log, headers of the contract included."""
+    """A record read from the log, including the contract's headers. `timestamp_ms`: Unix milliseconds."""
 
     offset: int
     timestamp_ms: int
@@ -58,24 +58,24 @@ class LogRecord:
 
 
 def new_write_id() -> bytes:
-    """16 random bytes: names one write, so that a retry of it is known as such for as long as the log keeps it."""
+    """16 random bytes that identify one write, so that a retry is recognized while the log keeps the record."""
     return secrets.token_bytes(_WRITE_ID_BYTES)
 
 
 def conditional_headers(
     names: HeaderNames, headers: Iterable[tuple[str, bytes]], expected_offset: int, write_id: bytes
 ) -> list[tuple[str, bytes]]:
-    """`headers` with the contract's added.
+    """`headers` plus the expected offset and the write id.
 
-    Raises ValueError where the caller sets one of them by hand (a repeated header is refused by the proxy), or for an
-    offset that no record can have.
+    Raises ValueError if `headers` already has one of them (the proxy refuses repeated headers), or if the offset is
+    negative or not an int.
     """
     if isinstance(expected_offset, bool) or not isinstance(expected_offset, int) or expected_offset < 0:
-        raise ValueError(f"expected_offset={expected_offset!r} is not an offset: give an int of 0 or more")
+        raise ValueError(f"expected_offset={expected_offset!r} is not an offset (pass an int >= 0)")
     result = list(headers)
     for name, _ in result:
         if name in (names.expected_offset, names.write_id):
-            raise ValueError(f"header {name!r} is set by expected_offset= and write_id=; leave it out of headers")
+            raise ValueError(f"header {name!r} is set by expected_offset= and write_id= (remove it from headers)")
     result.append((names.expected_offset, b"%d" % expected_offset))
     result.append((names.write_id, write_id))
     return result
@@ -87,7 +87,7 @@ def write_id_of(names: HeaderNames, record: LogRecord) -> bytes | None:
 
 
 def batch_bytes_max(names: HeaderNames, records: Sequence[Record]) -> int:
-    """An upper bound of the size of the v2 batch that holds `records`, uncompressed, contract headers included."""
+    """Upper bound in bytes of an uncompressed v2 batch of `records`, including the contract's headers."""
     ours = len(names.expected_offset) + 20 + len(names.write_id) + _WRITE_ID_BYTES + 2 * _HEADER_OVERHEAD_BYTES
     return _BATCH_OVERHEAD_BYTES + sum(
         _RECORD_OVERHEAD_BYTES

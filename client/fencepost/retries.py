@@ -1,4 +1,4 @@
-"""How long a log writer tries; and operations that are decided anew until nobody else was first."""
+"""Time limits of log writers, and retry loops for read-decide-append operations."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """`attempt_seconds` bounds one send or one read, `total_seconds` an append with all its retries and looks at the
-    log, or the wait for a cluster that cannot be reached. Between tries the pause doubles from `pause_seconds` to
-    `pause_seconds_max`.
+    """Time limits in seconds.
+
+    `attempt_seconds` limits one send or one read. `total_seconds` limits an append with its retries and log reads, or
+    the wait for an unreachable cluster. The pause between attempts doubles from `pause_seconds` to `pause_seconds_max`.
+    Raises ValueError unless 0 < `attempt_seconds` <= `total_seconds`.
     """
 
     attempt_seconds: float = 15.0
@@ -29,28 +31,28 @@ class RetryPolicy:
     def __post_init__(self) -> None:
         if not 0 < self.attempt_seconds <= self.total_seconds:
             raise ValueError(
-                f"attempt_seconds={self.attempt_seconds} must be above 0 and at most total_seconds={self.total_seconds}"
+                f"attempt_seconds={self.attempt_seconds} must be > 0 and <= total_seconds={self.total_seconds}"
             )
 
     def pause(self, tries: int) -> float:
-        """Seconds to wait after the `tries`-th try, counted from 1."""
+        """Seconds to wait after attempt number `tries`, counted from 1."""
         return min(self.pause_seconds_max, self.pause_seconds * 2.0 ** min(tries - 1, 32))
 
     def jittered(self, tries: int) -> float:
-        """Seconds to wait after the `tries`-th try, drawn anew each time: two that met will not meet again so."""
+        """Random seconds up to `pause(tries)`, so that two conflicting writers do not retry at the same time."""
         return random.uniform(0, self.pause(tries))
 
 
-#: After these, nothing was appended, and reading shows what has changed.
+#: Nothing was appended or is visible after these errors.
 AGAIN = (OffsetMismatch, TransactionAborted)
 
 
 def retrying(attempt: Callable[[], T], policy: RetryPolicy = RetryPolicy()) -> T:
-    """Calls `attempt` until it neither raises OffsetMismatch nor TransactionAborted (a TransactionConflict is one).
+    """Call `attempt` until it raises neither OffsetMismatch nor TransactionAborted (includes TransactionConflict).
 
-    `attempt` must read, decide and append, all three: an append that is only sent again, at another offset, has not
-    been decided on what is there now. Pauses in between are random, up to `policy.pause`. After `policy.total_seconds`
-    the last refusal is raised. An OutcomeUnknown is not retried: `attempt` may have succeeded.
+    `attempt` must read, decide and append. Sending the same append at another offset would skip the decision. Pauses
+    are random, up to `policy.pause`. After `policy.total_seconds` the last error is raised. OutcomeUnknown is not
+    retried, because `attempt` may have succeeded.
     """
     deadline, tries = time.monotonic() + policy.total_seconds, 0
     while True:
@@ -68,7 +70,7 @@ async def retrying_async(
     attempt: Callable[[], Awaitable[T]],
     policy: RetryPolicy = RetryPolicy(),
 ) -> T:
-    """As `retrying`, for coroutine functions."""
+    """`retrying` for coroutine functions."""
     deadline, tries = time.monotonic() + policy.total_seconds, 0
     while True:
         try:

@@ -38,7 +38,7 @@ def test_two_leaders_that_fight_end_in_the_same_state(
     print(told)
     assert status == 0, told
     assert "EQUAL" in told
-    assert "requests lost: 0   doubled: 0   decided on a value that was not there: 0" in told
+    assert "requests lost: 0   doubled: 0   decided on a stale value: 0" in told
     refused = sum(int(n) for n in re.findall(r"(\d+) were refused", told))
     assert refused > 0, "they never met: nothing was shown"
 

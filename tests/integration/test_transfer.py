@@ -50,7 +50,7 @@ def _run(topic: str, *options: str, seconds: float = 600) -> tuple[int, str]:
 def _conserved(status: int, told: str) -> None:
     print(told)
     assert status == 0, told
-    assert "transfers lost: 0   doubled: 0   decided on a balance that was not there: 0" in told
+    assert "transfers lost: 0   doubled: 0   decided on a stale balance: 0" in told
     assert "CONSERVED" in told
 
 

@@ -169,7 +169,7 @@ def test_a_log_that_cannot_be_read_leaves_even_a_refusal_open() -> None:
 
 
 def test_an_append_whose_place_was_deleted_cannot_be_settled() -> None:
-    with pytest.raises(InDoubt, match="the log starts behind it"):
+    with pytest.raises(InDoubt, match="the log now starts after it"):
         _begun().judge(DOUBT, DELETED, now=100.0)
 
 
@@ -190,7 +190,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_anything_is_sent_and_costs_
     position = _at_end(bytes_max=10_000)
     with pytest.raises(BatchTooLarge, match="up to 10"):
         position.begin([Record(b"x" * 9_950)], OURS, TopicFacts(None), now=0)
-    with pytest.raises(BatchTooLarge, match="may have 500"):
+    with pytest.raises(BatchTooLarge, match="the limit is 500"):
         position.begin([Record(b"x" * 500)], OURS, TopicFacts(max_message_bytes=500), now=0)
     with pytest.raises(ValueError, match="at least one"):
         position.begin([], OURS, TopicFacts(None), now=0)
@@ -201,7 +201,7 @@ def test_a_batch_that_does_not_fit_is_refused_before_anything_is_sent_and_costs_
 def test_a_log_that_lost_the_writers_place_is_noticed(log_start: int, log_end: int) -> None:
     """Retention passed it by, or the topic was recreated."""
     position = _at_end()
-    with pytest.raises(PositionLost, match="throw the state away"):
+    with pytest.raises(PositionLost, match="discard the state"):
         position.start_reading(log_start, log_end)
     with pytest.raises(NotAtEnd):
         _begun(position)

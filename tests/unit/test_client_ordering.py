@@ -100,7 +100,7 @@ def test_only_own_partitions_are_opened_and_sharing_needs_a_group() -> None:
     mine.learn(3, (TO_THREE,))
     assert mine.unopened == [0, 2]
     assert mine.shares
-    with pytest.raises(ValueError, match="one group id"):
+    with pytest.raises(ValueError, match="without a group id"):
         refuse_alone("t", mine.shares, None)
     refuse_alone("t", mine.shares, "group")
     refuse_alone("t", order(3).shares, None)
@@ -134,7 +134,7 @@ def test_what_cannot_be_read_is_an_error(text: str) -> None:
 @pytest.mark.parametrize(
     ("configs", "found"),
     [
-        ({}, "cannot be seen"),
+        ({}, "not visible"),
         ({"retention.ms": "1"}, "not a Fencepost proxy"),
         ({"ordered.partition.expansion": "false"}, "ordered.partition.expansion=false"),
     ],

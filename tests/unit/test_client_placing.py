@@ -129,7 +129,7 @@ def test_what_has_had_its_time_fails_and_the_rest_goes_on() -> None:
     assert story.sends.regrown(2, 5.0) == [story.records[0]]
     assert story.next() == (1, 0, 2)  # it will hear for itself
     error = count_changed(story.records[0], 2, "tried for 5 s")
-    assert str(error) == "t-0: placed over 2 partitions, but the topic has 2; not appended: tried for 5 s"
+    assert str(error) == "t-0: not appended: partitioned for 2 partitions, the topic has 2; tried for 5 s"
 
 
 def test_a_record_that_could_not_be_handed_over_is_next_again() -> None:
@@ -155,7 +155,7 @@ def test_a_closed_producer_gives_up_what_it_held() -> None:
 
 def test_the_header_is_the_producers_to_set() -> None:
     assert counted_headers("partition-count", [("a", b"b")], 8) == [("a", b"b"), ("partition-count", b"8")]
-    with pytest.raises(ValueError, match="leave it out"):
+    with pytest.raises(ValueError, match="remove it"):
         counted_headers("partition-count", [("partition-count", b"8")], 8)
 
 

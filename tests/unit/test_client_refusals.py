@@ -23,7 +23,7 @@ def test_the_message_of_a_mismatch_is_read() -> None:
     assert isinstance(error, OffsetMismatch)
     assert (error.topic, error.partition, error.expected, error.actual) == ("orders", 3, 41, 57)
     assert error.possibly_yours is False
-    assert str(error) == "orders-3: expected offset 41, but the log ends at 57"
+    assert str(error) == "orders-3: expected offset 41, but the log end offset is 57"
 
 
 def test_possibly_yours_is_read_and_explained() -> None:
@@ -31,7 +31,7 @@ def test_possibly_yours_is_read_and_explained() -> None:
     error = refusal("orders", 3, 41, code=said.error_code, message=said.message)
     assert isinstance(error, OffsetMismatch)
     assert error.possibly_yours is True
-    assert "read back before writing again" in str(error)
+    assert "read them before writing again" in str(error)
 
 
 def test_a_later_record_of_the_batch_keeps_its_own_expectation_and_sees_the_log_end() -> None:
@@ -50,7 +50,7 @@ def test_a_record_that_would_have_fitted_is_told_why_it_did_not() -> None:
     error = refusal("orders", 3, 41, code=44, message=said.message)
     assert isinstance(error, OffsetMismatch)
     assert error.actual == 41
-    assert "another record of the same batch did not fit" in str(error)
+    assert "another record of the same batch was refused" in str(error)
     assert said.message in str(error)
 
 
@@ -60,7 +60,7 @@ def test_a_record_that_was_refused_with_the_one_ahead_of_it_is_a_mismatch_of_its
     error = refusal("orders", 3, 42, code=44, message=f"SENT_BEHIND_A_FAILED_BATCH {said.message}")
     assert isinstance(error, OffsetMismatch)
     assert (error.expected, error.actual, error.possibly_yours) == (42, 42, None)
-    assert "a record sent ahead of it did not fit" in str(error)
+    assert "an earlier append was refused" in str(error)
 
 
 def test_a_record_sent_behind_one_that_landed_elsewhere_is_refused_not_appended() -> None:
@@ -101,7 +101,7 @@ def test_other_errors_are_left_to_the_library(code: int, message: str) -> None:
 
 def test_a_record_acknowledged_elsewhere_is_a_violation() -> None:
     verify("orders", 3, 41, 41)
-    with pytest.raises(OffsetViolation, match="appended at offset 42 although 41 was expected"):
+    with pytest.raises(OffsetViolation, match="appended at offset 42, expected 41"):
         verify("orders", 3, 41, 42)
 
 

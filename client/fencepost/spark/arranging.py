@@ -1,4 +1,4 @@
-"""All rows of a Kafka partition in one task, in the order that is asked for."""
+"""Puts all rows of a Kafka partition into one task, in a given order."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fencepost.spark.options import client_options
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-#: What the sink takes; other columns are dropped once the rows are in order.
+#: Columns of the sink; others are dropped after sorting.
 COLUMNS = ("key", "value", "headers", "topic", "partition", "timestamp")
-#: Over how many partitions the column `partition` was made.
+#: Partition count that the column `partition` was computed for.
 COUNT_COLUMN = "partition_count"
 
 
@@ -31,18 +31,18 @@ def arrange(
     topic: str | None = None,
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """Splits the rows so that each Kafka partition has one task, and sorts them within by `order_by`.
+    """Give each Kafka partition one Spark task, with its rows sorted by `order_by`.
 
-    The last step before `.format("fencepost").option("arranged", "true")`. The partition of a row is what its column
-    `partition` says; else where Java's producer puts its key; else a hash of its value.
+    Use it as the last step before `.format("fencepost").option("arranged", "true")`. A row's partition is its column
+    `partition`, else the Java producer's partition for its key, else a hash of its value.
 
-    `partitions` – of the topic; without it Kafka is asked for that of `topic`, by `options` as the sink takes them.
-    Where the topic grows afterwards, the sink says so, and the query has to be started again.
+    `partitions`: the topic's partition count; None reads that of `topic`, with `options` as for the sink. If the topic
+    is expanded later, the sink fails and the query must be restarted.
 
-    `order_by` – a total order, so that a replay has the same one. Without it rows come in any order. Not for streams:
-    Spark sorts none, and each task writes its rows as the shuffle brings them.
+    `order_by`: a total order, so that a replay repeats it; without it the order is arbitrary. Not for streams, which
+    Spark does not sort: tasks then write rows in shuffle order.
 
-    Spark needs no other setting: there are as many tasks as partitions, and adaptive execution leaves them alone.
+    The result has one task per partition; adaptive execution does not change that. Raises SinkError, CannotReach.
     """
     if partitions is None:
         if topic is None or options is None:

@@ -1,15 +1,14 @@
-"""The driver's last word on a batch of which other runs have written rows: is what lies in the log what the tasks have?
+"""The driver's final comparison of a batch that earlier runs partly wrote: log contents against the tasks' rows.
 
-Each task has found its rows, or appended them. Where all that it found lay under its own number, no other task found
-the same. Rows under another number may have been found twice: equal rows in several tasks, split otherwise than they
-were. And rows may lie there that no task has. So the partitions in which that may be are read, and compared with what
-the tasks say, row by row:
+Each task found its rows in the log or appended them. Rows found under the task's own number were found by no other
+task. Rows under another number may have been found by several tasks, if the rows are now split differently. The log
+may also hold rows that no task has. The driver reads the partitions where that is possible and compares row by row:
 
-    too few    the tasks have more copies of a row than lie there: the missing ones are appended here
-    too many   the data is not what it was: refused, before Spark notes the batch as done
+    too few    the tasks have more copies of a row than the log: the driver appends the missing ones
+    too many   the data changed: the driver refuses before Spark records the batch as done
 
-An append of this process lands where it has read to, or not at all; then all is read and compared again. It knows all
-chunks of the batch, so what lies there stays a part of what all tasks have, as `task.py` proves it of a task.
+The driver appends at the offset up to which it has read. If that is refused, it reads and compares again. It knows all
+appends of the batch, so the log stays a subset of the tasks' rows, as `task.py` proves for one task.
 
 Nothing in this file does I/O: `Log` and `Clock` do.
 """
@@ -49,16 +48,16 @@ _PAUSE_SECONDS = 0.1
 _PAUSE_SECONDS_MAX = 3.0
 
 _Room = tuple[str, int]
-"""Where equal rows are compared: a partition; -1 for a topic in which it does not matter in which one they lie."""
+"""Scope of the comparison of equal rows: a partition, or -1 for the whole topic if the partition is irrelevant."""
 
 _Missing = dict[_Room, dict[bytes, int]]
-"""How many copies of a row, by digest, the tasks have and the log has not."""
+"""Number of copies of a row, by digest, that the tasks have and the log lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """`found` – rows of other runs that tasks have found under another number; `unknown` – rows that lie there and no
-    task has; `appended` – by this process."""
+    """Row counts. `found`: rows of other runs that tasks found under another number; `unknown`: rows in the log that no
+    task has; `appended`: rows appended by the driver."""
 
     found: int
     unknown: int
@@ -66,7 +65,7 @@ class Compared:
 
 
 def compare(plan: Plan, outcomes: Collection[Outcome], *, log: Log, framing: Framing, clock: Clock) -> Compared | None:
-    """None where there is nothing to compare. Raises SinkError, CannotReach."""
+    """Compare and complete the batch; None if there is nothing to compare. Raises SinkError, CannotReach."""
     if plan.unmatched != KEEP and (others := _without_task(outcomes)):
         raise _no_rows_for(plan, others)
     places = _doubtful_places(outcomes)
@@ -84,8 +83,8 @@ def is_needed(outcomes: Collection[Outcome]) -> bool:
 
 
 def _without_task(outcomes: Collection[Outcome]) -> set[Place]:
-    """Of arranged rows only the task that has some for a partition looks at what lies there. Where no task has any, and
-    rows of the batch lie."""
+    """Partitions with rows of the batch in the log but no task. Only a task with arranged rows for a partition reads
+    that partition."""
     begun = frozenset[Place]().union(*(outcome.begun for outcome in outcomes))
     return set(begun.difference(*(outcome.places for outcome in outcomes)))
 
@@ -100,7 +99,7 @@ def _no_rows_for(plan: Plan, places: Collection[Place]) -> SinkError:
 
 
 def _doubtful_places(outcomes: Collection[Outcome]) -> set[Place]:
-    """Where rows may have been found twice, or may lie that no task has."""
+    """Partitions where rows may have been found twice, or where the log may hold rows that no task has."""
     tasks = {outcome.task for outcome in outcomes}
     return {
         place
@@ -113,8 +112,8 @@ def _doubtful_places(outcomes: Collection[Outcome]) -> set[Place]:
 
 @dataclass(slots=True)
 class _Lying:
-    """Of one partition: where the chunks of this batch begin, where the log was read to, the newest mark, and digests
-    of those rows that no task answers for."""
+    """One partition: first offset of the batch, offset read up to, newest commit tag, and digests of rows that no task
+    accounts for."""
 
     begin: int
     end: int
@@ -192,13 +191,13 @@ class _Comparison:
 
     def _is_answered_for(self, place: Place, mark: Mark, logged: Any) -> bool:
         if mark.run == self._some.run:
-            return mark.task != DRIVER  # all of it was found or appended by its task, and by no other
+            return mark.task != DRIVER  # its task, and no other, found or appended all of it
         its = self._met.get(mark.task)
-        # Its task has found all of it, but for what it says.
+        # Its task found all of it, except the rows that it reports.
         return its is not None and place in its.places and logged.base_offset < its.places[place].end
 
     def _difference(self, lying: dict[Place, _Lying]) -> tuple[_Missing, int]:
-        """What tasks have and the log has not, and how many rows the log has and the tasks have not."""
+        """Rows that the tasks have and the log lacks, and the number of rows that the log has and the tasks lack."""
         claimed: dict[_Room, list[bytes]] = {}
         there: dict[_Room, list[bytes]] = {}
         for place, at in lying.items():
@@ -220,7 +219,7 @@ class _Comparison:
         return (place[0], -1) if place[0] in self._loose else place
 
     def _append(self, missing: _Missing, lying: dict[Place, _Lying]) -> int:
-        """How many of them it could append. Where one lies, another is to lie."""
+        """Append the missing copies next to existing ones. Returns how many were appended."""
         if self._loose & {topic for topic, _ in missing}:
             raise self._cannot_append(_total(missing))
         total = 0
@@ -237,8 +236,8 @@ class _Comparison:
         return total
 
     def _append_at(self, place: Place, end: int, like: Mark, bodies: list[bytes]) -> int:
-        """Where another was faster, all is to be compared again. A topic that has grown since the tasks placed their
-        rows refuses: tasks of another run may know it, and look for these rows elsewhere."""
+        """Append at `end`. If another writer was first, the comparison is repeated. An expanded topic refuses: tasks of
+        another run may know the new count and expect these rows in other partitions."""
         attempt, done = secrets.token_hex(8), 0
         over = self._some.over[place[0]]
         for number, some in enumerate(self._cut(bodies)):
@@ -326,7 +325,7 @@ def _total(missing: _Missing) -> int:
 
 
 def _compare_rows(claimed: bytes, there: bytes) -> tuple[dict[bytes, int], int]:
-    """Of digests, one behind the other: those of which `claimed` has more, and how many more `there` has of others."""
+    """Compare concatenated digests: {digest: surplus in `claimed`}, and the total surplus in `there`."""
     count = len(claimed) // DIGEST_BYTES
     rows, which = np.unique(np.frombuffer(claimed + there, dtype=f"S{DIGEST_BYTES}"), return_inverse=True)
     more = np.bincount(which[:count], minlength=len(rows)) - np.bincount(which[count:], minlength=len(rows))

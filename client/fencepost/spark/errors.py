@@ -1,4 +1,4 @@
-"""What can go wrong with the sink. Who reads a `SinkError` can do something about it, and it says what."""
+"""Errors of the sink. A `SinkError` names the action to take."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from fencepost.errors import FencepostError
 
 
 class SinkError(FencepostError):
-    """The write cannot go on, and trying again as it is would not help. Nothing was appended twice."""
+    """The write cannot continue, and an unchanged retry fails again. Nothing was appended twice."""
 
 
 class LogRefused(SinkError):
-    """Kafka or the proxy refuses for good: no rights, no such topic, credentials that are not known."""
+    """Kafka or the proxy refuses permanently: no permission, unknown topic, invalid credentials."""
 
 
 class NotBegun(SinkError, pickle.PickleError):
-    """The driver could not begin a micro-batch. It finds out while Spark pickles the writer, and Spark's serializer
-    lets a `PickleError` pass as it is; any other error it would wrap in a `PicklingError`."""
+    """The driver could not begin a micro-batch. Raised while Spark pickles the writer: Spark's serializer wraps any
+    error except a `PickleError` in a `PicklingError`."""
 
 
 class Unknown(Exception):
-    """What became of an append is not known: the connection was lost, or no answer came in time."""
+    """The outcome of an append is unknown: the connection was lost or the response timed out."""
 
 
 class CannotReach(Exception):
-    """A look at the log or the cluster did not work out this time; the next may."""
+    """A read of the log or the cluster failed temporarily."""

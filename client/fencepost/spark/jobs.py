@@ -1,4 +1,4 @@
-"""What jobs on the sink have in common: Kafka's client settings on a command line, and progress while Spark writes."""
+"""Shared parts of jobs that use the sink: Kafka client settings on the command line, and progress output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from fencepost.spark.errors import CannotReach, SinkError
 from fencepost.spark.log import Log
 
-#: Between two looks at the log, and between two lines where the output is no terminal.
+#: Interval of log-end reads, and of output lines if the output is not a terminal.
 _LOOK_SECONDS: Final = 1.0
 _LINE_SECONDS: Final = 10.0
 
@@ -50,7 +50,7 @@ def client_settings(args: argparse.Namespace) -> dict[str, str]:
                 lines = [line.strip() for line in file]
             found |= dict(named_value(line) for line in lines if line and line[0] not in "#!")
         except (OSError, UnicodeError, argparse.ArgumentTypeError) as error:
-            # Of a line that is wrong not the text: it may be the one with the password.
+            # Do not print the line: it may contain a password.
             what = "a line is not NAME=VALUE" if isinstance(error, argparse.ArgumentTypeError) else str(error)
             raise SinkError(f"--client-config {args.client_config}: {what}") from None
     found |= dict(args.option)
@@ -58,7 +58,7 @@ def client_settings(args: argparse.Namespace) -> dict[str, str]:
 
 
 class Progress:
-    """Tells, while Spark works, how many records the topic has got and how fast, as the log itself says it."""
+    """Prints how many records the topic received and how fast, from its log end offsets, while Spark writes."""
 
     def __init__(
         self, who: str, spark: SparkSession, log: Log, topic: str, *, partitions: int, out: TextIO = sys.stderr
@@ -86,7 +86,7 @@ class Progress:
         before, since = 0, time.monotonic()
         told = since - _LINE_SECONDS
         while not self._over.wait(_LOOK_SECONDS):
-            with contextlib.suppress(CannotReach, SinkError):  # the write itself will say it
+            with contextlib.suppress(CannotReach, SinkError):  # the write reports the error itself
                 ends = [end for _, end in self._log.offsets(self._topic, self._partitions).values()]
                 now, there = time.monotonic(), sum(ends)
                 if first is None:
@@ -106,7 +106,7 @@ class Progress:
             print(line, file=self._out, flush=True)
 
     def _stages(self) -> str:
-        """What Spark itself is at: reading the input, or writing."""
+        """Completed and total tasks of Spark's active stages."""
         tracker = self._spark.sparkContext.statusTracker()
         found = [tracker.getStageInfo(number) for number in tracker.getActiveStageIds()]
         return "".join(f"; Spark: {each.numCompletedTasks} of {each.numTasks} tasks done" for each in found if each)

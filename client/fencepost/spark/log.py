@@ -1,14 +1,14 @@
-"""Kafka's log as the sink needs it: append a batch that is already built, look at what lies there, and nothing else.
+"""The sink's access to Kafka's log: append prepared batches and read the log.
 
-A synchronous face on aiokafka's client, which brings connections, SASL and TLS. Its event loop runs in a thread of its
-own, so that appends fly while the caller encodes what comes next.
+A synchronous interface to aiokafka's client, which provides connections, SASL and TLS. Its event loop runs in its own
+thread, so that appends are in flight while the caller encodes the next batch.
 
-What an append can come to is told apart by who calls, so there is no retry in here: one call sends one request at most,
-and ends in the proxy's answer or in Unknown. Everything that only asks or reads is asked again until it is answered,
-for `patience_seconds` without progress, then CannotReach: leaders move, brokers and proxies restart.
+Appends are never retried here, because the caller resolves their outcome: one call sends at most one request, and ends
+with the proxy's response or Unknown. Queries and reads are retried, because leaders move and brokers and proxies
+restart. After `patience_seconds` without progress they raise CannotReach.
 
-Topics' metadata is asked for here and not by aiokafka's client, which would have Kafka create a topic that is not
-there (`auto.create.topics.enable`), and asks for all topics of the cluster where it has been told of none.
+This module requests topic metadata itself: aiokafka's client would let Kafka create a missing topic
+(`auto.create.topics.enable`), and requests all topics of the cluster while it knows none.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ _FINAL = {
 
 
 class Answer(NamedTuple):
-    """What Produce said of one batch: error code (0 for appended), its base offset or where the log ends, -1 for
-    neither, and the message."""
+    """Produce response for one batch: error code (0 if appended), base offset or log end offset (-1 if unknown), and
+    the message."""
 
     code: int
     base_offset: int
@@ -91,7 +91,7 @@ class Answer(NamedTuple):
 
 
 class OffsetsGone(SinkError):
-    """What was to be read is not in the log any more: retention, or somebody deleted records."""
+    """The requested records are no longer in the log: retention or a DeleteRecords request removed them."""
 
     def __init__(self, topic: str, partition: int, wanted: int, log_start: int) -> None:
         super().__init__(
@@ -102,11 +102,11 @@ class OffsetsGone(SinkError):
 
 
 class Log:
-    """`client_options` – of aiokafka's client, and `ssl_cafile`, `ssl_cadata`, `ssl_certfile`, `ssl_keyfile`,
-    `ssl_password`, `ssl_check_hostname` where TLS is spoken. `patience_seconds` – see above.
+    """Access to the log. `client_options`: options of aiokafka's client, and `ssl_cafile`, `ssl_cadata`,
+    `ssl_certfile`, `ssl_keyfile`, `ssl_password`, `ssl_check_hostname` for TLS. `patience_seconds`: see the module.
 
-    Connects when it is first used. May be used by several threads; not by a process that was forked from the one that
-    has used it, `Log.shared` gives that one its own. Every method raises CannotReach and LogRefused.
+    Connects on first use. Thread-safe, but not usable in a forked child process, which needs its own (`Log.shared`).
+    Every method raises CannotReach and LogRefused.
     """
 
     def __init__(self, client_options: Mapping[str, Any], *, patience_seconds: float = PATIENCE_SECONDS) -> None:
@@ -127,8 +127,7 @@ class Log:
 
     @classmethod
     def shared(cls, client_options: Mapping[str, Any], *, patience_seconds: float = PATIENCE_SECONDS) -> Log:
-        """This process's own with these options, which is kept open for the next task: Spark uses its Python workers
-        again."""
+        """This process's instance for these options. It stays open, because Spark reuses its Python workers."""
         key = (os.getpid(), patience_seconds, *sorted(client_options.items()))
         with cls._sharing:
             log = cls._shared.get(key)

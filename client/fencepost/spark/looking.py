@@ -1,7 +1,7 @@
-"""What the driver finds out before the first row of a micro-batch: where each partition ends, and the sink's last mark.
+"""The driver's snapshot before a micro-batch: the log end of each partition, and the sink's last commit tag.
 
-It travels to the tasks with the writer, so that a task that nobody disturbs looks nothing up. It knows no batch: Spark
-tells its number to the tasks alone, and they judge (`task.py`).
+Spark sends it to the tasks with the writer, so that an uncontended task reads nothing. It is independent of the batch:
+Spark gives the batch number to the tasks only, which decide (`task.py`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from fencepost.spark.marks import Mark
 from fencepost.spark.task import Log, Place, own_mark
 
-#: How far back the first stretch goes that is read where the last batch of a partition is not the sink's.
+#: Offsets in the first backward scan range, if the last batch of a partition is not the sink's.
 _STRETCH = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """One partition: log start, log end, and the last mark of this sink; None where it has none. `unread` – records
-    were deleted before this driver read them, and nothing of the sink is left: some of them may have been its rows."""
+    """One partition: log start, log end, and the sink's last commit tag (None if there is none). `unread`: records were
+    deleted before this driver read them, and no tag is left, so rows of the sink may be among them."""
 
     start: int
     end: int
@@ -30,7 +30,7 @@ class Sight:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """`counted` – topics that refuse what was placed over another partition count than theirs."""
+    """The snapshot. `run`: random id; `at`: ms; `counted`: topics with partition-count checks."""
 
     run: str
     at: int
@@ -42,8 +42,8 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Of a partition, all of whose records below `below` were looked at: the last mark, and where its batch ends.
-    `unread` – but for some that were deleted before."""
+    """The last commit tag of a partition below offset `below`, and the end of its batch. `unread`: some records below
+    were deleted before they were read."""
 
     below: int
     mark: Mark | None
@@ -53,7 +53,7 @@ class Known:
 
 @dataclass(slots=True)
 class Remembered:
-    """What the driver's process keeps between micro-batches."""
+    """State of the driver process between micro-batches."""
 
     places: dict[Place, Known] = field(default_factory=dict)
 
@@ -70,14 +70,14 @@ def look(
     remembered: Remembered | None = None,
     retention_ms: dict[str, int] | None = None,
 ) -> Look:
-    """`never_ran` – as the user says: others' records are not searched. `nothing_deleted` – as the user says: no row of
-    the sink was among deleted records. Raises CannotReach, SinkError."""
+    """Take the snapshot. `never_ran`: the user states that the sink never ran, so other clients' records are not
+    searched. `nothing_deleted`: the user states that no row of the sink was deleted. Raises CannotReach, SinkError."""
     counts: dict[str, int] = {}
     bounds: dict[Place, tuple[int, int]] = {}
     known = (remembered or Remembered()).places
     half_known: dict[Place, Known | None] = {}
     for topic in topics:
-        # The count first: what was placed over an older one is in the log, below the ends that are read afterwards.
+        # Read the count first: then rows partitioned for an older count are below the log ends read afterwards.
         counts[topic] = log.partition_count(topic)
         for partition, (start, end) in log.offsets(topic, range(counts[topic])).items():
             place = (topic, partition)
@@ -92,7 +92,7 @@ def look(
                 known[place] = all_
             else:
                 half_known[place] = lower
-    # Of which something is seen at once, that has run, whatever its user says.
+    # A visible tag overrides the user's statement that the sink never ran.
     seen = [half_known[place] if place in half_known else known[place] for place in bounds]
     never_ran &= all(each is None or each.mark is None for each in seen)
     for place, lower in half_known.items():
@@ -106,15 +106,14 @@ def look(
 
 
 def _cut_off(known: Known, start: int) -> Known:
-    """What is known once records that were never read are deleted. An older mark does not count: the sink may have
-    appended rows after it, which are gone too."""
+    """The state after a deletion of unread records. An older tag is dropped: later rows may be deleted too."""
     return Known(start, None, 0, unread=True)
 
 
 def _glance(
     log: Log, place: Place, bounds: tuple[int, int], sink: str, known: Known | None
 ) -> tuple[Known | None, Known | None]:
-    """What is known without reading others' records; if that is not all, what is known of what lies further down."""
+    """(complete knowledge, None) without reading other clients' records, or (None, knowledge of lower offsets)."""
     start, end = bounds
     if known is not None and known.below > end:
         known = None  # truncated, or another topic of this name
@@ -125,7 +124,7 @@ def _glance(
     mark = own_mark(log.tail(*place, end), sink)
     if mark is not None:
         return Known(end, mark, end), None
-    # A topic that was deleted and made again may be longer than the one that was looked at.
+    # A recreated topic may be longer than the one read before.
     readable = known is not None and known.mark is not None and known.mark_end > start
     if known and readable and own_mark(log.tail(*place, known.mark_end), sink) != known.mark:
         known = None
@@ -133,7 +132,7 @@ def _glance(
 
 
 def _search(log: Log, place: Place, bounds: tuple[int, int], sink: str, lower: Known) -> Known:
-    """The last mark among others' records, from the end backwards."""
+    """Search other clients' records backwards for the last tag."""
     start, end = bounds
     floor, high, stretch = max(start, lower.below), end, _STRETCH
     while high > floor:

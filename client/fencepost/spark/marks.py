@@ -1,16 +1,16 @@
-"""What the sink stores in the log, and nowhere else: one header on the last record of each of its batches.
+"""Commit tags: the sink's only stored state, one record header on the last record of each of its appends.
 
-A log is only ever truncated between batches, so the last record of a partition has a mark for as long as nobody else
-writes to it. From the last mark of each partition a new driver knows where the sink stands:
+A log is truncated only between batches, so the last record of a partition has a tag while no other client writes to
+it. A new driver reads the sink's position from the last tag of each partition:
 
-    began    where the micro-batch of this mark began in this partition, or further down: no chunk of it lies below
-    before   the same of the sink's micro-batch before it in this partition; -1 if there was none
+    began    offset at or below the first append of this tag's micro-batch in this partition
+    before   `began` of the sink's previous micro-batch in this partition; -1 if there was none
 
-so the micro-batches of a partition form a chain that can be walked back.
+So the micro-batches of a partition form a linked list from newest to oldest.
 
-`seen` spares reading. It says how many chunks of which task of this run lie between the driver's look and this chunk.
-Who finds the log longer than expected reads the last batch only, and knows from its `seen` whether anything of its own
-task is among what it has not read.
+`seen` avoids reads. It counts, per task of this run, the appends between the driver's snapshot and this append. A task
+that finds the log longer than expected reads the last batch only: its `seen` shows whether the unread part contains
+appends of that task.
 """
 
 from __future__ import annotations
@@ -23,18 +23,17 @@ from fencepost.spark.errors import SinkError
 
 HEADER = "fencepost-sink"
 VERSION = 1
-#: Above that many tasks in one partition they are not listed any more: a mark stays small beside its batch.
+#: With more tasks in one partition, `seen` is omitted, so that a tag stays small compared to its batch.
 SEEN_MAX = 400
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """`query` – Spark's id of the streaming query, "" for `df.write`; `run` – the driver's look that the chunk was
-    written after; `attempt` – random, of one attempt of the task; `chunk` – counted per attempt and partition;
-    `over` – the partition count that rows were placed over, `born` – the one when the batch was begun; `arranged` – all
-    rows of a partition were in one task; `at` – time of the driver's look, ms; `seen` – task → chunks, None where that
-    would be too long or is not known; `doubtful` – when it was appended, rows of another run lay under the task's
-    number that it did not have."""
+    """A commit tag. `query`: Spark's id of the streaming query, "" for `df.write`; `run`: the driver's snapshot before
+    the append; `attempt`: random id of a task attempt; `chunk`: append number per attempt and partition; `over`:
+    partition count used for the rows; `born`: partition count at the start of the batch; `arranged`: all rows of a
+    partition were in one task; `at`: time of the snapshot, ms; `seen`: {task: appends}, None if too long or unknown;
+    `doubtful`: at the append, the log had rows of another run under this task's number that the task did not have."""
 
     sink: str
     query: str
@@ -62,7 +61,7 @@ class Mark:
 
     @classmethod
     def decode(cls, header: bytes) -> Mark:
-        """Raises SinkError for what this version cannot read: to take it for somebody else's would write rows again."""
+        """Raises SinkError for an unreadable tag: ignoring it would append rows twice."""
         try:
             said = json.loads(header)
             version = said.pop("v")

@@ -1,31 +1,31 @@
-"""One attempt of one task of a write: puts each of its rows into the log once, whoever else is at it.
+"""One attempt of one task of a write. Appends each of its rows to the log once, even with concurrent attempts.
 
-There may be several attempts at the same time: a speculative copy, one that Spark believes dead, one of a driver that
-was killed. None of them is trusted to stop. What makes it safe:
+Attempts may run concurrently: a speculative copy, an attempt that Spark considers dead, or one of a killed driver. None
+of them can be relied on to stop. Safety follows from three rules:
 
-    1. An append lands only where its sender believes the log to end (the proxy's check), and its sender knows every
-       chunk of this batch below that offset that counts for it: those of its own task in its own run, and those of all
-       tasks of other runs. It read them, or it appended them, or the driver's look proves that there was none.
-    2. It sends a copy of a row only while it has more of them than it knows. So L, the rows of the batch in the log,
-       stays a part of R, the rows that all tasks have, counted with multiplicity: however other runs were split.
-    3. An attempt ends well only when each of its rows was found or appended. What it found in chunks of other task
-       numbers, another task may have found as well; there the driver compares before it commits (`comparing.py`). Then
-       L = R, and by 2 it stays so.
+    1. A batch is appended only at the log end that its sender expects (the proxy's check). The sender knows every
+       relevant append of this batch below that offset: those of its own task in its own run, and those of all tasks of
+       other runs. It read them, appended them, or the driver's snapshot proves that there were none.
+    2. The sender appends a copy of a row only while it has more copies than it knows in the log. So L, the rows of the
+       batch in the log, is a sub-multiset of R, the rows of all tasks, however other runs split them.
+    3. An attempt succeeds only if each of its rows was found or appended. Another task may also have found a row that
+       was found under another task number; the driver compares these before it commits (`comparing.py`). Then L = R,
+       and by rule 2 it stays so.
 
-That is why one append is under way per partition, not more. With two, of n and m records, somebody else's n records may
-take the first one's place; the second then lands behind rows that its sender has not seen. Other partitions are under
-way meanwhile, and the next rows are encoded.
+Therefore only one append is in flight per partition. Two could break rule 1: (1) the sender pipelines appends of n and
+m records; (2) another sender appends n records at the first one's offset; (3) the second append is accepted after rows
+that its sender has not read. Other partitions' appends and the encoding of the next rows run in parallel.
 
-A row's identity is its bytes as they lie in the log; its partition follows from the row and the partition count: it
-is placed by its value. A row with neither key nor partition is placed by its task. Such rows are looked for among those
-of the task's number alone, for two tasks that have equal ones do not meet in one partition. Tries of a task may have
-their rows in another order, and of a batch in other tasks.
+A row is identified by its bytes in the log. Its partition follows from the row and the partition count. A row with
+neither key nor partition gets its partition from its task. Such rows are searched only under the task's own number,
+because two tasks with equal rows do not use the same partition. A repeated task may order its rows differently, and a
+repeated batch may split them differently.
 
-What is read here decides by itself which situation it is:
+The snapshot and the log determine the case:
 
-    fresh    nothing of this batch was in the log when the driver looked
-    resume   something was: each row is looked for first, and only what is missing is appended
-    behind   the log is further: the batch is complete, nothing may be missing and nothing is appended
+    fresh    the log had nothing of this batch at the driver's snapshot
+    resume   the log had some of it: search each row first, and append only missing ones
+    behind   the log has a later batch: this batch is complete, nothing may be missing, nothing is appended
 
 Nothing in this file does I/O: `Log` and `Clock` do.
 """
@@ -149,8 +149,8 @@ class Framing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a user has decided. `arranged`: all rows of a partition are in one task; then it is a write's identity.
-    `unmatched`: what becomes of a task that finds rows under its number that it does not have, AUTO to KEEP."""
+    """User options. `arranged`: all rows of a partition are in one task, and the partition identifies the write.
+    `unmatched`: what to do if the log has rows under the task's number that the task lacks, AUTO to KEEP."""
 
     sink: str
     arranged: bool = False
@@ -165,10 +165,9 @@ class Plan:
 
 
 class MetPlace(NamedTuple):
-    """What a task knows of the chunks that other runs of its batch have in one partition. They lie from `begin` on, and
-    below `limit` unless that is -1; the task knows all below `end`. `numbers` – whose they are. Of their rows by
-    digest: `foreign` – those that are the task's and lie under another number; `unmatched` – those that lie under its
-    number and are not its."""
+    """Appends by other runs of the batch in one partition. They start at `begin` and are below `limit` (-1: no limit);
+    the task knows all below `end`. `numbers`: their task numbers. Digests of rows: `foreign`: the task's rows found
+    under another number; `unmatched`: rows under its number that the task lacks."""
 
     begin: int
     limit: int
@@ -180,9 +179,9 @@ class MetPlace(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """What a task has met of other runs of its batch. `behind` – the batch was complete; `loose` – topics in which a
-    row may lie in another partition than it would go to now; `over` – over how many partitions a topic's rows were
-    placed, `counted` – topics that refuse what was placed over another count than theirs."""
+    """A task's findings about other runs of its batch. `behind`: the batch was complete; `loose`: topics whose rows may
+    be in another partition than they would get now; `over`: {topic: partition count used for its rows}; `counted`:
+    topics with partition-count checks."""
 
     query: str
     run: str
@@ -195,8 +194,8 @@ class Met:
 
 
 class Written(NamedTuple):
-    """What a task did in one partition. `first` – the offset of the first row that it appended, -1 for none; `end` –
-    where it last knew the log to end."""
+    """A task's result in one partition. `first`: offset of the first row that it appended, -1 if none; `end`: the last
+    log end offset that it knew."""
 
     found: int
     appended: int
@@ -206,8 +205,8 @@ class Written(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Of a task that ended well. `rows` = `appended` + `found`; `refused` – appends that others were faster than;
-    `begun` – with `arranged`: where rows of this batch lay, whether or not the task has any that belong there."""
+    """Result of a successful task. `rows` = `appended` + `found`; `refused`: appends that lost to another writer;
+    `begun`: with `arranged`, the partitions that already had rows of this batch."""
 
     task: int
     rows: int
@@ -222,7 +221,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Of the sink, as it was read: rows by digest."""
+    """An append of the sink, as read from the log, with its rows by digest."""
 
     mark: Mark
     next_offset: int
@@ -231,20 +230,20 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A stretch of one partition as it was read. `is_whole` – nothing that lay there was compacted away."""
+    """A scan range of one partition, as read. `is_whole`: compaction removed nothing."""
 
     chunks: tuple[Chunk, ...]
     is_whole: bool
 
 
-#: Whose a chunk is: this task's of this run; of its number in another run; of another number in another run.
+#: Origin of an append: this task and run; the same task number in another run; another number in another run.
 _OWN, _SAME_NUMBER, _FOREIGN = range(3)
 
 
 @dataclass(slots=True)
 class _Group:
-    """The chunks of one task number of one run. `size`, `matched` – their rows, and how many of them are this task's;
-    `doubtful` – appended by a task that did not know the rows under its own number either."""
+    """The appends of one task number of one run. `size`: their rows; `matched`: how many of them are this task's;
+    `doubtful`: their task also lacked rows under its own number."""
 
     run: str
     task: int
