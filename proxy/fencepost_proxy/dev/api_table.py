@@ -1,6 +1,6 @@
-"""`python -m fencepost_proxy.dev.api_table`: prints `docs/api-table.md`, the table of APIs for a reader.
+"""`python -m fencepost_proxy.dev.api_table`: prints `docs/api-table.md`, the handling of each Kafka API.
 
-`tests/unit/test_api_table.py` fails where the file is not what this prints.
+`tests/unit/test_api_table.py` fails if the file is out of date.
 """
 
 from __future__ import annotations
@@ -8,33 +8,37 @@ from __future__ import annotations
 from fencepost_proxy.wire.apis import APIS, Api, Treatment
 
 _HEAD = """\
-# What the proxy does with each Kafka API
+# Kafka APIs
 
-Made from `proxy/fencepost_proxy/wire/apis.py` by `python -m fencepost_proxy.dev.api_table`; change it there.
+This page is generated from `proxy/fencepost_proxy/wire/apis.py`:
+`python -m fencepost_proxy.dev.api_table > docs/api-table.md`.
 
-*relayed*: the bytes pass, unread. *looked into*: the request is searched for the state topic's name and passes as it is
-where it does not name it. *request rewritten*, *response rewritten*: decoded, changed, encoded anew. *gated*: Produce,
-streamed through unless it concerns a guarded topic. *relayed alone*: it waits until all before it on its connection was
-answered, and then passes. *withheld*: not advertised, and a client that sends it is
-disconnected, as Kafka does with a version that it does not know. A client is told the versions that this table and its
-broker have in common.
+A client's ApiVersions response contains the versions that this table and the client's broker have in common.
 
-| key | API | versions | treatment | why |
+- *relayed*: bytes pass unread.
+- *inspected*: the request is searched for the name of the state topic, and passes unchanged if it does not contain it.
+- *request rewritten*, *response rewritten*: decoded, changed and encoded again.
+- *checked*: Produce. Bytes pass unread unless a checked topic is concerned.
+- *relayed alone*: the request waits until all earlier requests on its connection are answered.
+- *not served*: not advertised. The proxy closes the connection of a client that sends it, as Kafka does for a version
+  that it does not know.
+
+| key | API | versions | handling | reason |
 |---|---|---|---|---|
 """
 
 _WORDS = {
-    Treatment.INSPECT_REQUEST: "looked into",
+    Treatment.INSPECT_REQUEST: "inspected",
     Treatment.REWRITE_REQUEST: "request rewritten",
     Treatment.REWRITE_RESPONSE: "response rewritten",
-    Treatment.PRODUCE: "gated",
+    Treatment.PRODUCE: "checked",
     Treatment.ALONE: "relayed alone",
-    Treatment.WITHHELD: "withheld",
+    Treatment.WITHHELD: "not served",
 }
 
 
 def treatment_of(api: Api) -> str:
-    """In words, as the table's legend explains them."""
+    """The terms of the page's legend."""
     return ", ".join(word for flag, word in _WORDS.items() if flag in api.treatment) or "relayed"
 
 

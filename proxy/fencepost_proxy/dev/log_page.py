@@ -1,7 +1,6 @@
-"""`python -m fencepost_proxy.dev.log_page`: prints `docs/logs.md`, what there can be in the log.
+"""`python -m fencepost_proxy.dev.log_page`: prints `docs/logs.md`, the reference of all log events.
 
-The events are read out of the sources: what is not there is never logged, and what is there is on the page.
-`tests/monitoring/test_pages.py` fails where the file is not what this prints.
+The events are extracted from the sources. `tests/monitoring/test_pages.py` fails if the file is out of date.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ _LOGS: Final = ("_log", "_limited_log")
 _LEVELS: Final = ("error", "warning", "info", "debug")
 
 _HEAD: Final = """\
-# The log
+# Log events
 
-The table is made from the sources by `python -m fencepost_proxy.dev.log_page`; change it there.
+This page is generated: `python -m fencepost_proxy.dev.log_page > docs/logs.md`.
 
-One line per event, to stderr. `[log] format` (or `--log-format`) is `console`, for people, or `json`, one object a
-line; `[log] level` the least severe one that is written.
+The proxy writes one line per event to stderr. `[log] format` (or `--log-format`) is `console` or `json`, one object per
+line. `[log] level` is the lowest level that is written.
 
 ```text
 2026-03-01T12:00:00.123Z INFO net.control connected to Kafka cluster_id=Xk9J2 brokers=3
@@ -29,39 +28,38 @@ line; `[log] level` the least severe one that is written.
 "cluster_id": "Xk9J2", "brokers": 3}
 ```
 
-`time` is UTC. `room` is the part of the program. `event` is a text of the proxy's own; all that comes from somebody
-else is in a field. An event that is the proxy's own fault (level *crash* below, written as an error) is followed by a
-stack trace: indented, or as `exception`. With several worker processes each line has `worker`.
+`time` is UTC. `room` is the module. `event` is a constant text; values from peers appear only in fields. Level *crash*
+below marks a defect of the proxy: it is written as an error with a stack trace, indented or as `exception`. With
+several worker processes each line has the field `worker`.
 
-**What peers send cannot forge lines.** Topic names, client ids, groups, errors of brokers: line feeds, terminal
-escapes and whatever else is not printable is written as an escape sequence, a value with a blank, a quote or `=` in
-it is quoted, and a field is cut after 500 characters. Contents of records, passwords and tokens are never logged.
+**Peers cannot forge lines.** In topic names, client ids, groups and broker errors, line feeds, terminal escapes and
+other control characters are escaped. A value with a space, a quote or `=` is quoted. A field is cut after 500
+characters. Record contents, passwords and tokens are never logged.
 
-**Nor can they fill a disk.** Events with *often* below are written once in ten seconds for each broker, group, kind
-of reason or whatever makes two of them the same to a reader; and of any event at most 200 lines are written in ten
-seconds. What is left out is counted (`fencepost_log_lines_total{level="left_out"}`) and told: a line with
-`suppressed=N` stands for itself and N others.
+**Peers cannot fill a disk.** An event marked *often* is written once per ten seconds for the same broker, group or
+kind of reason. Any event is limited to 200 lines per ten seconds. Suppressed lines are counted
+(`fencepost_log_lines_total{level="left_out"}`), and a later line with `suppressed=N` stands for itself and N others.
 
-Fields that several events have:
+Common fields:
 
-| field | what it is |
+| field | meaning |
 |---|---|
-| `reason` | why, in words; often an error of the system or of a broker |
-| `peer` | a client's address and port |
-| `broker` | a broker's id, or its address |
-| `topic`, `partition` | Kafka's; `partition` is `TOPIC-NUMBER` |
-| `group`, `transactional_id`, `producer_id`, `producer_epoch` | Kafka's |
-| `bootstrap` | where clients connect |
-| `proposal` | which growth of a topic; the same in the log of every proxy that sees it |
-| `*_seconds` | how long |
-| `late_seconds`, `cpu_seconds`, `frame` | how late the event loop was; CPU time of its thread since the \
-last look; the code that it ran 0.05 s after it was due. CPU time far below: the machine was busy, not that code |
+| `reason` | cause, often an error of the operating system or a broker |
+| `peer` | address and port of a client |
+| `broker` | id or address of a broker |
+| `topic`, `partition` | as in Kafka; `partition` is `TOPIC-NUMBER` |
+| `group`, `transactional_id`, `producer_id`, `producer_epoch` | as in Kafka |
+| `bootstrap` | bootstrap address for clients |
+| `proposal` | identifies one partition expansion in the logs of all instances |
+| `*_seconds` | duration |
+| `late_seconds`, `cpu_seconds`, `frame` | delay of the event loop; CPU time of its thread since the last check; \
+the code that ran 0.05 s after the deadline. CPU time far below the delay: the machine was busy, not that code |
 
-## From start to end
+## Start and stop
 
-`starting` → `waiting for Kafka` (as long as it is not there) → `connected to Kafka` → `state topic loaded` →
-`listening for broker`, once for each → `serving`. A signal: `draining`, then `drained` with the number of requests
-that were left unanswered. `certificates loaded` when they were read anew.
+`starting` → `waiting for Kafka` (until Kafka responds) → `connected to Kafka` → `state topic loaded` →
+`listening for broker`, once per broker → `serving`. After a signal: `draining`, then `drained` with the number of
+unanswered requests. `certificates loaded` follows a reload.
 
 ## Events
 
@@ -104,7 +102,7 @@ def _events() -> Iterator[_Event]:
 
 
 def _room(tree: ast.Module) -> str | None:
-    """As `logs.get("net.app")` names it."""
+    """The argument of `logs.get`, such as `net.app`."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="logs"), attr="get"), args=[ast.Constant(value=room)]):
@@ -117,7 +115,7 @@ def _logged(call: ast.Call, room: str) -> Iterator[_Event]:
         case ast.Attribute(value=ast.Name(id=log), attr=level) if log in _LOGS and level in (*_LEVELS, "crash"):
             often = log == "_limited_log"
         case ast.Name(id="say" | "log"):
-            often, level = False, "info or warning"  # by how it ended
+            often, level = False, "info or warning"  # depends on the outcome
         case _:
             return
     event = call.args[1] if often else call.args[0]
