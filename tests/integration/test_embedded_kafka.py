@@ -177,7 +177,7 @@ def test_named_data_is_kept_and_temporary_data_is_not(tmp_path: Path, unique_top
     with running_kafka(data=data) as second:
         assert second.cluster_id == first.cluster_id
         assert consume(second.bootstrap, topic, 1) == [b"kept"]
-    with pytest.raises(ClusterError, match=r"holds a cluster of 1 brokers, not 3"), running_kafka(3, data=data):
+    with pytest.raises(ClusterError, match=r"contains a cluster of 1 brokers, not 3"), running_kafka(3, data=data):
         pass
     with running_kafka() as other:
         temporary = other.data
@@ -187,7 +187,7 @@ def test_named_data_is_kept_and_temporary_data_is_not(tmp_path: Path, unique_top
 
 def test_somebody_elses_directory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(ClusterError, match="is not empty and not of a cluster made here"), running_kafka(data=tmp_path):
+    with pytest.raises(ClusterError, match="is not empty and contains no cluster"), running_kafka(data=tmp_path):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
