@@ -246,7 +246,7 @@ def test_brokers_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
 def test_a_taken_port_is_named_before_anything_is_started() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PortTakenError, match=rf"port {port} on 127\.0\.0\.1 is taken"):
+        with pytest.raises(PortTakenError, match=rf"port {port} on 127\.0\.0\.1 is in use"):
             KafkaCluster(ports=[port]).start()
 
 
@@ -254,7 +254,7 @@ def test_a_port_taken_while_kafka_starts_is_named_too(monkeypatch: pytest.Monkey
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr("fencepost_proxy.dev.cluster._require_free", lambda ports: None)
-        with pytest.raises(PortTakenError, match=rf"one of the ports .*{port}.* of broker 1 is taken"):
+        with pytest.raises(PortTakenError, match=rf"one of the ports .*{port}.* of broker 1 is in use"):
             KafkaCluster(ports=[port], version=kafka_version()).start()
 
 
