@@ -356,7 +356,7 @@ class Demo:
             ("records that are no row of the file", proof.records_unknown, proof.records_unknown == 0),
             ("rows in the log when the load was killed", killed_at, 0 < killed_at < proof.rows_wanted),
             ("appends at a stale offset that the second writer tried", writer.tried, writer.tried > 0),
-            ("  refused, as the writer was told", writer.refused, every_try_refused),
+            ("  refused, as reported to the writer", writer.refused, every_try_refused),
             ("  offset mismatches, as the proxy counted them", counted, counted >= writer.refused),
         ):
             line(f"  {what:<56} {count:>9,}{'' if good else '   <-- WRONG'}")
