@@ -1,8 +1,11 @@
-"""Which address clients are told for each broker, so that none of them ever hears a broker's own.
+"""Rewrites broker addresses in responses, so that clients connect to the proxy only.
 
-Every broker has a listener of its own here: port = bootstrap port + 1 + node id, or an explicit map. A broker is known
-once a response has named it. With a response that names brokers the caller does, in this order: `learn_brokers`, open
-a listener for each id that it gives back, `rewrite_response`: no client is told of a port that nobody listens on.
+Every broker has its own listener in the proxy: port = bootstrap port + 1 + node id, or an explicit map. The proxy
+learns a broker from the first response that names it. For such a response the caller, in this order:
+
+1. calls `learn_brokers`;
+2. opens a listener for each node id that it returns;
+3. calls `rewrite_response`. So every advertised port has a listener.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ _CONTROLLERS = 2
 
 
 class AddressBook:
-    """Node id -> where the broker is (`upstream_of`) and where clients reach it (`advertised`).
+    """Maps a node id to the broker's address (`upstream_of`) and to the address for clients (`advertised`).
 
-    `bootstrap_port` – of the bootstrap listener; 0: any free port, and then so for every broker's listener.
-    `advertised_host` – what clients are told; None: the address by which the client at hand reached the proxy.
-    `ports` – listener port per node id, where it is not bootstrap port + 1 + node id.
+    `bootstrap_port`: port of the bootstrap listener. With 0, every listener takes any free port.
+    `advertised_host`: host in responses; None for the address to which the client connected.
+    `ports`: listener ports by node id that differ from bootstrap port + 1 + node id.
     """
 
     def __init__(
@@ -37,23 +40,23 @@ class AddressBook:
 
     @property
     def nodes(self) -> Mapping[NodeId, Address]:
-        """Every known broker and where it is."""
+        """Known brokers and their addresses."""
         return dict(self._upstream)
 
     def learn(self, node_id: NodeId, upstream: Address) -> bool:
-        """Notes where a broker is. True if it is new or has moved."""
+        """Records a broker's address. Returns True if the broker is new or its address changed."""
         changed = self._upstream.get(node_id) != upstream
         self._upstream[node_id] = upstream
         return changed
 
     def upstream_of(self, node_id: NodeId) -> Address | None:
-        """Where the broker is, None while no response has named it."""
+        """The broker's address; None if no response has named it."""
         return self._upstream.get(node_id)
 
     def listener_port(self, node_id: NodeId) -> int:
-        """The port to listen on for a broker; 0 for any free one, to be told by `listens_on`.
+        """The listener port of a broker; 0 for any free port, which the caller then reports with `listens_on`.
 
-        Raises ConfigError where the arithmetic leaves the range of ports.
+        Raises `ConfigError` if the computed port is out of range.
         """
         if (port := self._ports.get(node_id)) is not None:
             return port
@@ -62,19 +65,19 @@ class AddressBook:
         port = self._bootstrap_port + 1 + node_id
         if not 0 < port <= _PORT_MAX:
             raise ConfigError(
-                f"broker {node_id} would get port {self._bootstrap_port} + 1 + {node_id} = {port}, and ports end at "
-                f"{_PORT_MAX}: name a port for it in the configuration, for example [broker_ports] {node_id} = 9100"
+                f"broker {node_id} has no port: {self._bootstrap_port} + 1 + {node_id} = {port} is not from 1 to "
+                f"{_PORT_MAX} (set one, for example [broker_ports] {node_id} = 9100)"
             )
         return port
 
     def listens_on(self, node_id: NodeId, port: int) -> None:
-        """Notes the port that a broker's listener got."""
+        """Records the port of a broker's listener."""
         self._ports[node_id] = port
 
     def advertised(self, node_id: NodeId, local_host: str) -> Address:
-        """What a client is told; `local_host` is the address by which that client reached the proxy.
+        """The address for a client that connected to the proxy at `local_host`.
 
-        Raises ConfigError as `listener_port` does, and LookupError where the listener got no port yet.
+        Raises `ConfigError` as `listener_port` does, and `LookupError` if the listener has no port yet.
         """
         port = self.listener_port(node_id)
         if not port:
@@ -83,7 +86,7 @@ class AddressBook:
 
 
 def learn_brokers(api_key: int, message: Message, book: AddressBook) -> tuple[NodeId, ...]:
-    """Notes every broker that a response names; gives back those that are new or have moved."""
+    """Records every broker that a response names. Returns node ids that are new or whose address changed."""
     return tuple(
         node_id
         for node_id, holder in _addresses(api_key, message)
@@ -94,10 +97,10 @@ def learn_brokers(api_key: int, message: Message, book: AddressBook) -> tuple[No
 def rewrite_response(api_key: int, message: Message, book: AddressBook, local_host: str) -> None:
     """Replaces every address in a response to Metadata, FindCoordinator, DescribeCluster or DescribeQuorum.
 
-    Answers without an address (FindCoordinator's errors: host "", port -1, node -1) stay as they are. A list of KRaft
-    controllers is replaced by error 115: a broker never gives one (it answers MISMATCHED_ENDPOINT_TYPE), and if the
-    upstream is a controller after all, the controllers have no listener here that could be told instead. For the same
-    reason DescribeQuorum names a controller that is not a known broker without any endpoint.
+    - Entries without an address (errors of FindCoordinator: host "", port -1, node -1) are unchanged.
+    - A list of KRaft controllers becomes error 115: controllers have no listener in the proxy. Brokers never return
+      such a list (they respond MISMATCHED_ENDPOINT_TYPE); an upstream that is a controller does.
+    - In DescribeQuorum, a controller that is not a known broker loses its endpoints.
     """
     if api_key == DESCRIBE_QUORUM:
         _rewrite_quorum(message, book, local_host)
@@ -112,12 +115,12 @@ def rewrite_response(api_key: int, message: Message, book: AddressBook, local_ho
         if node_id >= 0:
             holder.host, holder.port = book.advertised(node_id, local_host)
         else:
-            # Nothing to put in its place: no broker of ours has such an id.
+            # No broker has a negative id, so there is no listener to advertise.
             holder.host, holder.port = "", -1
 
 
 def _rewrite_quorum(message: Message, book: AddressBook, local_host: str) -> None:
-    """A broker forwards a client's requests to the active controller: its listener stands for its controller's."""
+    """Replaces a controller's address with its broker listener: brokers forward requests to the active controller."""
     for node in message.nodes:
         if book.upstream_of(node.node_id) is None:
             node.listeners = []
@@ -126,11 +129,11 @@ def _rewrite_quorum(message: Message, book: AddressBook, local_host: str) -> Non
 
 
 def _addresses(api_key: int, message: Message) -> Iterator[tuple[NodeId, Message]]:
-    """Each (node id, struct with `host` and `port`) that holds an address."""
+    """Each node id with the struct that holds its `host` and `port`."""
     if api_key == METADATA:
         yield from ((broker.node_id, broker) for broker in message.brokers)
     elif api_key == DESCRIBE_CLUSTER and message.endpoint_type != _CONTROLLERS:
         yield from ((broker.broker_id, broker) for broker in message.brokers)
     elif api_key == FIND_COORDINATOR:
-        # v0–3 name one coordinator in the response itself, v4+ a list of them.
+        # v0-3: one coordinator in the response itself. v4+: a list.
         yield from ((each.node_id, each) for each in (message, *message.coordinators) if each.host)

@@ -1,7 +1,7 @@
-"""Whose fault an error is, and the Kafka error codes that we send or act on.
+"""Exception classes by cause, and the Kafka error codes that the proxy sends or handles.
 
-A refusal is a value (`fencepost_policies.append.Refusal`), never an exception. An exception means that a peer broke
-the protocol, or that we did: it is logged and counted, and costs that one connection.
+A refusal is a value (`fencepost_policies.append.Refusal`), never an exception. An exception means that a peer or the
+proxy violated the protocol. It is logged and counted, and closes that one connection.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ class FencepostError(Exception):
 
 
 class ConfigError(FencepostError):
-    """The user's configuration is wrong; the message says what to change. Shown without a stack trace."""
+    """The configuration is invalid; the message says what to change. Shown without a stack trace."""
 
 
 class ProtocolError(FencepostError):
-    """A peer sent what the protocol does not allow."""
+    """A peer violated the protocol."""
 
 
 class ClientProtocolError(ProtocolError):
-    """The client's fault: its connection is closed with this as the logged reason."""
+    """The client violated the protocol. Its connection is closed, and the message is logged as the reason."""
 
 
 class UpstreamProtocolError(ProtocolError):
-    """The broker's fault (or a stranger's at its address)."""
+    """The broker, or another program at its address, violated the protocol."""
 
 
 class LimitError(ClientProtocolError):
-    """The client asked for more than a configured limit allows; the message names the limit."""
+    """The client exceeded a limit; the message names the limit."""
 
 
 class Error(IntEnum):
-    """Kafka error codes (org.apache.kafka.common.protocol.Errors) that this proxy sends or acts on."""
+    """Kafka error codes (org.apache.kafka.common.protocol.Errors) that the proxy sends or handles."""
 
     UNKNOWN_SERVER_ERROR = -1
     NONE = 0
@@ -79,7 +79,7 @@ class Error(IntEnum):
 
 
 def error_name(code: int) -> str:
-    """Kafka's name, or the number of one that this proxy has nothing to do with."""
+    """Kafka's name of the code, or the number if `Error` does not contain it."""
     try:
         return Error(code).name
     except ValueError:

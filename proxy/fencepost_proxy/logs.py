@@ -1,17 +1,17 @@
-"""One line per event: `key=value` for a console, or JSON. Values come from peers, so nothing in them is believed.
+"""Structured logging: one line per event, as `key=value` or JSON. Values come from peers and are untrusted.
 
     log = logs.get("net.control")
     log.warning("connection lost", broker=address, reason=error)
 
     2026-03-01T12:00:00.123Z WARNING net.control connection lost broker=kafka-1:9092 reason="closed by peer"
 
-A topic name or client id may hold a line feed, a terminal escape or a forged `level=ERROR`: control characters are
-escaped, and a value with a blank, a quote or `=` in it is quoted. The event itself is our own text. Record contents
-are never passed to this module.
+A topic name or client id may contain a line feed, a terminal escape or a forged `level=ERROR`. Control characters are
+escaped, and a value with a space, a quote or `=` is quoted. Event texts are constants of the proxy. Record contents are
+never passed to this module.
 
-Nor can they fill a disk: what they can cause goes by a `RateLimitedLog`, and above `EVENT_LINES_MAX` in
-`EVENT_SECONDS` any event is left out. What was left out is counted (`lines`), and told by the next line of its kind or
-by `tell_left_out`: a line with `suppressed=N` stands for itself and N others.
+Peers cannot fill a disk. Events that they can cause use a `RateLimitedLog`, and any event is limited to
+`EVENT_LINES_MAX` lines per `EVENT_SECONDS`. Suppressed lines are counted (`lines`). The next line of that event, or
+`tell_left_out`, reports them: a line with `suppressed=N` stands for itself and N others.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ from weakref import WeakSet
 
 _ROOT: Final = "fencepost"
 _FIELDS: Final = "fencepost_fields"
-#: A peer's text is cut to this many characters: one line stays one line that somebody can read.
+#: Longer values are cut.
 VALUE_CHARACTERS_MAX: Final = 500
-#: Of one event, whoever causes it.
+#: Lines of one event per `EVENT_SECONDS`.
 EVENT_LINES_MAX: Final = 200
 EVENT_SECONDS: Final = 10.0
-#: Events are words of ours, some with a name in them; should there ever be more, the oldest is forgotten.
+#: Bound on distinct events that are counted; the oldest is dropped.
 _EVENTS_MAX: Final = 1_000
 _LEFT_OUT: Final = "left_out"
 
-#: What was written so far, by level, and what was left out.
+#: Lines written by level, and lines suppressed (`left_out`).
 _lines: dict[str, int] = {}
 _rate_limited: WeakSet[RateLimitedLog] = WeakSet()
 
 
 def lines() -> dict[str, int]:
-    """How many lines there were of each level, and as `left_out` how many were not written."""
+    """Lines written by level, and suppressed lines as `left_out`."""
     return {"debug": 0, "info": 0, "warning": 0, "error": 0, _LEFT_OUT: 0} | _lines
 
 
 def tell_left_out(*, at_once: bool = False) -> None:
-    """To be called now and then: what was left out is told, where no line of its kind has come that could do so.
+    """Reports suppressed lines whose event has not occurred again. Called periodically.
 
-    `at_once` – the process ends.
+    `at_once` reports all of them, because the process exits.
     """
     for limited in list(_rate_limited):
         limited.tell_left_out(at_once=at_once)
@@ -67,7 +67,7 @@ def _count(name: str, lines: int = 1) -> None:
 
 
 class Log:
-    """Events of one room. The fields are shown in the order in which they are given."""
+    """Log of one module. Fields are written in the order given."""
 
     __slots__ = ("_logger",)
 
@@ -87,7 +87,7 @@ class Log:
         self._emit(logging.ERROR, event, fields)
 
     def crash(self, event: str, error: BaseException, /, **fields: object) -> None:
-        """Our own fault: the one event that carries a stack trace."""
+        """Logs a defect of the proxy: the only event with a stack trace."""
         if self._logger.isEnabledFor(logging.ERROR):
             self._logger.error(event, extra={_FIELDS: fields}, exc_info=error)
 
@@ -102,7 +102,7 @@ def _nothing() -> None:
 
 @dataclass(slots=True)
 class _Told:
-    """One kind of event: when it was written last, and what was left out since."""
+    """One kind of event: time of the last line, and lines suppressed since."""
 
     at: float
     suppressed: int = 0
@@ -110,10 +110,10 @@ class _Told:
 
 
 class RateLimitedLog:
-    """For what peers can cause as often as they like: each key is logged once per interval, then with `suppressed=N`.
+    """For events that peers can cause at will: logs each key once per interval, then with `suppressed=N`.
 
-    The key is whatever makes two events the same to a reader, for example `("bad frame", client_host)`. At most
-    `keys_max` keys are remembered; the one least recently logged is forgotten first.
+    The key groups events that are the same to a reader, for example `("bad frame", client_host)`. At most `keys_max`
+    keys are kept; the least recently logged one is dropped first.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class RateLimitedLog:
         self._limited(self._log.error, key, event, fields)
 
     def tell_left_out(self, *, at_once: bool = False) -> None:
-        """Writes the last one of each kind that was left out: none may come after it."""
+        """Writes the last suppressed event of each key."""
         now = self._clock()
         for told in list(self._seen.values()):
             if told.suppressed and (at_once or now - told.at >= self._interval_seconds):
@@ -175,7 +175,7 @@ class RateLimitedLog:
 
 
 class _Flood(logging.Filter):
-    """Lets so many lines of each event pass, in an interval that begins with its first. Libraries' lines, too."""
+    """Limits the lines of each event per interval, including lines of libraries."""
 
     def __init__(
         self, handler: logging.Handler, common: Mapping[str, object], clock: Callable[[], float] = time.monotonic
@@ -210,7 +210,7 @@ class _Flood(logging.Filter):
                 self._tell(key, int(left_out))
 
     def _tell(self, key: tuple[str, int, str], left_out: int) -> None:
-        """Past this filter: it is one line for many."""
+        """Writes one line for all suppressed ones, bypassing this filter."""
         if left_out:
             name, level, event = key
             record = logging.LogRecord(name, level, "", 0, event, None, None)
@@ -223,14 +223,14 @@ class _Flood(logging.Filter):
 
 
 def get(room: str) -> Log:
-    """The log of a room, named as its module below `fencepost_proxy`, for example `net.control`."""
+    """The log of a module, named relative to `fencepost_proxy`, for example `net.control`."""
     return Log(logging.getLogger(f"{_ROOT}.{room}"))
 
 
 def setup(level: str = "info", style: str = "console", stream: TextIO | None = None, **common: object) -> None:
-    """Sends our events to `stream` (stderr), and warnings of libraries with them. `style`: `console` or `json`.
+    """Writes events, and warnings of libraries, to `stream` (stderr). `style` is `console` or `json`.
 
-    `common` – fields of every event.
+    `common` fields are added to every event.
     """
 
     def add_common(record: logging.LogRecord) -> bool:
@@ -250,18 +250,18 @@ def setup(level: str = "info", style: str = "console", stream: TextIO | None = N
 
 
 def change(level: str, style: str) -> None:
-    """Of what `setup` has begun; nothing else of it changes."""
+    """Changes level and style after `setup`."""
     for handler in logging.getLogger().handlers:
         handler.setFormatter(_Json() if style == "json" else _Console())
     logging.getLogger(_ROOT).setLevel(level.upper())
 
 
 def escape(text: str) -> str:
-    """The text on one line, with nothing in it that a terminal or a log reader would act on."""
+    """The text on one line, cut, with control characters escaped."""
     cut = text if len(text) <= VALUE_CHARACTERS_MAX else text[:VALUE_CHARACTERS_MAX] + "…"
     if cut.isprintable() and "\\" not in cut:
         return cut
-    # unicode_escape would also spell out every letter beyond ASCII; only what is not printable is.
+    # unicode_escape on the whole text would also escape printable non-ASCII letters.
     return "".join(
         "\\\\" if c == "\\" else c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode()
         for c in cut
@@ -287,7 +287,7 @@ class _Console(logging.Formatter):
         parts += [f"{key}={self._value(value)}" for key, value in _fields(record).items()]
         line = " ".join(parts)
         if record.exc_info:
-            # Indented, so that no exception's text can look like an event of its own.
+            # Indented, so that exception text cannot forge an event.
             line += "".join(f"\n    {escape(each)}" for each in self.formatException(record.exc_info).splitlines())
         return line
 
@@ -310,7 +310,7 @@ class _Json(logging.Formatter):
         for key, value in _fields(record).items():
             is_json = value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
             plain = value if is_json else escape(str(value))
-            # A field may not pass itself off as one of ours.
+            # A field must not overwrite the four keys above.
             entry[f"{key}_" if key in entry else key] = plain
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)

@@ -1,11 +1,11 @@
-"""Leaf values that every room shares. Imports nothing of the proxy."""
+"""Value types shared by all modules. Imports no other module of the proxy."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, NewType
 from uuid import UUID
 
-#: Offset of the next record of a partition: Kafka's LEO, what KIP-27 calls the upcoming offset.
+#: Offset of the next record of a partition (Kafka's LEO; the upcoming offset in KIP-27).
 LogEndOffset = NewType("LogEndOffset", int)
 #: Offset of a record, or of the first record of a batch.
 Offset = NewType("Offset", int)
@@ -14,23 +14,23 @@ NodeId = NewType("NodeId", int)
 LeaderEpoch = NewType("LeaderEpoch", int)
 ProducerId = NewType("ProducerId", int)
 ProducerEpoch = NewType("ProducerEpoch", int)
-#: Of a transaction: with transactions v2 (KIP-890) each of a producer has an epoch of its own.
+#: Identifies a transaction: with transactions v2 (KIP-890), each transaction of a producer has its own epoch.
 Transactor = tuple[ProducerId, ProducerEpoch]
-#: Sequence of a record within its producer, 0 .. 2^31-1, wrapping.
+#: Sequence of a record of its producer, 0 to 2^31-1, wrapping.
 Sequence = NewType("Sequence", int)
 #: `time.monotonic()` seconds.
 Monotonic = NewType("Monotonic", float)
 
 NO_TOPIC_ID = UUID(int=0)
 SEQUENCE_MODULUS = 1 << 31
-#: In place of a transactional id, which Kafka wants to have a character: an admin has a transaction marker written.
+#: In place of a transactional id (never empty in Kafka): an admin client writes a transaction marker.
 MARKER = ""
-#: Of one producer id: 0 to 32,767.
+#: Number of epochs of one producer id, 0 to 32,767.
 PRODUCER_EPOCHS = 1 << 15
 
 
 class TopicPartition(NamedTuple):
-    """Sortable by topic, then partition: the order in which a request takes its turns at several gates."""
+    """Sorts by topic, then partition: the order in which a request enters several partition sequencers."""
 
     topic: str
     partition: int
@@ -40,7 +40,7 @@ class TopicPartition(NamedTuple):
 
 
 class Address(NamedTuple):
-    """Where something listens. IPv6 hosts are kept without brackets."""
+    """Address of a listener. IPv6 hosts are stored without brackets."""
 
     host: str
     port: int
@@ -50,9 +50,9 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, text: str, *, default_port: int | None = None) -> Address:
-        """`HOST:PORT`, `[V6]:PORT`, or `HOST` where a default port is given. Raises ValueError with a plain reason."""
+        """Parses `HOST:PORT`, `[V6]:PORT`, or `HOST` if `default_port` is given. Raises `ValueError`."""
         if "://" in text:
-            raise ValueError(f"{text!r} has a protocol in front; write HOST:PORT alone")
+            raise ValueError(f"{text!r} starts with a protocol; write only HOST:PORT")
         host, separator, port = text.rpartition(":")
         if not separator or (text.startswith("[") and text.endswith("]")):
             if default_port is None:

@@ -327,7 +327,7 @@ def test_a_control_request_of_more_elements_than_the_limit_closes_its_connection
     with connected(listener) as sock:
         sock.sendall(struct.pack(">ihhih", 10 + len(body), DESCRIBE_CONFIGS, 3, 1, -1) + body)
         assert is_closed(sock)
-    await_logged(proxy, "more array elements than this proxy reads")
+    await_logged(proxy, "more array elements than the limit")
     assert rss_bytes(proxy.pid) - before < NOISE_BYTES
 
 

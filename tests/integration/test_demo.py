@@ -66,7 +66,7 @@ def test_an_interrupted_demo_leaves_no_process_and_no_file(tmp_path: Path, numbe
         demo.wait()
 
     assert demo.returncode == 130, errors
-    assert "interrupted; everything it started has been stopped and removed" in errors
+    assert "interrupted; all processes and files were removed" in errors
     assert "Traceback" not in errors
     assert processes_about(tmp_path) == []
     assert [each for each in tmp_path.iterdir() if each.name.startswith("fencepost-")] == []

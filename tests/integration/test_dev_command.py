@@ -68,7 +68,7 @@ def test_it_says_when_it_is_ready_and_a_signal_ends_everything(tmp_path: Path, s
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        ({"JAVA_HOME": "/nonexistent"}, r"fencepost: JAVA_HOME is /nonexistent, but there is no bin/java in it; .*"),
+        ({"JAVA_HOME": "/nonexistent"}, r"fencepost: JAVA_HOME=/nonexistent contains no bin/java .*"),
         (
             {"FENCEPOST_CACHE": "{tmp}/cache", "FENCEPOST_MAVEN_URL": "http://127.0.0.1:9"},
             r"fencepost: cannot fetch \S+ from http://127\.0\.0\.1:9/\S+: .*Connection refused; check the network.*",

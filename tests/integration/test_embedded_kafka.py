@@ -177,7 +177,7 @@ def test_named_data_is_kept_and_temporary_data_is_not(tmp_path: Path, unique_top
     with running_kafka(data=data) as second:
         assert second.cluster_id == first.cluster_id
         assert consume(second.bootstrap, topic, 1) == [b"kept"]
-    with pytest.raises(ClusterError, match=r"holds a cluster of 1 brokers, not 3"), running_kafka(3, data=data):
+    with pytest.raises(ClusterError, match=r"contains a cluster of 1 brokers, not 3"), running_kafka(3, data=data):
         pass
     with running_kafka() as other:
         temporary = other.data
@@ -187,7 +187,7 @@ def test_named_data_is_kept_and_temporary_data_is_not(tmp_path: Path, unique_top
 
 def test_somebody_elses_directory_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("precious")
-    with pytest.raises(ClusterError, match="is not empty and not of a cluster made here"), running_kafka(data=tmp_path):
+    with pytest.raises(ClusterError, match="is not empty and contains no cluster"), running_kafka(data=tmp_path):
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -246,7 +246,7 @@ def test_brokers_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
 def test_a_taken_port_is_named_before_anything_is_started() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(PortTakenError, match=rf"port {port} on 127\.0\.0\.1 is taken"):
+        with pytest.raises(PortTakenError, match=rf"port {port} on 127\.0\.0\.1 is in use"):
             KafkaCluster(ports=[port]).start()
 
 
@@ -254,7 +254,7 @@ def test_a_port_taken_while_kafka_starts_is_named_too(monkeypatch: pytest.Monkey
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr("fencepost_proxy.dev.cluster._require_free", lambda ports: None)
-        with pytest.raises(PortTakenError, match=rf"one of the ports .*{port}.* of broker 1 is taken"):
+        with pytest.raises(PortTakenError, match=rf"one of the ports .*{port}.* of broker 1 is in use"):
             KafkaCluster(ports=[port], version=kafka_version()).start()
 
 

@@ -53,21 +53,21 @@ def test_a_running_proxy_takes_over_what_it_can(kafka: KafkaCluster, tmp_path: P
 
         # When: there is less room, and a setting that needs a restart.
         changed = 'status = "127.0.0.1:1"\n' + before.replace("connections_max = 100", "connections_max = 1")
-        said = hang_up(changed, lambda log: "configuration read anew" in log)
+        said = hang_up(changed, lambda log: "configuration reloaded" in log)
 
         # Then: one line says both, and each process serves one connection at once.
-        (line,) = [each for each in said.splitlines() if "configuration read anew" in each]
+        (line,) = [each for each in said.splitlines() if "configuration reloaded" in each]
         assert 'changed="limits.connections_max: 100 → 1"' in line
         assert 'needs_restart="status: not set → \\"127.0.0.1:1\\""' in line
         until(lambda: 1 <= admitted(proxy.bootstrap, 4) <= workers, "the new limit")
 
         # When: the file is wrong, the limit stays, and the line is named.
-        said = hang_up(changed + "\n[limit]\n", lambda log: "the old one stays in force" in log)
+        said = hang_up(changed + "\n[limit]\n", lambda log: "keeping the old one" in log)
         assert f"{file}:{len(changed.splitlines()) + 2}: limit: unknown key; did you mean 'limits'?" in said
         until(lambda: 1 <= admitted(proxy.bootstrap, 4) <= workers, "the limit as it was")
 
         # When: it is as it was, so is the proxy; and logs look as the file says now.
-        hang_up(before + '\n[log]\nformat = "json"\n', lambda log: "configuration read anew" in log)
+        hang_up(before + '\n[log]\nformat = "json"\n', lambda log: "configuration reloaded" in log)
         until(lambda: admitted(proxy.bootstrap, 4) == 4, "room for all")
         assert proxy.stop() == 0
         assert '"event": "drained"' in proxy.log

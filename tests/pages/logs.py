@@ -1,4 +1,7 @@
-"""`docs/logs.md`, the reference of log events. They are read from the sources, so the page has all of them."""
+"""`python -m fencepost_proxy.dev.log_page`: prints `docs/logs.md`, the reference of all log events.
+
+The events are extracted from the sources. `tests/monitoring/test_pages.py` fails if the file is out of date.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ _LOGS: Final = ("_log", "_limited_log")
 _LEVELS: Final = ("error", "warning", "info", "debug")
 
 _HEAD: Final = """\
-# The log
+# Log events
 
-Every event that the proxy logs, and the format of its log lines.
+This page is generated: `python -m fencepost_proxy.dev.log_page > docs/logs.md`.
 
-The proxy writes one line per event to stderr. `[log] format` (or `--log-format`) is `console` for people or `json`, one
-object per line. `[log] level` is the least severe level that is written.
+The proxy writes one line per event to stderr. `[log] format` (or `--log-format`) is `console` or `json`, one object per
+line. `[log] level` is the lowest level that is written.
 
 ```text
 2026-03-01T12:00:00.123Z INFO net.control connected to Kafka cluster_id=Xk9J2 brokers=3
@@ -26,38 +29,38 @@ object per line. `[log] level` is the least severe level that is written.
 "cluster_id": "Xk9J2", "brokers": 3}
 ```
 
-`time` is UTC. `room` is the module of the proxy. `event` is a fixed text; values from clients and brokers are always in
-fields. A bug in the proxy has the level *crash* in the table below. It is logged as an error with a stack trace:
-indented in `console`, in the field `exception` in `json`. With several worker processes each line has `worker`.
+`time` is UTC. `room` is the module. `event` is a constant text; values from peers appear only in fields. Level *crash*
+below marks a defect of the proxy: it is written as an error with a stack trace, indented or as `exception`. With
+several worker processes each line has the field `worker`.
 
-**Peers cannot forge lines.** Unprintable characters in topic names, client ids, groups and broker errors, such as line
-feeds and terminal escapes, are escaped. A value with a blank, a quote or `=` is quoted, and a field is cut after 500
+**Peers cannot forge lines.** In topic names, client ids, groups and broker errors, line feeds, terminal escapes and
+other control characters are escaped. A value with a space, a quote or `=` is quoted. A field is cut after 500
 characters. Record contents, passwords and tokens are never logged.
 
-**Peers cannot fill a disk.** Events marked *often* are written at most once in ten seconds per broker, group or kind of
-reason. Any event is written at most 200 times in ten seconds. `fencepost_log_lines_total{level="left_out"}` counts the
-lines that are left out, and a line with `suppressed=N` stands for itself and N others.
+**Peers cannot fill a disk.** An event marked *often* is written once per ten seconds for the same broker, group or
+kind of reason. Any event is limited to 200 lines per ten seconds. Suppressed lines are counted
+(`fencepost_log_lines_total{level="left_out"}`), and a later line with `suppressed=N` stands for itself and N others.
 
-Fields of several events:
+Common fields:
 
 | field | meaning |
 |---|---|
-| `reason` | the cause, often an error of the system or of a broker |
+| `reason` | cause, often an error of the operating system or a broker |
 | `peer` | address and port of a client |
 | `broker` | id or address of a broker |
-| `topic`, `partition` | Kafka's; `partition` is `TOPIC-NUMBER` |
-| `group`, `transactional_id`, `producer_id`, `producer_epoch` | Kafka's |
-| `bootstrap` | the address that clients connect to |
-| `proposal` | id of a partition expansion, the same in the log of every instance |
-| `*_seconds` | a duration |
-| `late_seconds`, `cpu_seconds`, `frame` | how late the event loop was; CPU time of its thread in that time; the \
-code that ran 0.05 s after the event loop was due. If the CPU time is much lower, the machine was busy, not that code |
+| `topic`, `partition` | as in Kafka; `partition` is `TOPIC-NUMBER` |
+| `group`, `transactional_id`, `producer_id`, `producer_epoch` | as in Kafka |
+| `bootstrap` | bootstrap address for clients |
+| `proposal` | identifies one partition expansion in the logs of all instances |
+| `*_seconds` | duration |
+| `late_seconds`, `cpu_seconds`, `frame` | delay of the event loop; CPU time of its thread since the last check; \
+the code that ran 0.05 s after the deadline. CPU time far below the delay: the machine was busy, not that code |
 
-## From start to end
+## Start and stop
 
-`starting` → `waiting for Kafka` (until it is reached) → `connected to Kafka` → `state topic loaded` →
-`listening for broker`, once per broker → `serving`. On a signal: `draining`, then `drained` with the number of requests
-that were left unanswered. `certificates loaded` appears when certificates are reloaded.
+`starting` → `waiting for Kafka` (until Kafka responds) → `connected to Kafka` → `state topic loaded` →
+`listening for broker`, once per broker → `serving`. After a signal: `draining`, then `drained` with the number of
+unanswered requests. `certificates loaded` follows a reload.
 
 ## Events
 
@@ -102,7 +105,7 @@ def _events() -> Iterator[_Event]:
 
 
 def _room(tree: ast.Module) -> str | None:
-    """As `logs.get("net.app")` names it."""
+    """The argument of `logs.get`, such as `net.app`."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id="logs"), attr="get"), args=[ast.Constant(value=room)]):
@@ -123,7 +126,7 @@ def _logged(call: ast.Call, room: str) -> Iterator[_Event]:
         case ast.Attribute(value=ast.Name(id=log), attr=level) if is_logged(call):
             often = log == "_limited_log"
         case ast.Name(id="say" | "log"):
-            often, level = False, "info or warning"  # by how it ended
+            often, level = False, "info or warning"  # depends on the outcome
         case _:
             return
     event = call.args[1] if often else call.args[0]

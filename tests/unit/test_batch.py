@@ -235,11 +235,9 @@ ONE = _batch([_record(0)])
         pytest.param(_batch([_record(0)], magic=0), "magic 0", id="magic-0"),
         pytest.param(_batch([_record(0)], magic=3), "magic 3", id="magic-3"),
         pytest.param(b"\0" * 26, "magic 0", id="old-message"),
-        pytest.param(_batch([]), "claims 0 records", id="no-records"),
-        pytest.param(_batch([_record(0)], count=-1), "claims -1 records", id="negative-count"),
-        pytest.param(
-            _batch([_record(0)], last_offset_delta=1), "claims 1 records and the last offset delta 1", id="gap"
-        ),
+        pytest.param(_batch([]), "has 0 records", id="no-records"),
+        pytest.param(_batch([_record(0)], count=-1), "has -1 records", id="negative-count"),
+        pytest.param(_batch([_record(0)], last_offset_delta=1), "has 1 records, but last offset delta 1", id="gap"),
         pytest.param(_batch([_record(0)], attributes=5), "codec 5", id="codec"),
         pytest.param(bytes(ONE)[:8] + b"\xff\xff\xff\xff" + bytes(ONE)[12:], "length of -1", id="negative-length"),
         pytest.param(bytes(ONE)[:8] + b"\0\0\0\x30" + bytes(ONE)[12:], "length of 48", id="impossible-length"),
@@ -287,7 +285,7 @@ def test_what_a_batch_expects(
     assert (scan.expected_base_offset, scan.contradiction, scan.unreadable) == (expected, contradiction, None)
 
 
-NOT_A_NUMBER = "is not a decimal number in ASCII of at most 19 digits"
+NOT_A_NUMBER = "is not an ASCII decimal number of at most 19 digits"
 
 
 @pytest.mark.parametrize(
@@ -306,7 +304,7 @@ NOT_A_NUMBER = "is not a decimal number in ASCII of at most 19 digits"
         (b"9223372036854775808", "9223372036854775808 does not fit 64 bits"),
         (b"0" * 20, "'" + "0" * 20 + f"' {NOT_A_NUMBER}"),
         (b"secret" * 1000, f"'secretsecretsecretse'… {NOT_A_NUMBER}"),
-        (None, "its value is null"),
+        (None, "value is null"),
     ],
 )
 def test_an_unreadable_expectation_names_record_and_reason(value: bytes | None, reason: str) -> None:
@@ -322,7 +320,7 @@ def test_an_unreadable_expectation_names_record_and_reason(value: bytes | None, 
 @pytest.mark.parametrize("name", ["expected-offset", "partition-count", "write-id"])
 def test_a_header_twice_in_one_record_is_unreadable_even_if_both_agree(name: str) -> None:
     scan = _scan(_saying((), [(name, b"6"), ("other", b""), (name, b"6")]))
-    assert scan.unreadable == Unreadable(1, name, "it occurs twice in this record")
+    assert scan.unreadable == Unreadable(1, name, "duplicate header in one record")
 
 
 @pytest.mark.parametrize(
@@ -330,12 +328,12 @@ def test_a_header_twice_in_one_record_is_unreadable_even_if_both_agree(name: str
     [
         ([[("partition-count", b"6")], ()], 6, None),
         ([[("partition-count", b"6")], [("partition-count", b"6")]], 6, None),
-        ([[("partition-count", b"6")], [("partition-count", b"8")]], 6, (1, "8 where a record before it says 6")),
+        ([[("partition-count", b"6")], [("partition-count", b"8")]], 6, (1, "8 contradicts 6 in an earlier record")),
         ([[("partition-count", b"0")]], None, (0, "0 is not a number of partitions")),
         ([[("partition-count", b"2147483648")]], None, (0, "2147483648 is not a number of partitions")),
         ([[("partition-count", b"-1")]], None, (0, "at least one partition")),
         ([[("partition-count", b"six")]], None, (0, NOT_A_NUMBER)),
-        ([[("partition-count", None)]], None, (0, "its value is null")),
+        ([[("partition-count", None)]], None, (0, "value is null")),
     ],
 )
 def test_partition_counts(records: list[Headers], count: int | None, unreadable: tuple[int, str] | None) -> None:
@@ -355,8 +353,8 @@ def test_partition_counts(records: list[Headers], count: int | None, unreadable:
     [
         ([(), [("write-id", b"\xff\0a")], [("write-id", b"b")]], b"\xff\0a", None),
         ([[("write-id", b"-1")]], b"-1", None),
-        ([[("write-id", b"")]], None, "its value is empty"),
-        ([[("write-id", None)]], None, "its value is null"),
+        ([[("write-id", b"")]], None, "value is empty"),
+        ([[("write-id", None)]], None, "value is null"),
     ],
 )
 def test_the_first_record_with_a_write_id_names_the_batch(
@@ -406,7 +404,7 @@ def test_the_base_offset_as_carrier(
 @pytest.mark.parametrize("carrier_base", [False, True])
 def test_a_base_offset_below_minus_one_is_unreadable(carrier_base: bool) -> None:
     scan = _scan(_batch([_record(0)], base_offset=-2), carrier_base=carrier_base)
-    assert scan.unreadable == Unreadable(0, "baseOffset", "-2 is not an offset; -1 says nothing")
+    assert scan.unreadable == Unreadable(0, "baseOffset", "-2 is not an offset (-1: no expectation)")
     assert scan.expected_base_offset is None
 
 
@@ -454,12 +452,12 @@ SAYING = _expect(b"41")
     [
         pytest.param(lambda h: _batch([_record(0, h)], count=2), "malformed", id="fewer-records-than-claimed"),
         pytest.param(lambda h: _batch([_record(0, h)], count=RECORDS_MAX), "malformed", id="a-million-claimed"),
-        pytest.param(lambda h: _batch([_record(0, h), _record(1)], count=1), "left over", id="more-than-claimed"),
-        pytest.param(lambda h: _batch([_record(0, h), b"\0"], count=1), "left over", id="a-byte-left-over"),
-        pytest.param(lambda h: _batch([_record(0, h)[:-1]]), "more bytes than its batch", id="last-byte-missing"),
+        pytest.param(lambda h: _batch([_record(0, h), _record(1)], count=1), "extra bytes", id="more-than-claimed"),
+        pytest.param(lambda h: _batch([_record(0, h), b"\0"], count=1), "extra bytes", id="a-byte-left-over"),
+        pytest.param(lambda h: _batch([_record(0, h)[:-1]]), "longer than its batch", id="last-byte-missing"),
         pytest.param(lambda h: _batch([varint(-5) + _record(0, h)]), "negative length", id="negative-length"),
         pytest.param(lambda h: _batch([varint(-500) + _record(0, h)]), "negative length", id="negative-length-2-bytes"),
-        pytest.param(lambda h: _batch([varint(2**31 - 1) + _record(0, h)]), "more bytes", id="two-gigabytes"),
+        pytest.param(lambda h: _batch([varint(2**31 - 1) + _record(0, h)]), "longer", id="two-gigabytes"),
         pytest.param(lambda h: _batch([b"\xff" * 5 + b"\x01" + _record(0, h)]), "longer than 5", id="endless-length"),
         pytest.param(lambda h: _batch([varint(40) + b"\0" + b"\xff" * 40]), "longer than 10", id="endless-timestamp"),
     ],
@@ -485,14 +483,18 @@ NAME = sized(b"expected-offset")
 @pytest.mark.parametrize(
     ("batch", "reason"),
     [
-        pytest.param(_batch([_record(5, SAYING)]), "offset delta is 5", id="offset-delta"),
-        pytest.param(_batch([_record(0), _record(0, SAYING)]), "offset delta is 0", id="offset-delta-repeated"),
-        pytest.param(_broken(b"\x01\x01" + varint(-1) + NAME), "claims -1 headers", id="negative-headers"),
-        pytest.param(_broken(b"\x01\x01" + varint(2**31 - 1) + NAME), "claims 2147483647 headers", id="many-headers"),
-        pytest.param(_broken(b"\x01\x01\x02" + varint(500) + NAME), "header name of 500", id="long-name"),
-        pytest.param(_broken(b"\x01\x01\x02\x01" + NAME), "header name of -1", id="null-name"),
-        pytest.param(_broken(b"\x01\x01\x02" + NAME + varint(9)), "header value of 9", id="long-value"),
-        pytest.param(_broken(b"\x01\x01\x02" + NAME + b"\x01x"), "does not fill", id="bytes-behind-headers"),
+        pytest.param(_batch([_record(5, SAYING)]), "offset delta 5", id="offset-delta"),
+        pytest.param(_batch([_record(0), _record(0, SAYING)]), "offset delta 0", id="offset-delta-repeated"),
+        pytest.param(_broken(b"\x01\x01" + varint(-1) + NAME), "invalid header count -1", id="negative-headers"),
+        pytest.param(
+            _broken(b"\x01\x01" + varint(2**31 - 1) + NAME), "invalid header count 2147483647", id="many-headers"
+        ),
+        pytest.param(_broken(b"\x01\x01\x02" + varint(500) + NAME), "invalid header name length 500", id="long-name"),
+        pytest.param(_broken(b"\x01\x01\x02\x01" + NAME), "invalid header name length -1", id="null-name"),
+        pytest.param(_broken(b"\x01\x01\x02" + NAME + varint(9)), "invalid header value length 9", id="long-value"),
+        pytest.param(
+            _broken(b"\x01\x01\x02" + NAME + b"\x01x"), "shorter than its length field", id="bytes-behind-headers"
+        ),
         pytest.param(_broken(varint(500) + NAME), "malformed", id="long-key"),
         pytest.param(_broken(b"\x01" + varint(2**31 - 1) + NAME), "malformed", id="long-record-value"),
     ],
@@ -713,9 +715,11 @@ TINY = _record(0, key=None, value=None)
 
 
 def test_more_records_than_the_limit_are_refused_unread() -> None:
-    with pytest.raises(LimitError, match=f"{RECORDS_MAX + 1} records, and the limit is {RECORDS_MAX}"):
+    with pytest.raises(
+        LimitError, match=f"{RECORDS_MAX + 1} records in a record batch exceed the limit of {RECORDS_MAX}"
+    ):
         _scan(_batch([b"no record"], count=RECORDS_MAX + 1))
-    with pytest.raises(LimitError, match="the limit is"):
+    with pytest.raises(LimitError, match="exceed the limit of"):
         _digest(_batch([b"no record"], count=RECORDS_MAX + 1))
 
 
@@ -742,7 +746,7 @@ def test_a_header_of_ours_behind_too_many_records_is_refused() -> None:
     batch = _batch([TINY] * 50 + [_record(50, SAYING)])
     limits: Any = {"carrier_base": False, "decompressed_bytes_max": LIMIT}
     assert scan_batch(batch, NAMES, **limits, effort=Effort(LIMIT, 70)).expected_base_offset == 41 - 50
-    with pytest.raises(LimitError, match="behind too many records"):
+    with pytest.raises(LimitError, match="records before a header for the proxy"):
         scan_batch(batch, NAMES, **limits, effort=Effort(LIMIT, 50))
 
 
@@ -750,7 +754,7 @@ def test_a_header_of_ours_behind_too_many_records_is_refused() -> None:
 def test_more_record_headers_than_the_steps_are_refused(records: int) -> None:
     batch = _batch([_record(i, [*SAYING, *[("other", None)] * 20]) for i in range(records)])
     limits: Any = {"carrier_base": False, "decompressed_bytes_max": LIMIT}
-    with pytest.raises(LimitError, match="more record headers"):
+    with pytest.raises(LimitError, match="record headers in a record batch exceed"):
         scan_batch(batch, NAMES, **limits, effort=Effort(LIMIT, 30))
 
 

@@ -57,21 +57,22 @@ def test_what_is_under_way_what_has_grown_and_who_waits_are_tables() -> None:
         found = expansions._of_status(address)  # type: ignore[arg-type]
 
     assert expansions.told(found, NOW).splitlines() == [
-        "Under way: appends are held",
-        "  TOPIC   PARTITIONS  FOR   STEP                       WAITS FOR",
-        "  orders  2 -> 4      12 s  doors                      process(es) 7 have not closed it yet",
-        "  carts   1 -> 2      3 s   driven by another process  -",
+        "In progress: appends are blocked",
+        "  TOPIC   PARTITIONS  FOR   STEP                     WAITS FOR",
+        "  orders  2 -> 4      12 s  doors                    process(es) 7 have not closed it yet",
+        "  carts   1 -> 2      3 s   run by another instance  -",
         "",
-        "Grown",
-        "  TOPIC   PARTITIONS  AT                       HELD FOR  THRESHOLDS",
-        "  clicks  12 -> 24    2023-11-14 22:13:20 UTC  0.047 s   100, 101, 102, 103, 104, 105, 106, 107, … (4 more)",
-        "  views   2 -> 8      2023-11-14 22:13:20 UTC  -         UNORDERED",
+        "Expanded",
+        "  TOPIC   PARTITIONS  AT                       BLOCKED FOR  THRESHOLDS",
+        "  clicks  12 -> 24    2023-11-14 22:13:20 UTC  0.047 s      "
+        "100, 101, 102, 103, 104, 105, 106, 107, … (4 more)",
+        "  views   2 -> 8      2023-11-14 22:13:20 UTC  -            UNORDERED",
         "",
-        "Groups that wait for a new partition",
-        "  GROUP    PARTITION  FOR   RECORDS LEFT, AT MOST  BEHIND IN",
-        "  billing  clicks-12  61 s  1,234                  partition 3: committed 57, threshold 103",
+        "Consumer groups with gated partitions",
+        "  GROUP    GATED PARTITION  FOR   RECORDS LEFT, AT MOST  LAGS IN",
+        "  billing  clicks-12        61 s  1,234                  partition 3: committed 57, threshold 103",
         "",
-        "A group that waits for too long: fencepost expansions open TOPIC GROUP (gives up the order).",
+        "To stop gating a group: fencepost expansions open TOPIC GROUP (it loses the order of keys).",
     ]
 
 
@@ -80,9 +81,9 @@ def test_where_nothing_goes_on_it_says_so(capsys: pytest.CaptureFixture[str]) ->
         assert main(["expansions", "--status", str(address)]) == 0
 
     assert capsys.readouterr().out.splitlines() == [
-        "No topic grows, or has grown in order.",
+        "No ordered partition expansion, in progress or completed.",
         "",
-        "No consumer group waits for a new partition.",
+        "No consumer group has gated partitions.",
     ]
 
 
@@ -132,7 +133,9 @@ def test_what_could_not_be_opened_is_no_success(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("words", [[], ["open", "orders", "billing"]])
 def test_who_is_not_told_whom_to_ask_says_so(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["expansions", *words]) == 2
-    assert capsys.readouterr().err.startswith("fencepost: say whom to ask: --status HOST:PORT")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fencepost: no ")
+    assert "given: use --status HOST:PORT" in line
 
 
 def test_nobody_there_is_one_line_and_status_2(
@@ -145,9 +148,9 @@ def test_nobody_there_is_one_line_and_status_2(
     assert main(["expansions", "--bootstrap", address]) == 2
 
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith(f"fencepost: no answer from http://{address}/expansions.json?limit=500 (")
-    assert lines[0].endswith(f"Does the proxy run, with --status {address}?")
-    assert lines[-1].startswith(f"fencepost: {address} could not be asked: ")
+    assert lines[0].startswith(f"fencepost: no response from http://{address}/expansions.json?limit=500: ")
+    assert lines[0].endswith(f"(check that the proxy runs with --status {address})")
+    assert lines[-1].startswith(f"fencepost: cannot query {address}: ")
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:

@@ -52,7 +52,7 @@ def test_a_proxy_that_waits_for_kafka_lives_and_is_not_ready(capsys: pytest.Capt
 def test_nobody_there_is_unhealthy_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     assert main(["health", "--status", f"127.0.0.1:{port}"]) == 1
-    assert capsys.readouterr().err.startswith(f"fencepost health: no answer from http://127.0.0.1:{port}/readyz (")
+    assert capsys.readouterr().err.startswith(f"fencepost health: no response from http://127.0.0.1:{port}/readyz: ")
 
 
 def test_whoever_answers_there_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -65,7 +65,7 @@ def test_whoever_answers_there_cannot_command_the_terminal(capsys: pytest.Captur
         assert main(["health", "--status", f"127.0.0.1:{stranger.getsockname()[1]}"]) == 1
         thread.join()
     told = capsys.readouterr().err
-    assert "no answer from" in told
+    assert "no response from" in told
     assert "\x1b" not in told
 
 

@@ -72,7 +72,7 @@ def test_help_teaches_by_examples(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_example_file_in_the_help_loads(tmp_path: Path) -> None:
-    example = proxy._EXAMPLES.split("a config file:\n")[1]
+    example = proxy._EXAMPLES.split("config file:\n")[1]
     file = tmp_path / "f.toml"
     file.write_text(example, encoding="utf-8")
 

@@ -49,7 +49,7 @@ def test_first_whether_it_is_well_then_the_rest(capsys: pytest.CaptureFixture[st
         assert main(["status", "--status", str(address)]) == 0
 
     told = capsys.readouterr().out
-    assert told.startswith("✓ All is well\n\nclients connect to proxy:19092, cluster abc\n")
+    assert told.startswith("✓ Healthy\n\nclients connect to proxy:19092, cluster abc\n")
     for text in ("1 checked topics", "7 batches refused", "kafka-2:9092", "billing", "41", "57", "apache-kafka-java"):
         assert text in told
     assert "\x1b" not in told, "this is no terminal"
@@ -60,7 +60,7 @@ def test_what_is_wrong_stands_first_with_what_to_do_and_is_an_exit_status(capsys
         assert main(["status", "--status", str(address)]) == 1
 
     first, problem, advice, *_ = capsys.readouterr().out.splitlines()
-    assert first == "✕ It serves, but something is wrong"
+    assert first == "✕ Serving, but degraded"
     assert problem == "  ✕ Broker 2 cannot be reached\\x1b[2J", "a peer's text is no command for the terminal"
     assert advice == "    Is that broker up?"
 
@@ -83,7 +83,7 @@ def test_colours_are_for_terminals(
         monkeypatch.setattr(sys, "stdout", terminal)
         main(["status", "--status", str(address)])
 
-    assert terminal.getvalue().startswith("\x1b[32m✓ All is well\x1b[0m" if coloured else "✓ All is well")
+    assert terminal.getvalue().startswith("\x1b[32m✓ Healthy\x1b[0m" if coloured else "✓ Healthy")
 
 
 def test_programs_get_what_the_page_has(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_topics_and_the_partitions_of_one(capsys: pytest.CaptureFixture[str]) ->
     assert "expected 41, log end 57" in three
     assert "none" in four
     assert "not used yet" in four
-    assert nothing == "No topics that the proxy checks, or none with that in its name.\n"
+    assert nothing == "No checked topics, or none with a matching name.\n"
 
 
 def test_all_of_a_long_list_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +125,7 @@ def test_a_topic_that_is_not_checked_is_no_success(capsys: pytest.CaptureFixture
     with status_page(WELL, {}) as address:
         assert main(["topics", "orders", "--status", str(address)]) == 2
 
-    assert "orders is not a topic that the proxy at" in capsys.readouterr().err
+    assert "orders is not a checked topic of the proxy at" in capsys.readouterr().err
 
 
 def test_it_is_shown_again_and_again_and_a_proxy_that_goes_away_is_waited_for(
@@ -157,8 +157,8 @@ def test_nobody_there_is_one_line_and_status_2(command: str, capsys: pytest.Capt
     assert main([command, "--status", address]) == 2
 
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"fencepost: no answer from http://{address}/")
-    assert line.endswith(f"Does the proxy run, with --status {address}?")
+    assert line.startswith(f"fencepost: no response from http://{address}/")
+    assert line.endswith(f"(check that the proxy runs with --status {address})")
 
 
 @pytest.mark.parametrize("command", ["status", "topics"])

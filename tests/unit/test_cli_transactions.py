@@ -80,8 +80,8 @@ def test_what_hangs_is_told_with_the_command_that_ends_it(
     page["hanging"] = [HANGING]
     assert run("hanging") == 1
     text = capsys.readouterr().out
-    assert text.startswith("orders-0: hangs from offset 41 on: its coordinator does not know of it")
-    advice = shlex.split(next(line for line in text.splitlines() if "to end it" in line).partition("to end it:")[2])
+    assert text.startswith("orders-0: hanging from offset 41: its coordinator does not know of it")
+    advice = shlex.split(next(line for line in text.splitlines() if "to abort it" in line).partition("to abort it:")[2])
     assert advice[1:4] == ["--bootstrap-server", "proxy:19092", "abort"]
     assert advice[-1] == "41"
 
@@ -121,10 +121,10 @@ def test_a_name_is_no_command_to_a_terminal(page: dict[str, Any], capsys: pytest
     ("arguments", "wanted"),
     [
         (["describe", "--status", "x:1"], "describe ID"),
-        (["list", "payments-7", "--status", "x:1"], "what is 'payments-7' for?"),
-        ([], "say whom to ask"),
+        (["list", "payments-7", "--status", "x:1"], "unexpected 'payments-7'"),
+        ([], "no source given"),
         (["--bootstrap", "nowhere"], "HOST:PORT"),
-        (["--status", "127.0.0.1:1"], "Does the proxy run, with --status 127.0.0.1:1?"),
+        (["--status", "127.0.0.1:1"], "(check that the proxy runs with --status 127.0.0.1:1)"),
     ],
 )
 def test_a_mistake_is_one_line(arguments: list[str], wanted: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -131,7 +131,7 @@ def test_no_pattern_matches_internal_topics(write: Write, pattern: str) -> None:
         ("limits = 3", "limits: must be a table ([limits]), not 3"),
         ('listen = "nowhere"', "listen: 'nowhere' is not HOST:PORT"),
         ('listen = "a:70000"', "listen: 'a:70000' has no usable port"),
-        ('upstream = "SASL_SSL://a:1"', "upstream: 'SASL_SSL://a:1' has a protocol in front; write HOST:PORT alone"),
+        ('upstream = "SASL_SSL://a:1"', "upstream: 'SASL_SSL://a:1' starts with a protocol; write only HOST:PORT"),
         ("upstream = []", "upstream: must be"),
         ('upstream = "a:0"', "upstream: a broker's port cannot be 0"),
         ('refusal_scope = "batch"', "refusal_scope: must be one of 'partition', 'request', not 'batch'"),

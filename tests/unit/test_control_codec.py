@@ -205,16 +205,16 @@ def test_a_message_cut_off_at_any_byte_is_the_peers_fault() -> None:
 @pytest.mark.parametrize(
     ("api_key", "version", "body", "reason"),
     [
-        pytest.param(3, 1, struct.pack(">i", 2**31 - 1), "ends in the middle", id="two billion topics"),
-        pytest.param(3, 9, b"\xff\xff\xff\xff\x0f" + b"\0" * 9, "ends in the middle", id="four billion topics"),
+        pytest.param(3, 1, struct.pack(">i", 2**31 - 1), "truncated field", id="two billion topics"),
+        pytest.param(3, 9, b"\xff\xff\xff\xff\x0f" + b"\0" * 9, "truncated field", id="four billion topics"),
         pytest.param(3, 9, b"\xff\xff\xff\xff\xff\x01", "longer than 5", id="endless varint"),
         pytest.param(3, 1, struct.pack(">i", -2), "length -2", id="negative count"),
         pytest.param(19, 2, struct.pack(">i", -1) + b"\0" * 5, "length -1", id="null where none is allowed"),
         pytest.param(3, 1, struct.pack(">ih", 1, -1), "-1", id="null name"),
         pytest.param(3, 1, struct.pack(">ih", 1, 2) + b"\xc3\x28", "UTF-8", id="not UTF-8"),
-        pytest.param(3, 1, struct.pack(">i", 0) + b"!", "1 bytes more", id="bytes left over"),
-        pytest.param(3, 14, b"", "not a message", id="unknown version"),
-        pytest.param(88, 0, b"", "not a message", id="no schema"),
+        pytest.param(3, 1, struct.pack(">i", 0) + b"!", "1 extra bytes", id="bytes left over"),
+        pytest.param(3, 14, b"", "no schema", id="unknown version"),
+        pytest.param(88, 0, b"", "no schema", id="no schema"),
         pytest.param(999, 0, b"", "api key 999", id="unknown API"),
     ],
 )

@@ -248,7 +248,7 @@ def test_a_header_that_occurs_twice_and_records_that_contradict_each_other_are_r
 
     assert talk.refusals() == ["header_unreadable"]
     message = (
-        "HEADER_UNREADABLE topic=counted partition=2 record=0 header=partition-count: it occurs twice in this record"
+        "HEADER_UNREADABLE topic=counted partition=2 record=0 header=partition-count: duplicate header in one record"
     )
     assert talk.told() == {("counted", 2): (INVALID_RECORD, -1, message)}
 

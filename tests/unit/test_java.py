@@ -40,7 +40,7 @@ def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_java_home_without_java_is_not_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(JavaError, match=rf"JAVA_HOME is {tmp_path}, but there is no bin/java in it"):
+    with pytest.raises(JavaError, match=rf"JAVA_HOME={tmp_path} contains no bin/java"):
         find_jdk()
 
 

@@ -89,7 +89,7 @@ def test_a_request_of_more_elements_than_the_limit_is_refused_before_they_are_ma
     """A hundred megabytes of the smallest there are would take gigabytes, and a minute of everybody's time."""
     assert len(decode_request(DESCRIBE_CONFIGS, 3, _describe_configs(ITEMS_MAX)).resources) == ITEMS_MAX
     body = _describe_configs(ITEMS_MAX + 1)
-    with at_most(2 * len(body)), pytest.raises(LimitError, match=f"array elements than this proxy reads .{ITEMS_MAX}."):
+    with at_most(2 * len(body)), pytest.raises(LimitError, match=f"array elements than the limit .{ITEMS_MAX}."):
         decode_request(DESCRIBE_CONFIGS, 3, body)
 
 

@@ -137,12 +137,12 @@ def test_a_file_is_read_anew_and_a_wrong_one_changes_nothing(write: Write, caplo
     write("[limits]\ndrain_seconds = 4\n")
     assert running.read_anew().limits.drain_seconds == 4.0
     assert said() == [
-        ("configuration read anew", {"file": str(file), "changed": "limits.drain_seconds: 3.0 → 4.0"}),
+        ("configuration reloaded", {"file": str(file), "changed": "limits.drain_seconds: 3.0 → 4.0"}),
     ]
 
     # When: it does not, that is told too.
     running.read_anew()
-    assert said() == [("configuration read anew", {"file": str(file), "changed": "nothing"})]
+    assert said() == [("configuration reloaded", {"file": str(file), "changed": "nothing"})]
 
     # When: it is wrong, everything stays, and each error is told with its line.
     write("[limits]\ndrain_seconds = 5\nheader_secs = 1\nhandshake_seconds = 0\n")

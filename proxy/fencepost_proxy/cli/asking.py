@@ -1,4 +1,4 @@
-"""A running proxy's status page, for commands that ask it."""
+"""Client of a running proxy's status page, shared by several commands."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from urllib.request import Request, urlopen
 from fencepost_proxy.errors import FencepostError
 from fencepost_proxy.types import Address
 
-STATUS_HELP: Final = "the status page of a running proxy (what it was given as --status)"
-#: Where commands ask that only a status page can answer.
+STATUS_HELP: Final = "status page of a running proxy (the proxy's own --status)"
+#: Default for commands that need a status page.
 STATUS_DEFAULT: Final = Address("127.0.0.1", 8080)
 _SECONDS: Final = 30.0
 _AT_ONCE: Final = 500
@@ -27,11 +27,11 @@ _TONES: Final = {"good": "32", "bad": "31;1", "warn": "33", "title": "1", "soft"
 
 
 class CannotAsk(FencepostError):
-    """Nobody there, or somebody else."""
+    """The address does not respond, or it is not the status page of a proxy of this version."""
 
 
 def address(text: str) -> Address:
-    """For `type=` of an argument."""
+    """Argument type `HOST:PORT`."""
     try:
         return Address.parse(text)
     except ValueError as error:
@@ -39,19 +39,19 @@ def address(text: str) -> Address:
 
 
 def add_status(parser: argparse.ArgumentParser) -> None:
-    """What commands have in common that show a status page."""
+    """Adds `--status`, `--json` and `--watch`."""
     add = parser.add_argument
     add("--status", type=address, metavar="HOST:PORT", default=STATUS_DEFAULT, help=f"{STATUS_HELP}; default "
         f"{STATUS_DEFAULT}")  # fmt: skip
-    add("--json", action="store_true", help="for programs: one JSON object on stdout, with --watch one a line")
+    add("--json", action="store_true", help="print one JSON object; with --watch, one per line")
     add("--watch", nargs="?", type=_seconds, const=_WATCH_SECONDS, metavar="SECONDS",
-        help=f"show it again and again, every so many seconds (default {_WATCH_SECONDS:g}), until Ctrl-C")  # fmt: skip
+        help=f"repeat every SECONDS seconds (default {_WATCH_SECONDS:g}) until Ctrl-C")  # fmt: skip
 
 
 def _seconds(text: str) -> float:
-    seconds = float(text)  # a ValueError is argparse's to tell
+    seconds = float(text)  # argparse reports a ValueError
     if not 0.2 <= seconds <= 86_400:
-        raise argparse.ArgumentTypeError("from 0.2 to 86400 seconds")
+        raise argparse.ArgumentTypeError("must be from 0.2 to 86400 seconds")
     return seconds
 
 
@@ -60,7 +60,10 @@ def show(
     look: Callable[[], tuple[dict[str, Any], int]],
     told: Callable[[dict[str, Any]], str],
 ) -> int:
-    """Prints what `look` finds, once or again and again; its exit status. Raises CannotAsk the first time only."""
+    """Prints the result of `look`, once or repeatedly. Returns its exit status.
+
+    Raises `CannotAsk` if the first call fails; later failures are printed to stderr.
+    """
     found, code = look()
     if args.watch is None:
         print(json.dumps(found, indent=2) if args.json else told(found))
@@ -81,14 +84,14 @@ def show(
 
 
 def painted(text: str, tone: str) -> str:
-    """In colour on a terminal that has any; https://no-color.org is respected."""
+    """Colours the text if stdout is a colour terminal and `NO_COLOR` (https://no-color.org) is not set."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return text
     return f"\x1b[{_TONES[tone]}m{text}\x1b[0m"
 
 
 def ask(status: Address, target: str, *, method: str = "GET", token: str | None = None) -> str:
-    """The page's text. `token` – for what changes something. Raises CannotAsk."""
+    """Response body as text. `token` is for requests that change something. Raises `CannotAsk`."""
     url = f"http://{status}{target}"
     try:
         headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -96,28 +99,28 @@ def ask(status: Address, target: str, *, method: str = "GET", token: str | None 
             text: str = answer.read().decode()
             return text
     except HTTPError as error:
-        raise CannotAsk(f"{url} answered {error.code}: {error.read().decode(errors='replace').strip()}") from None
+        raise CannotAsk(f"{url} responded {error.code}: {error.read().decode(errors='replace').strip()}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        elsewhere = " At another address: --status HOST:PORT" if status == STATUS_DEFAULT else ""
+        elsewhere = ", or give another address with --status HOST:PORT" if status == STATUS_DEFAULT else ""
         raise CannotAsk(
-            f"no answer from {url} ({reason}). Does the proxy run, with --status {status}?{elsewhere}"
+            f"no response from {url}: {reason} (check that the proxy runs with --status {status}{elsewhere})"
         ) from None
 
 
 def status_page(status: Address) -> dict[str, Any]:
-    """`/status.json`. Raises CannotAsk."""
+    """The content of `/status.json`. Raises `CannotAsk`."""
     try:
         page = json.loads(ask(status, "/status.json"))
         if page["state"] and page["totals"] is not None:
             return dict(page)
     except (ValueError, KeyError, TypeError):
         pass
-    raise CannotAsk(f"what answers at {status} is not the status page of a proxy of this version")
+    raise CannotAsk(f"{status} is not the status page of a proxy of this version")
 
 
 def listed(status: Address, what: str, **asked: str | None) -> Iterator[dict[str, Any]]:
-    """All rows of `/what.json`, answer by answer. Raises CannotAsk."""
+    """All rows of `/{what}.json`, page by page. Raises `CannotAsk`."""
     given = urlencode({**{name: value for name, value in asked.items() if value is not None}, "limit": _AT_ONCE})
     target: str | None = f"/{what}.json?{given}"
     while target is not None:
@@ -125,5 +128,5 @@ def listed(status: Address, what: str, **asked: str | None) -> Iterator[dict[str
             answer = json.loads(ask(status, target))
             rows, target = list(answer["rows"]), answer["next"]
         except (ValueError, KeyError, TypeError):
-            raise CannotAsk(f"what answers at {status} is not the status page of a proxy of this version") from None
+            raise CannotAsk(f"{status} is not the status page of a proxy of this version") from None
         yield from rows

@@ -1,4 +1,4 @@
-"""`fencepost check`: whether all of a configuration works here, before anybody depends on it."""
+"""`fencepost check`: tests a configuration against the real files, ports, servers and ACLs."""
 
 from __future__ import annotations
 
@@ -25,38 +25,39 @@ _WIDTH: Final = 110
 CONFIGURATION: Final = "configuration"
 
 _DESCRIPTION: Final = """\
-Says whether a proxy with this configuration would work here, and what to do where it would not. It reads the files,
-binds the listeners for a moment, connects to every server of `upstream` and to every broker that Kafka names (with TLS
-and login as configured), and asks Kafka what it lets the proxy do. It changes nothing, and serves nobody.
+Check that a proxy with this configuration would work on this machine, and print a fix for each failure.
 
-exit code: 0 a proxy would work (there may be warnings); 1 something failed; 2 the configuration itself is wrong."""
+The command reads the files, binds each listener briefly, connects to every server in `upstream` and to every broker
+that Kafka reports (with the configured TLS and SASL), and checks the proxy's ACLs. It changes nothing and accepts no
+client.
+
+exit code: 0 all checks passed (there may be warnings); 1 a check failed; 2 the configuration is invalid."""
 
 _EXAMPLES: Final = """\
 examples:
   fencepost check --config fencepost.toml
-      all of it, with what to do for each failure
+      run all checks
 
   fencepost check --config fencepost.toml --running
-      of a proxy that runs already: its ports are taken, by itself
+      check while this proxy runs: its own ports being in use is not a failure
 
   fencepost check --upstream kafka-1:9092 --json
-      for programs: {"result": "ok", "findings": [{"group": …, "what": …, "state": …, "said": …, "todo": …}]}
+      print {"result": "ok", "findings": [{"group": …, "what": …, "state": …, "said": …, "todo": …}]}
 
-a list looks like this:
+sample output:
   Kafka
-    ok       upstream kafka-1:9093   TLSv1.3, SASL SCRAM-SHA-512 as fencepost, cluster Ob4Y…
-  what Kafka lets the proxy do
-    FAILED   state topic __fencepost_state   is not there yet, and the proxy may not create it
+    ok       upstream kafka-1:9093: TLSv1.3, SASL SCRAM-SHA-512 as fencepost, cluster Ob4Y…
+    FAILED   …
              → kafka-acls --bootstrap-server kafka-1:9093 --command-config admin.properties --add …
 """
 _WORDS: Final = {State.OK: "ok", State.UNKNOWN: "unknown", State.WARNING: "warning", State.FAILED: "FAILED"}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Adds `check` to the command; `run` takes what it parses."""
+    """Adds the `check` command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "check",
-        help="does this configuration work here, and may the proxy do what it needs",
+        help="check a configuration: files, ports, connectivity, ACLs",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -64,11 +65,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
     )
     proxy.add_settings(parser)
     add = parser.add_argument
-    add("--running", action="store_true", default=False, help="this very proxy runs, so its ports are to be taken")
-    add(
-        "--seconds", type=_seconds, default=_SECONDS, metavar="N", help=f"at most, for all of it (default {_SECONDS:g})"
-    )
-    add("--json", action="store_true", default=False, help="for programs, on stdout")
+    add("--running", action="store_true", default=False, help="expect this proxy's ports to be in use by it")
+    add("--seconds", type=_seconds, default=_SECONDS, metavar="N", help=f"limit the whole check (default {_SECONDS:g})")
+    add("--json", action="store_true", default=False, help="print JSON")
     parser.set_defaults(run=run)
     return parser
 
@@ -90,15 +89,15 @@ def run(args: argparse.Namespace) -> int:
         problems = error.problems if isinstance(error, Refused) else ()
         _tell(args, [failed(CONFIGURATION, each.key, str(each), "") for each in problems])
         return 2
-    # What fails is told in the list, and not twice.
+    # The list reports failures; log lines would repeat them.
     logs.setup("error", stream=io.StringIO())
-    from fencepost_proxy.net.checking import check  # noqa: PLC0415 - `--help` need not load what talks to Kafka
+    from fencepost_proxy.net.checking import check  # noqa: PLC0415 - keeps `--help` fast
 
     try:
         with asyncio.Runner(loop_factory=proxy.loop_factory()) as runner:
             found = runner.run(check(loaded.config, seconds=args.seconds, running=args.running))
     except KeyboardInterrupt:
-        print("fencepost check: given up", file=sys.stderr)
+        print("fencepost check: interrupted", file=sys.stderr)
         return 130
     _tell(args, [_configured(loaded), *found])
     return 1 if any(each.state is State.FAILED for each in found) else 0
@@ -106,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _configured(loaded: Loaded) -> Finding:
     given = len(loaded.origins)
-    said = f"{loaded.file or 'no file'}: valid, {given} key(s) given there, in the environment or on the command line"
+    said = f"{loaded.file or 'no file'}: valid, {given} key(s) set in file, environment or command line"
     return ok(CONFIGURATION, "keys", said)
 
 
@@ -125,7 +124,7 @@ def _tell(args: argparse.Namespace, found: Sequence[Finding]) -> None:
         if each.group != group:
             group = each.group
             print(group)
-        # Some of it comes from Kafka, or from a stranger at its address.
+        # The text may come from a peer.
         for line in textwrap.wrap(
             printable(each.said if each.group == CONFIGURATION else f"{each.what}: {each.said}"),
             _WIDTH,
@@ -135,7 +134,7 @@ def _tell(args: argparse.Namespace, found: Sequence[Finding]) -> None:
         ):
             print(line)
         if each.todo:
-            # Commands stay on one line.
+            # Not wrapped, so that a command can be copied.
             print(f"{'':<11}→ {printable(each.todo)}")
     counts = Counter(each.state for each in found)
     told = ", ".join(f"{counts[state]} {_WORDS[state]}" for state in State if counts[state])

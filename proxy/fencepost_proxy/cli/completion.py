@@ -1,4 +1,4 @@
-"""`fencepost completion`: what a shell needs to complete this command's words."""
+"""`fencepost completion`: shell completion scripts."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from typing import Any, Final
 _SHELLS: Final = ("bash", "zsh", "fish")
 
 _DESCRIPTION: Final = """\
-Prints a script by which a shell completes commands, options, their values and file names after `fencepost`.
-It says what this version knows: make it anew after an upgrade."""
+Print a shell script that completes commands, options, values and file names of `fencepost`.
+Generate it again after an upgrade."""
 
 _EXAMPLES: Final = """\
 examples:
   source <(fencepost completion bash)
-      in this bash; for every one to come, with the package bash-completion:
-      fencepost completion bash > ~/.local/share/bash-completion/completions/fencepost
+      for this shell only
+
+  fencepost completion bash > ~/.local/share/bash-completion/completions/fencepost
+      for every new shell (needs the package bash-completion)
 
   fencepost completion zsh > ~/.zfunc/_fencepost
-      where ~/.zshrc has  fpath+=~/.zfunc; autoload -Uz compinit; compinit
+      needs  fpath+=~/.zfunc; autoload -Uz compinit; compinit  in ~/.zshrc
 
   fencepost completion fish > ~/.config/fish/completions/fencepost.fish
 """
@@ -29,7 +31,7 @@ examples:
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "completion",
-        help="completion of this command in bash, zsh and fish",
+        help="print a completion script for bash, zsh or fish",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -40,7 +42,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 
 def run(args: argparse.Namespace) -> int:
-    import shtab  # noqa: PLC0415 - for this command only
+    import shtab  # noqa: PLC0415 - only this command needs it
 
     from fencepost_proxy.cli.main import command_parser  # noqa: PLC0415 - it imports this module
 
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """Those of commands within commands, too."""
+    """All actions, including those of subcommands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):

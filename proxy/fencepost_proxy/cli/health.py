@@ -1,4 +1,4 @@
-"""`fencepost health`: whether a proxy on this machine serves, as an exit status, for images without a shell or curl."""
+"""`fencepost health`: health check by exit status, for images without a shell or curl."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ _SECONDS: Final = 4.0
 _DEFAULT: Final = Address("127.0.0.1", 8080)
 
 _DESCRIPTION: Final = """\
-Asks a running proxy's status address whether it serves clients (/readyz), and prints what it says.
+Query the readiness endpoint (/readyz) of a running proxy and print its response.
 
-exit status: 0 if it does, 1 if it does not, or if nobody answers."""
+exit code: 0 the proxy serves clients; 1 it does not, or it does not respond."""
 
 _EXAMPLES: Final = """\
 examples:
   fencepost health
-      the proxy on this machine whose --status is 127.0.0.1:8080, or 0.0.0.0:8080
+      check the proxy on this machine that runs with --status 127.0.0.1:8080 or 0.0.0.0:8080
 
   fencepost health --live --status 127.0.0.1:9000
-      only whether the process works at all (/livez): also while it waits for Kafka
+      check only that the process is alive (/livez), also while it waits for Kafka
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "health",
-        help="does a proxy serve? an exit status, for container health checks",
+        help="check that a proxy serves, for container health checks",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--status", metavar="HOST:PORT", type=address, default=_DEFAULT, help=f"its --status (default {_DEFAULT})")
-    add("--live", action="store_true", help="ask /livez")
+    add("--status", metavar="HOST:PORT", type=address, default=_DEFAULT, help=f"its status page (default {_DEFAULT})")
+    add("--live", action="store_true", help="query /livez instead of /readyz")
     parser.set_defaults(run=run)
     return parser
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
         said = answer.read(10_000).decode("utf-8", "replace").strip()
     except (OSError, HTTPException) as error:
         reason = printable(str(error).strip()) or "closed"
-        print(f"fencepost health: no answer from http://{args.status}{path} ({reason})", file=sys.stderr)
+        print(f"fencepost health: no response from http://{args.status}{path}: {reason}", file=sys.stderr)
         return 1
     finally:
         connection.close()

@@ -10,23 +10,23 @@ from typing import Any, Final
 from fencepost_proxy.errors import FencepostError
 
 _DESCRIPTION = """\
-A Kafka-protocol proxy that adds conditional publish to any Kafka: a producer may say
-"append this only if the log ends where I think it does" (KIP-27). All else is Kafka's own."""
+A Kafka-protocol proxy that adds conditional appends (KIP-27) to any Kafka: a producer states the
+offset that it expects, and the proxy refuses the append if the partition ends at another offset."""
 
 _EXAMPLES = """\
 examples:
-  fencepost demo                              see it work: real Kafka, real Spark, one command
-  fencepost dev                               Kafka and the proxy on this machine, to work against
-  fencepost dev --brokers 3 --data ./data     three brokers, data kept until the next run
-  fencepost proxy --upstream localhost:9092   only the proxy, in front of a Kafka you have
-  fencepost config explain                    what can be set, and how
-  fencepost check --config fencepost.toml     does it work here, and what to do where it does not
-  fencepost status --status HOST:PORT         is it well, and if not, what to do
-  fencepost topics --status HOST:PORT         checked topics: log ends, what waits, what was refused last
-  fencepost expansions --status HOST:PORT     how topics have grown, and which consumer groups wait
-  fencepost transactions hanging --bootstrap localhost:9092    what keeps committed readers from going on
+  fencepost demo                              run a demonstration with real Kafka and Spark
+  fencepost dev                               run Kafka and the proxy on this machine
+  fencepost dev --brokers 3 --data ./data     run three brokers, and keep their data
+  fencepost proxy --upstream localhost:9092   run the proxy in front of an existing Kafka
+  fencepost config explain                    list all configuration keys
+  fencepost check --config fencepost.toml     check a configuration, with a fix for each failure
+  fencepost status --status HOST:PORT         show health and suggested actions
+  fencepost topics --status HOST:PORT         show checked topics: log ends, pending appends, refusals
+  fencepost expansions --status HOST:PORT     show partition expansions and gated consumer groups
+  fencepost transactions hanging --bootstrap localhost:9092    find transactions that block committed readers
 
-Every command explains itself: fencepost COMMAND --help
+Show all options of a command: fencepost COMMAND --help
 """
 
 
@@ -48,30 +48,30 @@ _COMMANDS: Final = (
 
 class _ShowVersion(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from importlib.metadata import version  # noqa: PLC0415 - slow, and only for this
+        from importlib.metadata import version  # noqa: PLC0415 - slow to import
 
         print(f"fencepost {version('fencepost')}")
         parser.exit()
 
 
 def command_parser(command: str | None = None) -> argparse.ArgumentParser:
-    """Knows all commands, or only the given one: importing another's modules would delay its start."""
+    """Parser of all commands, or of `command` alone: importing the other modules would delay the start."""
     parser = argparse.ArgumentParser(
         prog="fencepost",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show program's version number and exit")
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name in [command] if command in _COMMANDS else _COMMANDS:
-        # Imported here, so that a package that one of them lacks is a message, not a stack trace.
+        # Imported here, so that `main` can report a missing package without a stack trace.
         import_module(f"fencepost_proxy.cli.{name}").add_parser(subparsers)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command; returns its exit code. 2: a mistake of the user or the machine, told in one line; 130: Ctrl-C."""
+    """Runs a command and returns its exit code. 2: user or environment error, printed in one line. 130: Ctrl-C."""
     arguments = sys.argv[1:] if argv is None else argv
     try:
         parser = command_parser(arguments[0] if arguments else None)
@@ -86,7 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         if error.name is None or error.name.partition(".")[0].startswith("fencepost"):
             raise
         print(
-            f"fencepost: the Python package {error.name} is missing; install fencepost[proxy,dev,spark]",
+            f"fencepost: Python package {error.name} is missing (install fencepost[proxy,dev,spark])",
             file=sys.stderr,
         )
         return 2

@@ -1,4 +1,4 @@
-"""`fencepost proxy`: the proxy alone, in front of any Kafka."""
+"""`fencepost proxy`: runs the proxy in front of an existing Kafka."""
 
 from __future__ import annotations
 
@@ -28,46 +28,48 @@ if TYPE_CHECKING:
 
 _log = logs.get("cli")
 
-#: So many collections of the middle generation; Python's own is 10. That is 210,000 objects more than before: some five
-#: thousand connections that have come and gone, 14 MB.
+#: Collections of the middle generation per full collection; Python's default is 10. About 210,000 new objects: 5,000
+#: closed connections, 14 MB.
 _FULL_COLLECTION_EVERY: Final = 30
 
 _DESCRIPTION: Final = """\
-Runs the proxy in front of a Kafka that is already there. Clients use --listen as their bootstrap server; each broker
-gets a listener of its own behind it (bootstrap port + 1 + broker id), and no client ever sees Kafka's own addresses.
+Run the proxy in front of an existing Kafka. Clients use --listen as their bootstrap server. The proxy opens one
+listener per broker (bootstrap port + 1 + broker id), and clients never see Kafka's own addresses.
 
-When clients can connect it prints one line on stdout:  ready bootstrap=HOST:PORT
-Everything else goes to stderr. SIGTERM or Ctrl-C drains (limits.drain_seconds) and ends with 0; with a second one it
-does not wait for what is under way; a third one ends it at once, with 1.
-SIGHUP reads the configuration anew, certificates and keys too, and says what has changed and what needs a restart
-(docs/configuration.md); certificates are also read when their files change."""
+When clients can connect, the command prints one line on stdout:  ready bootstrap=HOST:PORT
+Logs go to stderr.
+
+SIGTERM or Ctrl-C drains for up to limits.drain_seconds and exits with 0. A second signal stops without waiting for
+requests in progress. A third exits immediately with 1.
+SIGHUP reloads the configuration, certificates and keys, and logs what changed and what needs a restart
+(docs/configuration.md). Certificates are also reloaded when their files change."""
 
 _EXAMPLES: Final = """\
 examples:
   fencepost proxy --upstream localhost:9092 --listen localhost:19092
-      one broker on this machine; point clients at localhost:19092
+      proxy one local broker; clients use localhost:19092 as their bootstrap server
 
   fencepost proxy --upstream kafka-1:9092,kafka-2:9092 --listen 0.0.0.0:19092 \\
       --advertised-host kafka.example.com --status 127.0.0.1:8080
-      clients are told to connect to kafka.example.com; status page and metrics on port 8080
+      advertise kafka.example.com to clients; serve status page and metrics on port 8080
 
   fencepost proxy --config fencepost.toml
-      everything from a file; the environment wins over it, and the command line over both
+      read a config file; environment variables override it, and options override both
 
   FENCEPOST_LIMITS__DRAIN_SECONDS=30 fencepost proxy --config fencepost.toml
-      any key by the environment: a dot is two underscores
+      set any key in the environment; write a dot as two underscores
 
   fencepost check --config fencepost.toml
-      whether all of that works here, before anybody depends on it
+      check the configuration first
 
-a config file:
+config file:
   upstream = ["kafka-1:9092", "kafka-2:9092"]
   listen = "0.0.0.0:19092"
 
-  [topics."orders-*"]                     # guarded from birth; the first glob that matches decides
+  [topics."orders-*"]                     # default topic configs; the first matching glob applies
   "check.expected.offsets" = "required"
 
-  [limits]                                # fencepost config explain tells of every key
+  [limits]                                # fencepost config explain lists all keys
   connections_max = 500
 """
 
@@ -81,46 +83,46 @@ class _ListLimits(argparse.Action):
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
-    """Adds `proxy` to the command; `run` takes what it parses."""
+    """Adds the `proxy` command."""
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "proxy",
-        help="the proxy alone, in front of any Kafka",
+        help="run the proxy in front of an existing Kafka",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        # Values that were not given must not hide those of the file.
+        # Options that were not given must not override the file.
         argument_default=argparse.SUPPRESS,
     )
     add_settings(parser)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)  # how a supervisor starts a process of its own
-    parser.add_argument("--list-limits", action=_ListLimits, nargs=0, help="print every limit, its default and its "
-        "meaning, and exit (`fencepost config explain` has all keys)")  # fmt: skip
+    parser.add_argument("--worker", help=argparse.SUPPRESS)  # set by the supervisor
+    parser.add_argument("--list-limits", action=_ListLimits, nargs=0, help="print every limit with its default and "
+        "meaning, and exit (`fencepost config explain` prints all keys)")  # fmt: skip
     parser.set_defaults(run=run)
     return parser
 
 
 def add_settings(parser: argparse.ArgumentParser) -> None:
-    """What says how a proxy is to run. Each option is named in the table of keys, too (`option=`)."""
+    """Adds the options that set configuration keys; the key table names each one (`option=`)."""
     add = parser.add_argument
-    add("--upstream", metavar="HOST:PORT[,…]", help="Kafka brokers to ask first; any one that answers will do")
-    add("--mode", choices=get_args(Mode), help="before all brokers (gateway, default), or before one that advertises "
-        "the sidecar's address itself")  # fmt: skip
-    add("--broker", metavar="HOST:PORT", help="of a sidecar: its broker's listener; --upstream then names one that "
-        "clients do not use")  # fmt: skip
+    add("--upstream", metavar="HOST:PORT[,…]", help="Kafka bootstrap servers; one that responds is enough")
+    add("--mode", choices=get_args(Mode), help="gateway: in front of all brokers (default); sidecar: in front of one "
+        "broker that advertises the sidecar's address")  # fmt: skip
+    add("--broker", metavar="HOST:PORT", help="sidecar only: listener of its broker; --upstream then names a listener "
+        "that clients do not use")  # fmt: skip
     add("--listen", metavar="HOST:PORT", help="bootstrap address for clients (default 127.0.0.1:19092; port 0: any)")
-    add("--config", metavar="FILE.toml", type=Path, help="settings from a file (default: what FENCEPOST_CONFIG names)")
-    add("--advertised-host", metavar="HOST", help="host that clients are told to use (default: the one they used)")
+    add("--config", metavar="FILE.toml", type=Path, help="config file (default: the value of FENCEPOST_CONFIG)")
+    add("--advertised-host", metavar="HOST", help="host to advertise to clients (default: the host they connected to)")
     add("--refusal-scope", choices=get_args(RefusalScope), help="what one mismatch refuses: its partition (default) or "
-        "the whole request, which is KIP-27 to the letter")  # fmt: skip
-    add("--status", metavar="HOST:PORT", help="status page, /metrics, /livez and /readyz (default: off)")
-    add("--workers", metavar="N", type=int, help="processes that share the work, for more than one core (default 1); "
-        "each holds every limit for itself")  # fmt: skip
-    add("--log-level", choices=get_args(LogLevel), help="least severe event that is logged (default info)")
+        "the whole request, as KIP-27 specifies")  # fmt: skip
+    add("--status", metavar="HOST:PORT", help="address of status page, /metrics, /livez and /readyz (default: off)")
+    add("--workers", metavar="N", type=int, help="number of worker processes, one per core (default 1); "
+        "limits apply to each of them")  # fmt: skip
+    add("--log-level", choices=get_args(LogLevel), help="lowest level to log (default info)")
     add("--log-format", choices=get_args(LogFormat), help="key=value lines (default) or JSON, on stderr")
 
 
 def read_config(args: argparse.Namespace) -> Loaded:
-    """File, environment and command line, the last on top. Raises ConfigError."""
+    """Reads file, environment and command line; the last one wins. Raises `ConfigError`."""
     given: dict[str, Any] = {}
     for key in SHOWN:
         name = "" if key.option is None else key.option.removeprefix("--").replace("-", "_")
@@ -133,12 +135,12 @@ def read_config(args: argparse.Namespace) -> Loaded:
 
 
 def config_from(args: argparse.Namespace) -> ProxyConfig:
-    """What comes of them. Raises ConfigError."""
+    """The resulting configuration. Raises `ConfigError`."""
     return read_config(args).config
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serves until a signal; the process's exit status. 2: the configuration is wrong. 1: it could not go on."""
+    """Serves until a signal. Returns the exit code: 2 for an invalid configuration, 1 for a failure while running."""
     if hasattr(args, "worker"):
         return _run_worker(args.worker)
     try:
@@ -150,7 +152,7 @@ def run(args: argparse.Namespace) -> int:
     running.listen()
     logs.setup(config.log.level, config.log.format)
     if config.workers > 1:
-        # It moves no bytes: Python's own loop will do.
+        # The supervisor relays no bytes, so it needs no uvloop.
         with asyncio.Runner() as runner:
             return runner.run(_supervise(running))
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -158,13 +160,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _announce(bootstrap: Address) -> None:
-    """To whoever started it: a person, a script, systemd."""
+    """Reports readiness on stdout and to systemd."""
     print(f"ready bootstrap={bootstrap}", flush=True)
     notify(f"READY=1\nSTATUS=serving clients at {bootstrap}")
 
 
 async def _supervise(running: Running) -> int:
-    from fencepost_proxy.net.supervisor import supervise  # noqa: PLC0415 - for several workers only
+    from fencepost_proxy.net.supervisor import supervise  # noqa: PLC0415 - only for several workers
 
     def on_ready(bootstrap: Address) -> None:
         _announce(bootstrap)
@@ -180,11 +182,11 @@ async def _supervise(running: Running) -> int:
 
 
 def _run_worker(given: str) -> int:
-    """`INDEX:FD:FD:FD`, from the supervisor."""
-    # It hears of a new configuration from there; the signal is not to end it all the same.
+    """`given` is `INDEX:FD:FD:FD`, set by the supervisor."""
+    # The supervisor sends workers the new configuration. SIGHUP to the process group must not end them.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     gc.disable()
-    import fencepost_proxy.net.app  # noqa: F401, PLC0415 - while it waits to be told that it may serve
+    import fencepost_proxy.net.app  # noqa: F401, PLC0415 - loaded while the worker waits for its start
     from fencepost_proxy.net.worker import Worker  # noqa: PLC0415
 
     index, packets, listeners, loads = map(int, given.split(":"))
@@ -199,7 +201,7 @@ def _run_worker(given: str) -> int:
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
-        import uvloop  # noqa: PLC0415 - it does not exist on every platform
+        import uvloop  # noqa: PLC0415 - not available on every platform
     except ImportError:
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
@@ -207,11 +209,10 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 def _settle_collector() -> None:
-    """What a start has made stays; and a full collection is rare.
+    """Exempts the objects of the start from collection, and makes full collections rare.
 
-    What is relayed leaves no cyclic garbage; connections that are closed leave some, and so do answers that are changed
-    on their way. A full collection visits every object: with 10,000 guarded partitions and 3,000 connections that took
-    0.2 s, in which nobody is served.
+    Closed connections and rewritten responses leave cyclic garbage; relayed bytes leave none. A full collection visits
+    every object: with 10,000 checked partitions and 3,000 connections it blocked the event loop for 0.2 s.
     """
     gc.freeze()
     young, middle, _ = gc.get_threshold()
@@ -219,9 +220,9 @@ def _settle_collector() -> None:
 
 
 async def _serve(config: ProxyConfig, worker: Worker | None = None, running: Running | None = None) -> int:
-    # Importing makes thirty thousand objects that stay: nobody need look through them for garbage again and again.
+    # Imports create 30,000 permanent objects; `gc.freeze` exempts them from every later collection.
     gc.disable()
-    from fencepost_proxy.net.app import serve  # noqa: PLC0415 - `--help` need not load the whole proxy
+    from fencepost_proxy.net.app import serve  # noqa: PLC0415 - keeps `--help` fast
 
     gc.freeze()
     gc.enable()
@@ -239,10 +240,10 @@ async def _serve(config: ProxyConfig, worker: Worker | None = None, running: Run
 
     def on_signal() -> None:
         if hasten.is_set():
-            _log.warning("asked three times to stop: ended at once, answers under way are lost")
+            _log.warning("third stop signal: exiting immediately, responses in progress are lost")
             os._exit(1)
         if stop.is_set():
-            _log.warning("asked twice to stop: what is under way is not waited for")
+            _log.warning("second stop signal: not waiting for requests in progress")
             hasten.set()
             return
         stop.set()

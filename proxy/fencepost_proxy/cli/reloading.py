@@ -1,4 +1,4 @@
-"""SIGHUP: the configuration is read anew, and what a running proxy can take over, it takes over."""
+"""SIGHUP: reloads the configuration and applies the keys that need no restart."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ERRORS_TOLD_MAX: Final = 20
 
 
 class Running:
-    """`config` – what holds now. `read` – reads file, environment and command line as at the start."""
+    """The configuration in force (`config`). `read` reads file, environment and command line as at the start."""
 
     def __init__(self, config: ProxyConfig, read: Callable[[], Loaded]) -> None:
         self.config = config
@@ -25,7 +25,7 @@ class Running:
         self._asked_early = False
 
     def listen(self) -> None:
-        """Until a loop does: who asks while the process starts would end it otherwise, and is not forgotten."""
+        """Handles SIGHUP until `listen_in`: by default the signal would end the process. The request is kept."""
 
         def remember(*_: object) -> None:
             self._asked_early = True
@@ -38,8 +38,8 @@ class Running:
             loop.call_soon(reload)
 
     def read_anew(self) -> ProxyConfig:
-        """What holds from now on; where something is wrong, what held before. Tells what came of it."""
-        from fencepost_proxy.config.reloading import changes  # noqa: PLC0415 - not for a start
+        """Returns the new configuration, or the old one if the new one is invalid. Logs the result."""
+        from fencepost_proxy.config.reloading import changes  # noqa: PLC0415 - not needed at start
 
         try:
             loaded = self._read()
@@ -48,20 +48,20 @@ class Running:
         except ConfigError as error:
             problems = error.problems if isinstance(error, Refused) else [error]
             for each in problems[:_ERRORS_TOLD_MAX]:
-                _log.error("the configuration is wrong: the old one stays in force", reason=each)
+                _log.error("configuration invalid: keeping the old one", reason=each)
             return self.config
         self.config = found.config
         told: dict[str, object] = {"changed": "; ".join(found.changed) or "nothing"}
         if found.left:
             told["needs_restart"] = "; ".join(found.left)
         log = _log.warning if found.left else _log.info
-        log("configuration read anew", file=loaded.file or "none", **told)
+        log("configuration reloaded", file=loaded.file or "none", **told)
         return self.config
 
 
 def _try_certificates(before: ProxyConfig, after: ProxyConfig) -> None:
-    """Before anything is changed. Raises ConfigError."""
-    from fencepost_proxy.net.certificates import listener_context, upstream_context  # noqa: PLC0415 - not for a start
+    """Loads changed certificates before anything is applied. Raises `ConfigError`."""
+    from fencepost_proxy.net.certificates import listener_context, upstream_context  # noqa: PLC0415 - not needed at start
 
     if after.listen_tls is not None and after.listen_tls != before.listen_tls:
         listener_context(after.listen_tls)

@@ -1,4 +1,4 @@
-"""`fencepost status`: is a running proxy well, and if not, what to do. Then what it is doing."""
+"""`fencepost status`: health of a running proxy, suggested actions and current activity."""
 
 from __future__ import annotations
 
@@ -14,37 +14,36 @@ from fencepost_proxy.cli.tables import duration, printable, table
 
 _WELL: Final = ("well", "attention")
 _VERDICTS: Final = {
-    "well": ("good", "✓ All is well"),
-    "attention": ("warn", "△ It serves; look at this"),
-    "trouble": ("bad", "✕ It serves, but something is wrong"),
-    "not_ready": ("bad", "✕ Not ready: clients should not be sent here at the moment"),
+    "well": ("good", "✓ Healthy"),
+    "attention": ("warn", "△ Serving, with warnings"),
+    "trouble": ("bad", "✕ Serving, but degraded"),
+    "not_ready": ("bad", "✕ Not ready: do not route clients to this proxy"),
 }
 
 _DESCRIPTION: Final = """\
-Shows whether a proxy process is well, what is wrong if it is not, and what to do then; after that brokers and their
-listeners, the last refusals, topics that grow and groups that wait for it, transactions, clients. The same as the
-status page in a browser; docs/status.md explains each part."""
+Show health and suggested actions of a proxy process, then brokers and listeners, the last refusals, partition
+expansions, gated consumer groups, transactions and clients. The status page in a browser shows the same.
+docs/status.md explains each part."""
 
 _EXAMPLES: Final = """\
 examples:
   fencepost status
-      of the proxy on this machine that was started with --status 127.0.0.1:8080
+      show the proxy on this machine that runs with --status 127.0.0.1:8080
 
   fencepost status --status 127.0.0.1:8081 --watch
-      of another one, shown again every two seconds
+      show another proxy, and refresh every two seconds
 
   fencepost status --json | jq -r '.problems[].what'
-      for programs: the fields are those of /status.json
+      list problems in a script; the fields are those of /status.json
 
-exit status: 0 if it is well, or serves and there is something to look at; 1 if something is wrong, or it is not ready;
-2 if it cannot be asked.
+exit code: 0 healthy, or serving with warnings; 1 degraded or not ready; 2 no response.
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "status",
-        help="is a running proxy well, and if not, what to do",
+        help="show health and suggested actions",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -55,7 +54,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises CannotAsk."""
+    """Raises `CannotAsk`."""
 
     def look() -> tuple[dict[str, Any], int]:
         found = status_page(args.status)
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def told(found: Mapping[str, Any], now: float) -> str:
-    """`found` – as `/status.json` has it; `now` – the wall clock's seconds."""
+    """Text for a terminal. `found` is `/status.json`; `now` is the wall clock in seconds."""
     tone, verdict = _VERDICTS.get(found["state"], ("bad", found["state"]))
     parts = [painted(verdict, tone)]
     for each in found["problems"]:
@@ -84,7 +83,7 @@ def told(found: Mapping[str, Any], now: float) -> str:
         parts.append(told_expansions({name: found[name] for name in ("expansions", "withheld")}, now))
     parts += _transactions(found["transactions"])
     software = [
-        (each["software"] or "not said", each["version"] or "-", each["connections"]) for each in found["software"]
+        (each["software"] or "not reported", each["version"] or "-", each["connections"]) for each in found["software"]
     ]
     parts += _table("Clients connected", ("SOFTWARE", "VERSION", "CONNECTIONS"), software)
     return "\n\n".join(parts)

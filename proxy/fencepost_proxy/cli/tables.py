@@ -1,4 +1,4 @@
-"""What commands print for people: columns of text."""
+"""Text tables and value formats for terminals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _GAP: Final = "  "
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Lines without a line break at the end. Columns that hold only numbers are aligned to the right."""
+    """Table without a trailing line break. Columns of integers are right-aligned."""
     cells = [list(columns), *([printable(str(each)) for each in row] for row in rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(columns))]
     right = [bool(rows) and all(isinstance(row[index], int) for row in rows) for index in range(len(columns))]
@@ -23,7 +23,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def printable(text: str) -> str:
-    """Names come from peers: what a terminal would take for a command is escaped."""
+    """Escapes control characters, because names come from peers."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 

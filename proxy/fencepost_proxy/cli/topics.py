@@ -1,4 +1,4 @@
-"""`fencepost topics`: topics that a proxy checks in some way, and the partitions of one of them."""
+"""`fencepost topics`: checked topics, or the partitions of one topic."""
 
 from __future__ import annotations
 
@@ -12,47 +12,49 @@ from fencepost_proxy.cli.status import ago
 from fencepost_proxy.cli.tables import table
 
 _DESCRIPTION: Final = """\
-Shows the topics that a proxy process checks in some way: what is checked, where their logs end as far as the process
-knows, how many appends wait at their gates, and what was refused last. Or the partitions of one topic.
+Show checked topics (topics with at least one append check): their checks, log ends, pending appends and last refusals.
+With TOPIC, show its partitions.
 
-A log end is known once somebody has appended to the partition through this process."""
+A log end is known after the first append to the partition through this proxy process."""
 
 _EXAMPLES: Final = """\
 examples:
   fencepost topics
-      all of them, of the proxy on this machine that was started with --status 127.0.0.1:8080
+      show all checked topics of the proxy that runs on this machine with --status 127.0.0.1:8080
 
   fencepost topics --search orders --watch
-      those that have "orders" in their names, shown again every two seconds
+      show topics with "orders" in their names, and refresh every two seconds
 
   fencepost topics orders --json
-      the partitions of one topic, for programs; the fields are those of /partitions.json
+      print the partitions of one topic as JSON, with the fields of /partitions.json
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "topics",
-        help="checked topics: log ends, what waits, what was refused last",
+        help="show checked topics: log ends, pending appends, last refusals",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("topic", nargs="?", metavar="TOPIC", help="the partitions of this one")
-    parser.add_argument("--search", metavar="TEXT", help="only what has this in its name, in capitals or not")
+    parser.add_argument("topic", nargs="?", metavar="TOPIC", help="show the partitions of this topic")
+    parser.add_argument("--search", metavar="TEXT", help="show only names that contain TEXT (case-insensitive)")
     add_status(parser)
     parser.set_defaults(run=run)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Raises CannotAsk."""
+    """Raises `CannotAsk`."""
     what = "topics" if args.topic is None else "partitions"
 
     def look() -> tuple[dict[str, Any], int]:
         rows = list(listed(args.status, what, topic=args.topic, search=args.search))
         if not rows and args.topic is not None and args.search is None:
-            raise CannotAsk(f"{args.topic} is not a topic that the proxy at {args.status} checks: see fencepost topics")
+            raise CannotAsk(
+                f"{args.topic} is not a checked topic of the proxy at {args.status} (list: fencepost topics)"
+            )
         return {what: rows}, 0
 
     return show(args, look, lambda found: told(found, time.time()))
@@ -61,12 +63,12 @@ def run(args: argparse.Namespace) -> int:
 def told(found: Mapping[str, Any], now: float) -> str:
     ((what, rows),) = found.items()
     if not rows:
-        return f"No {what} that the proxy checks, or none with that in its name."
+        return f"No checked {what}, or none with a matching name."
     return _topics(rows, now) if what == "topics" else _partitions(rows, now)
 
 
 def _topics(rows: list[dict[str, Any]], now: float) -> str:
-    columns = ("TOPIC", "OFFSETS", "COUNT", "ORDERED", "IDEMPOTENCE", "PARTITIONS", "LOG ENDS, SUMMED", "WAITING",
+    columns = ("TOPIC", "OFFSETS", "COUNT", "ORDERED", "IDEMPOTENCE", "PARTITIONS", "SUM OF LOG ENDS", "PENDING",
         "REFUSED", "LAST REFUSAL")  # fmt: skip
     return table(
         columns,
@@ -89,7 +91,7 @@ def _topics(rows: list[dict[str, Any]], now: float) -> str:
 
 
 def _partitions(rows: list[dict[str, Any]], now: float) -> str:
-    columns = ("PARTITION", "LEADER", "GATE", "LOG END", "SHIFT", "WAITING", "REFUSED", "LAST REFUSAL")
+    columns = ("PARTITION", "LEADER", "SEQUENCER", "LOG END", "SEQUENCE OFFSET", "PENDING", "REFUSED", "LAST REFUSAL")
     return table(
         columns,
         [

@@ -1,4 +1,4 @@
-"""`fencepost transactions`: which are open, whose they are, and which will never end."""
+"""`fencepost transactions`: open and hanging transactions of a cluster."""
 
 from __future__ import annotations
 
@@ -30,60 +30,59 @@ _NOT_COORDINATOR: Final = 16
 _CONNECT_SECONDS: Final = 10.0
 _TICK_SECONDS: Final = 0.1
 _LIST_SECONDS: Final = 30.0
-#: For the last suspects, once all partitions were looked at.
+#: Time to confirm the remaining candidates after all partitions were read.
 _DECIDE_SECONDS: Final = 60.0
 _PARTITIONS_PER_SECOND: Final = 2_000.0
 _SHOWN_MAX: Final = 1_000_000
 
 _DESCRIPTION: Final = """\
-Shows the transactions of a Kafka cluster: the open ones with their age and owner, one of them in full, or those that
-hang: open in a partition's log while no coordinator knows of them, so that committed readers stand still for ever.
+Show transactions of a Kafka cluster: list the open ones, describe one, or find hanging ones. A hanging transaction is
+open in a partition's log, but no coordinator knows it. Readers with read_committed stop there indefinitely.
 
-Ask brokers (--bootstrap: Kafka's or the proxy's address for clients), or a proxy that has looked already, by its status
-page (--status)."""
+Query brokers (--bootstrap: Kafka or a proxy), or the status page of a proxy that watches transactions (--status)."""
 
 _EXAMPLES: Final = """\
 examples:
   fencepost transactions --bootstrap localhost:19092
-      the open ones, and how many transactional ids there are
+      list open transactions and count transactional ids by state
 
   fencepost transactions describe payments-7 --bootstrap kafka-1:9092
-      state, producer, partitions, and where each of them stands
+      show state, producer and partitions of one transactional id
 
   fencepost transactions hanging --bootstrap kafka-1:9092
-      looks at every partition, and says by which command each hanging transaction is ended
+      read every partition, and print the command that aborts each hanging transaction
 
   fencepost transactions --bootstrap kafka-1:9093 --config fencepost.toml
-      brokers that speak TLS or want a login: as the proxy with that file does it
+      connect with the TLS and SASL settings of a proxy's config file
 
   fencepost transactions hanging --status 127.0.0.1:8080 --json
-      what that proxy has found, for programs
+      print what the proxy has found as JSON
 
-exit status: 0; of `hanging`: 1 if some hang, 2 if not everything could be looked at and none was found.
-Rights: DESCRIBE on transactional ids; for `hanging` DESCRIBE and READ on topics. An open transaction whose id may not
-be described is told to hang, as one that no coordinator lists. docs/stuck-transactions.md says what to do.
+exit code: 0; `hanging`: 1 if a transaction hangs, 2 if none was found but not everything could be read.
+ACLs: DESCRIBE on transactional ids; for `hanging` also DESCRIBE and READ on topics. Without DESCRIBE on its id, an open
+transaction is reported as hanging. docs/stuck-transactions.md describes what to do.
 """
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = subparsers.add_parser(
         "transactions",
-        help="transactions that are open, and those that hang",
+        help="list open transactions, and find hanging ones",
         description=_DESCRIPTION,
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("what", nargs="?", choices=("list", "describe", "hanging"), default="list", help="default: list")
-    add("id", nargs="?", metavar="ID", help="of describe: the transactional id")
+    add("id", nargs="?", metavar="ID", help="transactional id (describe only)")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--bootstrap", metavar="HOST:PORT[,…]", help="brokers to ask, or the proxy as one")
-    where.add_argument("--status", type=address, metavar="HOST:PORT", help=f"instead: {STATUS_HELP}")
-    add("--config", type=Path, metavar="FILE.toml", help="with --bootstrap: TLS and login as in a proxy's file "
-        "(upstream_tls, control_sasl)")  # fmt: skip
-    add("--json", action="store_true", help="for programs: one JSON object on stdout")
+    where.add_argument("--bootstrap", metavar="HOST:PORT[,…]", help="brokers or a proxy to query")
+    where.add_argument("--status", type=address, metavar="HOST:PORT", help=f"{STATUS_HELP}, instead of --bootstrap")
+    add("--config", type=Path, metavar="FILE.toml", help="with --bootstrap: take TLS and SASL from a proxy's config "
+        "file (upstream_tls, control_sasl)")  # fmt: skip
+    add("--json", action="store_true", help="print one JSON object")
     add("--partitions-per-second", type=float, default=_PARTITIONS_PER_SECOND, metavar="N",
-        help=f"of hanging: how fast to look (default {_PARTITIONS_PER_SECOND:g})")  # fmt: skip
+        help=f"hanging only: read rate (default {_PARTITIONS_PER_SECOND:g})")  # fmt: skip
     parser.set_defaults(run=run)
     return parser
 
@@ -91,7 +90,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> argparse.Argument
 def run(args: argparse.Namespace) -> int:
     if (args.what == "describe") != (args.id is not None):
         raise ConfigError(
-            "write: fencepost transactions describe ID" if args.id is None else f"what is {args.id!r} for?"
+            "describe needs an ID: fencepost transactions describe ID" if args.id is None else f"unexpected {args.id!r}"
         )
     if not args.partitions_per_second > 0:
         raise ConfigError("--partitions-per-second must be above 0")
@@ -99,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         return _of_status(args)
     if args.bootstrap is None:
         raise ConfigError(
-            "say whom to ask: --bootstrap HOST:PORT, brokers or a proxy; or --status HOST:PORT, a proxy's page"
+            "no source given: use --bootstrap HOST:PORT (brokers or a proxy) or --status HOST:PORT (a status page)"
         )
     logs.setup("error", "console")
     try:
@@ -107,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise ConfigError(f"--bootstrap: {error}") from error
     if not addresses:
-        raise ConfigError("--bootstrap: no address is given")
+        raise ConfigError("--bootstrap: no address given")
     return asyncio.run(_of_kafka(args, addresses, _config(args)))
 
 
@@ -115,19 +114,19 @@ def _config(args: argparse.Namespace) -> ProxyConfig:
     return load(args.config, {"upstream": args.bootstrap}, environment=os.environ)
 
 
-# --- asked of a proxy -----------------------------------------------------------------------------------------------
+# --- from a status page ---------------------------------------------------------------------------------------------
 
 
 def _of_status(args: argparse.Namespace) -> int:
     found = status_page(args.status)
     report = found["transactions"]
     if report is None:
-        raise ConfigError(f"the proxy at {args.status} does not look at transactions (watch_transactions)")
+        raise ConfigError(f"the proxy at {args.status} does not watch transactions (set watch_transactions)")
     if args.what != "describe":
         return _tell(args, report, f"{found['bootstrap'] or 'HOST:PORT'}")
     (*described,) = [each for each in report["open"] if each["transactional_id"] == args.id]
     if not described:
-        raise ConfigError(f"that page names no open transaction of {args.id}; ask brokers: --bootstrap HOST:PORT")
+        raise ConfigError(f"no open transaction of {args.id} on the status page (query brokers: --bootstrap HOST:PORT)")
     (one,) = described
     hanging = [each for each in report["hanging"] if each["transactional_id"] == args.id]
     if args.json:
@@ -137,11 +136,11 @@ def _of_status(args: argparse.Namespace) -> int:
     return 0
 
 
-# --- asked of brokers -----------------------------------------------------------------------------------------------
+# --- from brokers ---------------------------------------------------------------------------------------------------
 
 
 async def _of_kafka(args: argparse.Namespace, addresses: Sequence[Address], config: ProxyConfig) -> int:
-    from fencepost_proxy.net.broker import Access  # noqa: PLC0415 - `--help` need not load it
+    from fencepost_proxy.net.broker import Access  # noqa: PLC0415 - keeps `--help` fast
     from fencepost_proxy.net.certificates import Certificates  # noqa: PLC0415
     from fencepost_proxy.net.control import ControlClient  # noqa: PLC0415
 
@@ -177,10 +176,10 @@ async def _look(args: argparse.Namespace, control: ControlClient) -> dict[str, A
         watch.ask()
         await asyncio.sleep(_TICK_SECONDS)
         if args.what == "hanging" and not watch.watching.sweeps:
-            deadline = time.monotonic() + _DECIDE_SECONDS  # a sweep ends by itself: each question has a time limit
+            deadline = time.monotonic() + _DECIDE_SECONDS  # a sweep always ends: each request times out
     report = asdict(watch.report(_SHOWN_MAX))
     if not done(watch.watching):
-        report["problem"] = report["problem"] or "not everything was known in time"
+        report["problem"] = report["problem"] or "timed out"
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -213,7 +212,7 @@ async def _describe(args: argparse.Namespace, control: ControlClient) -> int:
             described = await questions.describe_transactions(DescribeTransactions(node_id, (args.id,)))
         except UpstreamUnavailable as error:
             if error.error_code is None:
-                silent = error  # another one may be the coordinator
+                silent = error  # another broker may be the coordinator
             elif error.error_code != _NOT_COORDINATOR:
                 raise
             continue
@@ -222,11 +221,11 @@ async def _describe(args: argparse.Namespace, control: ControlClient) -> int:
     if coordinator is None and silent is not None:
         raise silent
     if found is None:
-        raise ConfigError(f"no coordinator knows the transactional id {args.id}, or you may not describe it")
+        raise ConfigError(f"transactional id {args.id} not found, or DESCRIBE on it is denied")
     leaders = await questions.ask(FindLeaders())
     places: list[dict[str, Any]] = []
     led_here = {node_id: each for node_id, each in leaders.by_node.items() if node_id in control.brokers}  # type: ignore[union-attr]
-    # Where nobody leads, no marker is written.
+    # Partitions without a leader: no marker can be written.
     places += [{**_name(each), "leader": None} for each in found.partitions.difference(*led_here.values())]
     for node_id, led in led_here.items():
         here = tuple(each for each in led if each in found.partitions)
@@ -249,7 +248,7 @@ async def _describe(args: argparse.Namespace, control: ControlClient) -> int:
             else:
                 place |= {"error_code": look}
             places.append(place)
-    # The coordinator still tells when the last one began, once it is over.
+    # The coordinator reports the start time of the last transaction even after its end.
     age = (time.time() * 1000 - found.started_at_ms) / 1000 if found.state in OPEN_STATES else None
     if args.json:
         fields: dict[str, Any] = {key: value for key, value in asdict(found).items() if key != "partitions"}
@@ -283,7 +282,7 @@ def _place(place: Mapping[str, Any]) -> tuple[object, ...]:
     if place["leader"] is None:
         return "none", "-", "-", "-"
     if "problem" in place:
-        return place["leader"], "-", "no answer", "-"
+        return place["leader"], "-", "no response", "-"
     if "error_code" in place:
         return place["leader"], "-", f"error {place['error_code']}", "-"
     start = place["start_offset"]
@@ -295,7 +294,7 @@ def _place(place: Mapping[str, Any]) -> tuple[object, ...]:
     )
 
 
-# --- what is printed ------------------------------------------------------------------------------------------------
+# --- output ---------------------------------------------------------------------------------------------------------
 
 
 def _tell(args: argparse.Namespace, report: Mapping[str, Any], bootstrap: str) -> int:
@@ -315,20 +314,20 @@ def _tell(args: argparse.Namespace, report: Mapping[str, Any], bootstrap: str) -
     if args.what == "list":
         _print_open(report["open"])
         if report["open_transactions"] > len(report["open"]):
-            print(f"and {report['open_transactions'] - len(report['open'])} more, which this page does not name")
+            print(f"and {report['open_transactions'] - len(report['open'])} more")
         print(
             f"\n{report['open_transactions']} open; transactional ids by state: {_counts(report['transactional_ids'])}"
         )
     else:
         _print_hanging(hanging, stuck, report)
     if report["problem"] is not None:
-        print(f"fencepost: not everything is known: {report['problem']}", file=sys.stderr)
+        print(f"fencepost: result incomplete: {report['problem']}", file=sys.stderr)
     return code
 
 
 def _print_open(rows: Sequence[Mapping[str, Any]]) -> None:
     if not rows:
-        print("no transaction is open")
+        print("no open transactions")
         return
     columns = ("TRANSACTIONAL ID", "STATE", "AGE", "TIMEOUT", "PRODUCER", "COORDINATOR", "PARTITIONS")
     print(
@@ -364,25 +363,25 @@ def _print_hanging(
 
     for each in hanging:
         last = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(each["last_timestamp_ms"] / 1000))
-        print(f"{each['topic']}-{each['partition']}: hangs from offset {each['start_offset']} on: {WHY[each['why']]}")
-        print(f"  producer {each['producer_id']}, epoch {each['producer_epoch']}, last record of {last}, ", end="")
+        print(f"{each['topic']}-{each['partition']}: hanging from offset {each['start_offset']}: {WHY[each['why']]}")
+        print(f"  producer {each['producer_id']}, epoch {each['producer_epoch']}, last record at {last}, ", end="")
         print(f"transactional id {printable(each['transactional_id'] or 'unknown')}")
-        print(f"  to end it:  {each['to_end_it']}")
+        print(f"  to abort it:  {each['to_end_it']}")
     for each in stuck:
         age = "" if each["age_seconds"] is None else f", open for {duration(each['age_seconds'])}"
         print(f"{printable(each['transactional_id'])}: {each['state']}{age}: {WHY[each['stuck']]}")
         print(f"  coordinator: broker {each['coordinator']}; partitions {_partitions(each)}")
     if not hanging and not stuck:
-        print("no transaction was found that hangs")
+        print("no hanging transactions found")
     age = report["sweep_age_seconds"]
-    seen = f"{report['partitions']} partitions looked at" + (
-        ", not all yet" if age is None else f", all of them {duration(age)} ago"
+    seen = f"{report['partitions']} partitions read" + (
+        ", sweep not complete" if age is None else f", sweep completed {duration(age)} ago"
     )
     if report["partitions_unreadable"]:
-        seen += f"; {report['partitions_unreadable']} could not be (no leader, or READ is missing)"
+        seen += f"; {report['partitions_unreadable']} unreadable (no leader, or READ denied)"
     if report["partitions_left_out"]:
-        seen += f"; {report['partitions_left_out']} were left out"
-    print(f"\n{seen}; {report['partitions_behind']} with committed readers behind")
+        seen += f"; {report['partitions_left_out']} skipped"
+    print(f"\n{seen}; {report['partitions_behind']} with committed readers lagging")
 
 
 def _counts(states: Mapping[str, int]) -> str:

@@ -1,11 +1,10 @@
-"""Brokers that start in little more than half of the CPU time: with a class archive of the JVM's (JEP 350).
+"""JVM class archive (JEP 350): brokers start with little more than half of the CPU time.
 
-What a JVM has to load, parse and verify for a broker, one writes down once; all later ones map it into memory. Without
-an archive everything is as it is with one, and slower.
+One JVM writes the loaded, parsed and verified classes of a broker to the archive; later JVMs map it into memory.
+Without an archive, brokers only start slower.
 
-`python -m fencepost_proxy.dev.class_archive` makes one (`make jars`) and removes older ones. It lies in the cache
-beside the jars. Its name says what it is good for, a release's jars and one Java, and how long it is: a JVM that maps
-one that is cut short dies.
+`python -m fencepost_proxy.dev.class_archive` (`make jars`) creates the archive in the cache directory and removes older
+ones. Its name contains a key of the jars and the Java, and its size: a JVM crashes if it maps a truncated archive.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _VERIFY_SECONDS = 60
 
 
 def archive_of(jdk: Jdk, lock: str) -> Path | None:
-    """The one for the jars of `lock`, if there is one and all of it."""
+    """The complete archive for the jars of `lock`, or None."""
     for found in _directory().glob(f"{_key(jdk, lock)}-*.jsa"):
         if found.stem.rpartition("-")[2] == str(found.stat().st_size):
             return found
@@ -33,25 +32,25 @@ def archive_of(jdk: Jdk, lock: str) -> Path | None:
 
 
 def flags(archive: Path | None) -> list[str]:
-    """Of a JVM that uses it, where there is one."""
-    # A JVM that cannot use it after all goes on without; that is not worth a line in a broker's log.
+    """JVM flags to use the archive, if there is one."""
+    # A JVM that cannot use it starts without it; do not log that.
     return [] if archive is None else [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
 
 
 def make(progress: Progress = say) -> None:
-    """For the default release, unless it is there. Several processes may do it at once."""
-    from fencepost_proxy.dev.cluster import KafkaCluster  # noqa: PLC0415 - which uses the archive
+    """Creates the archive of the default release if it is missing. Safe in several processes at once."""
+    from fencepost_proxy.dev.cluster import KafkaCluster  # noqa: PLC0415 - it imports this module
 
     jdk, lock = find_jdk(), release(DEFAULT_VERSION).broker_lock
     if archive_of(jdk, lock) is not None:
         return
-    progress("making a class archive, from which Kafka starts faster")
+    progress("creating a class archive, so that Kafka starts faster")
     _directory().mkdir(parents=True, exist_ok=True)
     part = _directory() / f".part-{os.getpid()}"
     try:
         with KafkaCluster(archive_to=part, progress=lambda _: None) as cluster:
             for node_id in cluster.node_ids:
-                # The JVM writes it when it ends in peace.
+                # The JVM writes the archive at a clean exit.
                 cluster.shut_down(node_id, timeout_seconds=_WRITE_SECONDS)
         _verify(jdk, lock, part)
         archive = _directory() / f"{_key(jdk, lock)}-{part.stat().st_size}.jsa"
@@ -64,13 +63,13 @@ def make(progress: Progress = say) -> None:
 
 
 def _verify(jdk: Jdk, lock: str, archive: Path) -> None:
-    """Whether a JVM can use all of it. Raises OSError."""
+    """Raises `OSError` if a JVM cannot use the archive."""
     use = ["-Xshare:on", "-XX:+VerifySharedSpaces", f"-XX:SharedArchiveFile={archive}", "-cp", classpath(lock)]
     done = subprocess.run(
         [str(jdk.java), *use, "-version"], capture_output=True, text=True, timeout=_VERIFY_SECONDS, check=False
     )
     if done.returncode:
-        raise OSError(f"the JVM does not take it: {(done.stdout + done.stderr).strip()[:500]}")
+        raise OSError(f"the JVM rejects it: {(done.stdout + done.stderr).strip()[:500]}")
 
 
 def _directory() -> Path:
@@ -86,8 +85,8 @@ def main() -> None:
     try:
         make()
     except (DevError, OSError, subprocess.TimeoutExpired) as error:
-        # Only slower without.
-        print(f"fencepost: there is no class archive: {error}", file=sys.stderr)
+        # Not an error: brokers only start slower.
+        print(f"fencepost: no class archive created: {error}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A real Kafka cluster on this machine, from the locked jars: brokers as child processes, KRaft, no ZooKeeper.
+"""A real Kafka cluster (KRaft) on this machine, from the locked jars, with brokers as child processes.
 
-Used by `fencepost dev`, by the demonstration and by every test against Kafka. Synchronous: call it from asyncio by
+Used by `fencepost dev`, the demonstration and every test against Kafka. Synchronous: from asyncio, use
 `asyncio.to_thread`.
 """
 
@@ -32,16 +32,15 @@ from fencepost_proxy.types import Address
 
 HOST = "127.0.0.1"
 START_TIMEOUT_SECONDS = 120.0
-#: How long one broker may take to shut down before it is killed.
+#: Time for one broker to shut down before it is killed.
 SHUT_DOWN_TIMEOUT_SECONDS = 20.0
-#: The same for a whole cluster with data to keep. In one of several nodes the last ones find no controller any more to
-#: sign off at, and would wait for minutes; Kafka recovers from being killed.
+#: The same for a whole cluster with persistent data. The last of several nodes find no controller and would wait for
+#: minutes; Kafka recovers from SIGKILL.
 STOP_TIMEOUT_SECONDS = 6.0
 POLL_SECONDS = 0.1
-#: Below every ephemeral range (Linux: from 32768), so that no outgoing connection takes the port of a broker that is
-#: down for a restart.
+#: Below the ephemeral ports (Linux: from 32768), so that no outgoing connection takes the port of a restarting broker.
 FREE_PORTS = range(15_000, 32_000)
-#: Ports that we chose ourselves may be taken by another process between choosing and binding.
+#: Another process may take a chosen port before the broker binds it.
 PORT_ATTEMPTS = 3
 
 _ADDRESS_IN_USE = "Address already in use"
@@ -52,20 +51,19 @@ _KAFKA_JVM = ("-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:Initiat
 class KafkaCluster:
     """`brokers` nodes with the ids 1, 2, … on 127.0.0.1; each is broker and controller.
 
-    ports: of the brokers' client listeners, in the order of their ids; free ones are chosen where None.
-    data: directory that is kept, so that a later cluster with it has the same id, topics and records. Where None, a
-        temporary one that `stop` removes.
-    properties: server properties over the ones in `_properties`.
+    ports: client listener ports in the order of node ids; None for free ports.
+    data: directory to keep, so that a later cluster has the same id, topics and records. None for a temporary
+        directory, which `stop` removes.
+    properties: server properties that override those of `_properties`.
     listeners: further client listeners, name → security protocol (`{"SASL": "SASL_PLAINTEXT"}`), each on a free port;
         their settings go into `properties`. See `bootstrap_of`.
-    listener_ports: ports for some of `listeners`, instead of free ones. One broker only.
-    advertised: what a listener's clients are told instead of its own address: that of something in front of it which
-        rewrites nothing. One broker only.
-    quick_start: a JVM that starts fast and is never at its fastest. False for measurements.
-    archive_to: where each broker writes a class archive when it is shut down (`class_archive`).
+    listener_ports: fixed ports for some of `listeners`. One broker only.
+    advertised: advertised address by listener, for a relay in front of it that rewrites nothing. One broker only.
+    quick_start: JVM flags for a fast start at lower peak speed. False for measurements.
+    archive_to: file to which each broker writes a class archive at shutdown (`class_archive`).
 
-    `start` and `restart` return when the cluster answers as one: all brokers registered, group and transaction
-    coordinators elected. Errors: JavaError, JarError, PortTakenError, ClusterError.
+    `start` and `restart` return when all brokers are registered, and group and transaction coordinators are elected.
+    Errors: JavaError, JarError, PortTakenError, ClusterError.
     """
 
     def __init__(
@@ -85,7 +83,7 @@ class KafkaCluster:
         progress: Progress = say,
     ) -> None:
         if brokers < 1 or (ports is not None and len(ports) != brokers):
-            raise ValueError("give at least one broker, and as many ports as brokers or none")
+            raise ValueError("at least one broker is needed, and as many ports as brokers or none")
         if brokers > 1 and (listener_ports or advertised):
             raise ValueError("several brokers cannot share a port or an advertised address")
         self.version = version
@@ -105,12 +103,12 @@ class KafkaCluster:
         self._java: list[str] = []
         self._data = Path()
         self._cluster_id = ""
-        #: Node id → listener name → port. CONTROLLER is among them only where the node is one.
+        #: Node id → listener name → port. CONTROLLER only for a controller.
         self._ports: dict[int, dict[str, int]] = {}
         self._processes: dict[int, GuardedProcess] = {}
         self._paused: set[int] = set()
 
-    # --- what it is -------------------------------------------------------------------------------------------------
+    # --- properties -------------------------------------------------------------------------------------------------
 
     @property
     def cluster_id(self) -> str:
@@ -140,7 +138,7 @@ class KafkaCluster:
         return Address(HOST, self._ports[node_id][listener])
 
     def log_file(self, node_id: int) -> Path:
-        """What the broker logs and prints, kept across its restarts."""
+        """The broker's log and output, kept across restarts."""
         return self._directory(node_id) / "broker.log"
 
     def pid(self, node_id: int) -> int:
@@ -190,7 +188,7 @@ class KafkaCluster:
         self._progress(f"Kafka {self.version} is up at {self.bootstrap} ({time.monotonic() - started:.1f} s)")
 
     def stop(self) -> None:
-        """Ends all brokers. Temporary data is removed, so those are simply killed; others may shut down cleanly."""
+        """Ends all brokers: kills those with temporary data, which is removed; shuts down the others."""
         atexit.unregister(self.stop)
         if not self._temporary:
             for node_id in self._processes:
@@ -205,11 +203,11 @@ class KafkaCluster:
             shutil.rmtree(self._data, ignore_errors=True)
 
     def keep_data(self) -> None:
-        """Temporary data stays after `stop`: for an error that names a log file in it."""
+        """Keeps temporary data after `stop`, for an error that names a log file in it."""
         self._temporary = False
 
     def add_broker(self, properties: Mapping[str, str] | None = None) -> int:
-        """Starts one more broker (not a controller) in the running cluster. Returns its node id."""
+        """Adds a broker (not a controller) to the running cluster. Returns its node id."""
         node_id = max(self._ports) + 1
         names = ["PLAINTEXT", *self._extra_listeners]
         self._ports[node_id] = dict(zip(names, _free_ports(len(names), self._used_ports()), strict=True))
@@ -222,15 +220,15 @@ class KafkaCluster:
     # --- one node ---------------------------------------------------------------------------------------------------
 
     def kill(self, node_id: int) -> None:
-        """SIGKILL: what a power cut does to the process, not to the disk."""
+        """SIGKILL: like a power failure for the process, not for the disk."""
         self._end(node_id, signal.SIGKILL)
 
     def shut_down(self, node_id: int, *, timeout_seconds: float = SHUT_DOWN_TIMEOUT_SECONDS) -> None:
-        """SIGTERM: leadership moves away first, where there is somewhere to move to. Killed if that takes too long."""
+        """SIGTERM: leadership moves to other brokers first, if any. SIGKILL after the timeout."""
         self._end(node_id, signal.SIGTERM, timeout_seconds)
 
     def pause(self, node_id: int) -> None:
-        """SIGSTOP: connections stay open, requests queue up, nothing is answered."""
+        """SIGSTOP: connections stay open, requests queue up, no response is sent."""
         self._processes[node_id].stop_all_threads()
         self._paused.add(node_id)
 
@@ -239,7 +237,7 @@ class KafkaCluster:
         self._paused.discard(node_id)
 
     def restart(self, node_id: int, *, wait: bool = True) -> None:
-        """Starts the node again on its old ports; shuts it down first if it runs. `wait`: until it has rejoined."""
+        """Restarts the node on its old ports. `wait`: return when it has rejoined."""
         if self.running(node_id):
             self.shut_down(node_id)
         self._launch(node_id)
@@ -247,10 +245,10 @@ class KafkaCluster:
             self._await_ready()
 
     def await_ready(self) -> None:
-        """Until every running, unpaused node sees all of them, and coordinators answer."""
+        """Waits until every running, unpaused node lists all of them, and coordinators respond."""
         self._await_ready()
 
-    # --- inside -----------------------------------------------------------------------------------------------------
+    # --- internals --------------------------------------------------------------------------------------------------
 
     def _directory(self, node_id: int) -> Path:
         return self._data / f"node-{node_id}"
@@ -266,10 +264,10 @@ class KafkaCluster:
             self._cluster_id = id_file.read_text("ascii").strip()
             held = sum(1 for _ in self._data.glob("node-*"))
             if held != self._brokers:
-                # Fewer would leave partitions without leaders, more would change the controllers' quorum.
-                raise ClusterError(f"{self._data} holds a cluster of {held} brokers, not {self._brokers}")
+                # Fewer would leave partitions without leaders; more would change the controller quorum.
+                raise ClusterError(f"{self._data} contains a cluster of {held} brokers, not {self._brokers}")
         elif any(self._data.iterdir()):
-            raise ClusterError(f"{self._data} is not empty and not of a cluster made here; name an empty directory")
+            raise ClusterError(f"{self._data} is not empty and contains no cluster (use an empty directory)")
         else:
             self._cluster_id = _new_cluster_id()
 
@@ -279,7 +277,7 @@ class KafkaCluster:
             self._write_properties(node_id, {})
         with ThreadPoolExecutor() as pool:
             list(pool.map(self._format, self._ports))
-        # Only now is it a cluster that a later start may find.
+        # Written last: a later start reuses only a complete cluster.
         (self._data / _CLUSTER_ID_FILE).write_text(self._cluster_id + "\n", "ascii")
         for node_id in self._ports:
             self._launch(node_id)
@@ -321,7 +319,7 @@ class KafkaCluster:
         properties = {
             "node.id": str(node_id),
             "process.roles": "broker,controller" if "CONTROLLER" in ports else "broker",
-            # Voters named here, not stored in the log as newer releases can: ports may change from run to run.
+            # Static voters, not stored in the log as newer releases can: ports may change between runs.
             "controller.quorum.voters": ",".join(voters),
             "controller.listener.names": "CONTROLLER",
             "listeners": ",".join(listeners.values()),
@@ -329,9 +327,9 @@ class KafkaCluster:
             "listener.security.protocol.map": ",".join(f"{name}:{protocol}" for name, protocol in protocols.items()),
             "inter.broker.listener.name": "PLAINTEXT",
             "log.dirs": str(self._directory(node_id) / "data"),
-            # A test's group must not wait three seconds for members that will not come.
+            # Kafka's default delays each new group by three seconds.
             "group.initial.rebalance.delay.ms": "0",
-            # A killed broker may not register again before its old session has ended: Kafka's 9 s, in each such test.
+            # A killed broker can register again only after its old session ended: by default 9 s.
             "broker.session.timeout.ms": "4000",
             "broker.heartbeat.interval.ms": "1000",
         }
@@ -341,12 +339,12 @@ class KafkaCluster:
             ("share.coordinator.state.topic", "share.coordinator.state.topic.min.isr"),
         ):
             properties[f"{topic}.replication.factor"] = str(replicas)
-            # Kafka's default of 50 costs seconds at the first use, on a machine with few cores.
+            # Kafka's default of 50 costs seconds at first use on a machine with few cores.
             properties[f"{topic}.num.partitions"] = "5"
             if isr is not None:
                 properties[isr] = str(in_sync)
         if self.version.startswith("3."):
-            # KIP-848 groups are a preview there; later releases have them on.
+            # KIP-848 groups are a preview in 3.x; later releases enable them.
             properties["group.coordinator.rebalance.protocols"] = "classic,consumer"
             properties["unstable.api.versions.enable"] = "true"
         return properties
@@ -380,7 +378,7 @@ class KafkaCluster:
         ended = process.wait(START_TIMEOUT_SECONDS)
         if not ended or process.exit_code:
             process.signal(signal.SIGKILL)
-            how = f"code {process.exit_code}" if ended else f"it did not end in {START_TIMEOUT_SECONDS:.0f} s"
+            how = f"code {process.exit_code}" if ended else f"timeout after {START_TIMEOUT_SECONDS:.0f} s"
             raise ClusterError(
                 f"formatting the storage of node {node_id} failed ({how}): {_last_line(output)} (see {output})"
             )
@@ -417,7 +415,7 @@ class KafkaCluster:
         nodes = {node_id for node_id in self._ports if self.running(node_id) and node_id not in self._paused}
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
         for node_id in nodes:
-            # Other nodes' ids may be seen as well: one that was just killed is listed until its session ends.
+            # A killed node is also listed until its session ends.
             self._until(partial(self._sees, node_id, nodes), deadline, "brokers to register")
         first = self.address(min(nodes))
         for key_type in probe.COORDINATOR_TYPES:
@@ -437,8 +435,8 @@ class KafkaCluster:
                     self._explain_end(node_id, process.exit_code)
             if time.monotonic() > deadline:
                 raise ClusterError(
-                    f"Kafka {self.version} was not ready in {START_TIMEOUT_SECONDS:.0f} s (waiting for {what}); "
-                    f"see {self._data}/node-*/broker.log"
+                    f"Kafka {self.version} was not ready in {START_TIMEOUT_SECONDS:.0f} s: waiting for {what} "
+                    f"(see {self._data}/node-*/broker.log)"
                 )
             time.sleep(POLL_SECONDS)
 
@@ -446,20 +444,20 @@ class KafkaCluster:
         log = self.log_file(node_id)
         if _ADDRESS_IN_USE in log.read_text("utf-8", "replace"):
             ports = ", ".join(str(port) for port in self._ports[node_id].values())
-            raise PortTakenError(f"one of the ports {ports} of broker {node_id} is taken; choose another (see {log})")
-        raise ClusterError(f"broker {node_id} ended by itself with code {exit_code}: {_last_line(log)} (see {log})")
+            raise PortTakenError(f"one of the ports {ports} of broker {node_id} is in use (see {log})")
+        raise ClusterError(f"broker {node_id} exited with code {exit_code}: {_last_line(log)} (see {log})")
 
 
 def _new_cluster_id() -> str:
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
-        # As Kafka's Uuid.randomUuid: one that begins with a dash looks like an option to its tools.
+        # As Kafka's Uuid.randomUuid: Kafka's tools would parse a leading dash as an option.
         if not text.startswith("-"):
             return text
 
 
 def _escaped(value: str) -> str:
-    """As java.util.Properties reads it."""
+    """Escapes a value for java.util.Properties."""
     return value.replace("\\", "\\\\").replace("\n", "\\n")
 
 
@@ -468,7 +466,7 @@ _ports_given_out: set[int] = set()
 
 
 def _free_ports(count: int, used: set[int]) -> list[int]:
-    """Ports that nobody listens on, and that no other cluster of this process was told to use."""
+    """Free ports that no other cluster of this process has chosen."""
     found: list[int] = []
     with _port_lock:
         for port in random.sample(FREE_PORTS, len(FREE_PORTS)):
@@ -482,7 +480,7 @@ def _free_ports(count: int, used: set[int]) -> list[int]:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe_socket:
-        # As Java's server sockets do: connections of an earlier run in TIME_WAIT do not count.
+        # As Java's server sockets: ignore connections of an earlier run in TIME_WAIT.
         probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe_socket.bind((HOST, port))
@@ -498,11 +496,11 @@ def _all_free(ports: Sequence[int]) -> bool:
 def _require_free(ports: Sequence[int]) -> None:
     for port in ports:
         if not _is_free(port):
-            raise PortTakenError(f"port {port} on {HOST} is taken by another process; stop it, or choose another port")
+            raise PortTakenError(f"port {port} on {HOST} is in use (stop the other process, or choose another port)")
 
 
 def _last_line(log: Path) -> str:
-    """The last line that says what went wrong, else the last line."""
+    """The last line with an exception, else the last line."""
     lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
     telling = [line for line in lines if "Exception" in line and not line.startswith(("\t", " "))]
     return (telling or lines or ["nothing was printed"])[-1].strip()

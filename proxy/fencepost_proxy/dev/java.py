@@ -16,7 +16,7 @@ from fencepost_proxy.dev.errors import JavaError
 JAVA_VERSION_MIN = 17
 VERSION_TIMEOUT_SECONDS = 30
 
-#: Starts fast, and is never at its fastest.
+#: Fast start, lower peak speed.
 QUICK_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
 _HELP = f"install a JDK {JAVA_VERSION_MIN} or newer, and put it on PATH or set JAVA_HOME"
@@ -30,7 +30,7 @@ class Jdk:
 
     @property
     def javac(self) -> Path:
-        """The compiler beside `java`. Raises JavaError where only a runtime is installed."""
+        """The compiler next to `java`. Raises `JavaError` if only a runtime is installed."""
         compiler = self.java.with_name("javac")
         if not compiler.exists():
             raise JavaError(f"{self.java} is a Java runtime without the compiler javac; {_HELP}")
@@ -38,12 +38,12 @@ class Jdk:
 
 
 def find_jdk() -> Jdk:
-    """JAVA_HOME's Java where that is set (as every Java tool does), else the one on PATH. Raises JavaError."""
+    """The Java of JAVA_HOME if set, else the one on PATH. Raises `JavaError`."""
     home = os.environ.get("JAVA_HOME")
     if home:
         java = Path(home, "bin", "java")
         if not java.exists():
-            raise JavaError(f"JAVA_HOME is {home}, but there is no bin/java in it; correct or unset it")
+            raise JavaError(f"JAVA_HOME={home} contains no bin/java (correct or unset it)")
         return _checked(java)
     found = shutil.which("java")
     if found is None:
@@ -61,7 +61,7 @@ def _checked(java: Path) -> Jdk:
         raise JavaError(f"{java} does not run ({error}); {_HELP}") from error
     match = re.search(r'version "(?:1\.)?(\d+)', printed)
     if match is None:
-        raise JavaError(f"{java} -version does not say a version; {_HELP}")
+        raise JavaError(f"{java} -version prints no version; {_HELP}")
     version = int(match[1])
     if version < JAVA_VERSION_MIN:
         raise JavaError(f"{java} is Java {version}, too old; {_HELP}")
@@ -69,14 +69,14 @@ def _checked(java: Path) -> Jdk:
 
 
 def logging_flags(level: str, *, to_stderr: bool) -> list[str]:
-    """Of the JVM, for Kafka's logging: from which level on (INFO, WARN, …), and where to."""
+    """JVM flags for Kafka's logging: lowest level (INFO, WARN, …) and stream."""
     here = Path(__file__).parent
     stream = "err" if to_stderr else "out"
     return [
         f"-Dlog4j2.configurationFile={here / 'log4j2.properties'}",
         f"-Dlog4j.configuration=file:{here / 'log4j.properties'}",
         f"-Dfencepost.log.level={level}",
-        # The two log4j have different names for the same thing.
+        # log4j 2 and reload4j name the streams differently.
         f"-Dfencepost.log.target=SYSTEM_{stream.upper()}",
         f"-Dfencepost.log.stream=System.{stream}",
     ]

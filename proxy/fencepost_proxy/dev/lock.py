@@ -1,11 +1,11 @@
-"""For maintainers: make a jar lock file.
+"""Create or regenerate a jar lock file (for maintainers).
 
-    python -m fencepost_proxy.dev.lock kafka-4.3.1                      # again, from what its own comments say
-    python -m fencepost_proxy.dev.lock kafka-4.5.0 ROOT… [--without GROUP:ARTIFACT…]      # a new one
+    python -m fencepost_proxy.dev.lock kafka-4.3.1                      # regenerate, from the comments in the file
+    python -m fencepost_proxy.dev.lock kafka-4.5.0 ROOT… [--without GROUP:ARTIFACT…]      # create
 
-ROOT is group:artifact:version. `--without` names what the place of use already has (Spark's own jars). Every jar that
-Maven would put on the runtime classpath of the roots is resolved by the jgo library, fetched and hashed. Where a new
-lock is for a Kafka release, add it to `RELEASES` in jars.py.
+ROOT is group:artifact:version. `--without` excludes jars that the runtime already has (Spark's own). The jgo library
+resolves every jar of the roots' Maven runtime classpath; each is downloaded and hashed. Add a lock of a new Kafka
+release to `RELEASES` in jars.py.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _FROM, _WITHOUT = "# from ", "# without "
 
 
 def resolve(roots: Iterable[str], without: Iterable[str]) -> list[Jar]:
-    """The runtime classpath of `roots` (group:artifact:version), each jar downloaded and hashed, sorted by name."""
+    """The runtime classpath of `roots` (group:artifact:version), downloaded, hashed and sorted by name."""
     unwanted = set(without)
     with tempfile.TemporaryDirectory(prefix="fencepost-lock-") as repository_cache:
         context = MavenContext(
             repo_cache=Path(repository_cache), remote_repos={"repository": repository_url()}, timeout=TIMEOUT_SECONDS
         )
-        # "!" keeps each root's own dependencyManagement to itself. Without it, jgo applies that of the logging
-        # binding's parent to all, which turned Kafka's zstd-jni and lz4-java into other versions.
+        # "!" limits each root's dependencyManagement to that root. Otherwise jgo applies that of the logging binding's
+        # parent to all roots, which changes the versions of Kafka's zstd-jni and lz4-java.
         inputs, transitive = context.resolver.resolve([context.create_dependency(f"{root}!") for root in roots])
         wanted = [
             dependency
@@ -73,15 +73,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m fencepost_proxy.dev.lock", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("name", help="name of the lock, without .lock")
-    parser.add_argument("roots", nargs="*", metavar="ROOT", help="group:artifact:version; default: as the lock says")
+    parser.add_argument("name", help="name of the lock file, without .lock")
+    parser.add_argument(
+        "roots", nargs="*", metavar="ROOT", help="group:artifact:version (default: the roots in the lock file)"
+    )
     parser.add_argument("--without", action="append", default=[], metavar="GROUP:ARTIFACT")
     args = parser.parse_args()
     path = LOCKS / f"{args.name}.lock"
     roots, without = args.roots, args.without
     if not roots:
         if not path.exists():
-            parser.error(f"{path} does not exist: name the ROOTs to make it from")
+            parser.error(f"{path} does not exist: ROOTs are needed to create it")
         lines = path.read_text("utf-8").splitlines()
         roots = [line.removeprefix(_FROM) for line in lines if line.startswith(_FROM)]
         without = [line.removeprefix(_WITHOUT) for line in lines if line.startswith(_WITHOUT)]

@@ -1,6 +1,6 @@
-"""Is a broker ready? Asked with the four smallest requests, by hand, so that starting Kafka needs no client library.
+"""Readiness probes of a broker, with hand-written requests, so that starting Kafka needs no client library.
 
-Each raises OSError while nothing answers. The versions are ones that Kafka 3.9 to 4.4 all have.
+Each raises `OSError` while the broker does not respond. Kafka 3.9 to 4.4 support the versions used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CLIENT_ID = b"fencepost-probe"
 
 
 def registered_brokers(address: Address) -> set[int]:
-    """Node ids that this broker lists as alive (Metadata v1, no topics)."""
+    """Ids of live nodes in the broker's metadata (Metadata v1, no topics)."""
     body = _ask(address, _METADATA, 1, struct.pack(">i", 0))
     (count,) = struct.unpack_from(">i", body)
     at, node_ids = 4, set()
@@ -33,15 +33,17 @@ def registered_brokers(address: Address) -> set[int]:
 
 
 def has_coordinator(address: Address, key_type: int) -> bool:
-    """Whether the coordinators of groups or of transactions are there (FindCoordinator v1). Asking has Kafka create
-    their internal topic, so that the first client does not have to wait for it."""
+    """Whether there is a coordinator of groups or transactions (FindCoordinator v1).
+
+    The request also makes Kafka create the internal topic, so that the first client need not wait.
+    """
     key = b"fencepost-probe"
     body = _ask(address, _FIND_COORDINATOR, 1, struct.pack(">h", len(key)) + key + struct.pack(">b", key_type))
     return _error_after_throttle(body) == 0
 
 
 def gives_producer_ids(address: Address) -> bool:
-    """Whether an idempotent producer gets an id (InitProducerId v0)."""
+    """Whether the broker assigns producer ids (InitProducerId v0)."""
     body = _ask(address, _INIT_PRODUCER_ID, 0, struct.pack(">hi", -1, 60_000))
     return _error_after_throttle(body) == 0
 
@@ -51,7 +53,7 @@ def _error_after_throttle(body: bytes) -> int:
 
 
 def _ask(address: Address, api_key: int, version: int, body: bytes) -> bytes:
-    """One request on a connection of its own. Returns the response after its correlation id."""
+    """Sends one request on a new connection. Returns the response after its correlation id."""
     header = struct.pack(">hhih", api_key, version, 1, len(_CLIENT_ID)) + _CLIENT_ID
     with socket.create_connection(address, TIMEOUT_SECONDS) as connection:
         connection.sendall(struct.pack(">i", len(header) + len(body)) + header + body)

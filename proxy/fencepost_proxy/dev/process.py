@@ -1,4 +1,4 @@
-"""A child process that never outlives us, however we end."""
+"""Child processes that end with their parent, even if the parent is killed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-#: Run in the child before the real command: PR_SET_PDEATHSIG makes the kernel kill it when its parent is gone, also
-#: when that was killed with -9. Checking the parent afterwards closes the gap in which it died before this was set.
-#: An interpreter of its own instead of `preexec_fn`, which may deadlock in a process with threads.
+#: Runs in the child before the real command. PR_SET_PDEATHSIG makes the kernel kill the child when its parent ends,
+#: even by SIGKILL. The check after it covers a parent that ended before. A separate interpreter, because `preexec_fn`
+#: may deadlock in a process with threads.
 _DIE_WITH_PARENT = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
@@ -24,18 +24,18 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 
 def guarded(command: list[str]) -> list[str]:
-    """The same command, killed by the kernel when the *thread* that starts it ends. On Linux; elsewhere unchanged."""
+    """On Linux, a command that the kernel kills when the *thread* that starts it ends. Elsewhere unchanged."""
     if sys.platform != "linux":
         return command
     return [sys.executable, "-I", "-S", "-c", _DIE_WITH_PARENT, str(os.getpid()), *command]
 
 
 class GuardedProcess:
-    """One child in its own session (Ctrl-C in our terminal does not reach it), its output appended to a file.
+    """A child process in its own session, so that Ctrl-C does not reach it. Its output is appended to a file.
 
-    Linux kills a child with PDEATHSIG when the thread that started it ends. Callers start brokers from short-lived
-    threads (asyncio.to_thread, test fixtures), so each child gets a thread that starts it and lives as long as it does.
-    Elsewhere than on Linux a child outlives a parent that was killed with -9.
+    PDEATHSIG applies when the *thread* that started the child ends. Callers use short-lived threads (asyncio.to_thread,
+    test fixtures), so each child is started by a dedicated thread that lives as long as the child. On other systems
+    than Linux, a child survives a parent that is killed with -9.
     """
 
     def __init__(self, command: list[str], *, output: Path, environment: dict[str, str] | None = None) -> None:
@@ -76,22 +76,22 @@ class GuardedProcess:
 
     @property
     def running(self) -> bool:
-        """True also while it is stopped by SIGSTOP."""
+        """Also True while stopped by SIGSTOP."""
         return not self._ended.is_set()
 
     @property
     def exit_code(self) -> int | None:
-        """Negative: ended by that signal. None while it runs."""
+        """Negative if ended by a signal. None while it runs."""
         return self._child.returncode
 
     def signal(self, number: signal.Signals) -> None:
-        """Does nothing where it has ended: its id may by now be somebody else's."""
+        """Does nothing after the end: the process id may be reused."""
         self._child.send_signal(number)
 
     def stop_all_threads(self, timeout_seconds: float = 10.0) -> None:
-        """SIGSTOP, and waits until it has worked: on a busy machine threads run on until one of them is scheduled.
+        """Sends SIGSTOP and waits until all threads have stopped, which takes time on a busy machine.
 
-        Where there is no /proc, nothing is waited for.
+        Does not wait on systems without /proc.
         """
         self.signal(signal.SIGSTOP)
         deadline = time.monotonic() + timeout_seconds
@@ -101,12 +101,12 @@ class GuardedProcess:
     def _stands_still(self) -> bool:
         states = []
         for task in Path(f"/proc/{self._child.pid}/task").glob("*/stat"):
-            with suppress(OSError):  # that thread has ended
+            with suppress(OSError):  # the thread has ended
                 states.append(task.read_text().rpartition(")")[2].split()[0])
         return all(state in "TtZX" for state in states)
 
     def wait(self, timeout_seconds: float) -> bool:
-        """True once it has ended."""
+        """Returns True if the process has ended."""
         return self._ended.wait(timeout_seconds)
 
     @property

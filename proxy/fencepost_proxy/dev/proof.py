@@ -1,6 +1,6 @@
-"""Reads a topic back from Kafka itself, and says whether it holds a given set of rows: each once, and nothing else.
+"""Verifies that a topic contains each of a given set of rows exactly once, and nothing else.
 
-The proxy, Spark and the job that wrote the topic have no part in it: a consumer, and two multisets of hashes.
+Independent of the proxy, Spark and the job: a consumer reads from Kafka, and two multisets of hashes are compared.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from fencepost_proxy.errors import FencepostError
 
-#: Of a row: 128 bits, so that two different rows do not look the same by chance.
+#: Size of a row's hash: 128 bits make collisions negligible.
 HASH_BYTES = 16
 READ_TIMEOUT_SECONDS = 30.0
 
-#: What a record's value says, field by field; None where it is no row at all.
+#: Decodes a record's value into the fields of a row; None if it is not a row.
 Decode = Callable[[bytes], "Iterable[str] | None"]
-#: Told how many records have been read.
+#: Receives the number of records read.
 Progress = Callable[[int], None]
 
 
 class ProofError(FencepostError):
-    """The topic could not be read to its end, so nothing was proved."""
+    """The topic could not be read to its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionSeen:
-    """`log_start` and `log_end` as the broker says; `gaps`: offsets between them at which there is no record."""
+    """`log_start` and `log_end` as reported by the broker. `gaps`: number of offsets between them without a record."""
 
     partition: int
     log_start: int
@@ -43,7 +43,7 @@ class PartitionSeen:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What the topic holds, against what it should hold. Rows that are equal are counted, not confused."""
+    """The topic's content compared with the wanted rows. Equal rows are counted."""
 
     partitions: tuple[PartitionSeen, ...]
     rows_wanted: int
@@ -62,7 +62,7 @@ class Proof:
 
     @property
     def holds(self) -> bool:
-        """Each row once, nothing else, from offset 0 on without a gap."""
+        """Whether the topic has each row once, nothing else, and no gap from offset 0 on."""
         return (
             self.rows_once == self.rows_wanted == self.records
             and not (self.rows_missing or self.rows_too_often or self.records_unknown or self.gaps)
@@ -71,16 +71,16 @@ class Proof:
 
 
 def row_hash(fields: Iterable[str]) -> bytes:
-    """Of a row's fields in their order. Lengths are part of it, or ("ab", "c") would be ("a", "bc")."""
+    """Hash of a row's fields in order. It includes their lengths: ("ab", "c") differs from ("a", "bc")."""
     texts = list(fields)
     framed = ",".join(map(str, map(len, texts))) + ":" + "".join(texts)
     return blake2b(framed.encode(), digest_size=HASH_BYTES).digest()
 
 
 def read_back(bootstrap: str, topic: str, wanted: Counter[bytes], decode: Decode, progress: Progress) -> Proof:
-    """Compares all records of `topic` with `wanted`, the `row_hash` of each row and how often it should be there.
+    """Compares all records of `topic` with `wanted`: `row_hash` of each row → expected number.
 
-    `bootstrap` – the brokers, not the proxy. Raises ProofError if they do not give all records in time.
+    `bootstrap`: the brokers, not the proxy. Raises `ProofError` if reading stalls.
     """
     return asyncio.run(_read_back(bootstrap, topic, wanted, decode, progress))
 
@@ -117,7 +117,7 @@ async def _read_back(bootstrap: str, topic: str, wanted: Counter[bytes], decode:
                             found[row_hash(row)] += 1
             progress(counts.total())
             if time.monotonic() - last > READ_TIMEOUT_SECONDS:
-                raise ProofError(f"{bootstrap} gave {counts.total()} records of {topic!r}, then none for a while")
+                raise ProofError(f"{bootstrap} returned {counts.total()} records of {topic!r}, then timed out")
     finally:
         await consumer.stop()
     return _compare(

@@ -1,4 +1,4 @@
-"""Progress that a person can follow: a line that moves on a terminal, a plain line now and then anywhere else."""
+"""Progress output: a live line on a terminal, otherwise a plain line at intervals."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import time
 from typing import TextIO
 
 PLAIN_INTERVAL_SECONDS = 2.0
-#: Narrow, so that what follows fits a terminal of 80 columns.
+#: Narrow, so that the line fits 80 columns.
 _BAR_WIDTH = 10
 
 
 class Screen:
-    """Lines that stay (`say`), and one below them that is drawn over (`live`)."""
+    """Permanent lines (`say`), and one live line below them (`live`)."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -25,7 +25,7 @@ class Screen:
         return time.monotonic() - self._started
 
     def say(self, who: str, text: str) -> None:
-        """A line that stays, with the time and who it is about."""
+        """Prints a permanent line with time and subject."""
         self.line(f"{self.elapsed_seconds():6.1f} s  {who:<6} {text}")
 
     def line(self, text: str = "") -> None:
@@ -34,7 +34,7 @@ class Screen:
         self._out.flush()
 
     def live(self, who: str, text: str) -> None:
-        """What is going on right now; call it as often as you like."""
+        """Replaces the live line; may be called at any rate."""
         line = f"{self.elapsed_seconds():6.1f} s  {who:<6} {text}"
         if self._terminal:
             line = line[: shutil.get_terminal_size().columns - 1]
@@ -46,7 +46,7 @@ class Screen:
             self.line(line)
 
     def end(self) -> None:
-        """Nothing is live any more."""
+        """Clears the live line."""
         self._wipe()
 
     def _wipe(self) -> None:
@@ -56,6 +56,6 @@ class Screen:
 
 
 def bar(share: float) -> str:
-    """`share` 0 to 1, drawn."""
+    """A progress bar; `share` is 0 to 1."""
     full = round(min(1.0, max(0.0, share)) * _BAR_WIDTH)
     return f"[{'#' * full}{'.' * (_BAR_WIDTH - full)}] {share:4.0%}"

@@ -1,4 +1,4 @@
-"""Kafka's own command line tools, and small Java programs against its clients, from the locked jars."""
+"""Runs Kafka's command line tools, and small Java programs that use its clients, from the locked jars."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ MAIN_CLASSES = {
     "kafka-topics": "org.apache.kafka.tools.TopicCommand",
     "kafka-transactions": "org.apache.kafka.tools.TransactionsCommand",
 }
-#: Where an older release (of the tools' lock) has another one.
+#: Main classes that differ in older releases, by tools lock.
 _OLDER_MAIN_CLASSES = {
     "kafka-tools-4.0.2": {"kafka-dump-log": "kafka.tools.DumpLogSegments"},
     "kafka-tools-3.9.2": {
@@ -61,12 +61,12 @@ _OLDER_MAIN_CLASSES = {
 class ToolResult:
     exit_code: int
     output: str
-    #: Standard error: warnings of Kafka's clients among it, also on success.
+    #: Standard error, which contains client warnings even on success.
     errors: str
 
 
 def tool_command(name: str, arguments: Sequence[str], *, version: str = DEFAULT_VERSION) -> list[str]:
-    """The command line of a tool, for callers that talk to it while it runs. `name`: as in MAIN_CLASSES, or a class."""
+    """The command line of a tool, for interactive use. `name` is a key of `MAIN_CLASSES` or a class."""
     lock = release(version).tools_lock
     main_class = _OLDER_MAIN_CLASSES.get(lock, {}).get(name) or MAIN_CLASSES.get(name, name)
     return java_command(main_class, arguments, version=version)
@@ -75,7 +75,7 @@ def tool_command(name: str, arguments: Sequence[str], *, version: str = DEFAULT_
 def java_command(
     main_class: str, arguments: Sequence[str], *, version: str = DEFAULT_VERSION, classes: Path | None = None
 ) -> list[str]:
-    """The command line of a main class on the tools' jars of a release, and on `classes` (of `compile_java`)."""
+    """The command line of a main class with the tools' jars of a release and `classes` (of `compile_java`)."""
     path = classpath(release(version).tools_lock)
     if classes is not None:
         path = f"{classes}{os.pathsep}{path}"
@@ -100,7 +100,7 @@ def run_tool(
     timeout_seconds: float = TIMEOUT_SECONDS,
     check: bool = True,
 ) -> ToolResult:
-    """Runs a tool to its end. `check`: raise ToolError where its exit code is not 0; always where it takes too long."""
+    """Runs a tool to its end. Raises `ToolError` on timeout, and with `check` if its exit code is not 0."""
     return _run(tool_command(name, arguments, version=version), name, stdin, timeout_seconds, check)
 
 
@@ -114,15 +114,15 @@ def run_java(
     timeout_seconds: float = TIMEOUT_SECONDS,
     check: bool = True,
 ) -> ToolResult:
-    """As `run_tool`, for a main class of one's own."""
+    """As `run_tool`, for any main class."""
     command = java_command(main_class, arguments, version=version, classes=classes)
     return _run(command, main_class, stdin, timeout_seconds, check)
 
 
 def compile_java(sources: Sequence[Path], *, version: str = DEFAULT_VERSION) -> Path:
-    """The directory of the compiled classes, made once per content of the sources, jars and Java version.
+    """The directory of compiled classes, cached by sources, jars and Java version.
 
-    Raises ToolError with the compiler's messages.
+    Raises `ToolError` with the compiler's messages.
     """
     jdk = find_jdk()
     path = classpath(release(version).tools_lock)
@@ -147,7 +147,7 @@ def compile_java(sources: Sequence[Path], *, version: str = DEFAULT_VERSION) -> 
         except OSError:
             if not target.exists():
                 raise
-            # Another process compiled the same meanwhile.
+            # Another process compiled the same sources.
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return target
@@ -165,7 +165,7 @@ def _run(command: list[str], name: str, stdin: str, timeout_seconds: float, chec
             check=False,
         )
     except subprocess.TimeoutExpired as expired:
-        raise ToolError(f"{name} had not ended after {timeout_seconds:.0f} s: {expired.stderr!r}") from expired
+        raise ToolError(f"{name} timed out after {timeout_seconds:.0f} s: {expired.stderr!r}") from expired
     if check and done.returncode:
         raise ToolError(f"{name} failed with code {done.returncode}:\n{done.stdout}{done.stderr}")
     return ToolResult(done.returncode, done.stdout, done.stderr)

@@ -1,4 +1,4 @@
-"""ApiVersions: what a client is told it may use, which is what the table of APIs and its broker have in common."""
+"""ApiVersions: a client receives the versions that the API table and its broker have in common."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from fencepost_proxy.wire.apis import API_VERSIONS, APIS
 from fencepost_proxy.wire.control import codec_versions, decode_request, parse_request_header
 from fencepost_proxy.wire.schema import Message
 
-#: In Kafka's own request since this version (KIP-511).
+#: First request version with the client's software (KIP-511).
 _NAMED_FROM: Final = 3
-#: Each connection holds it: Kafka's own clients use less than half.
+#: Stored per connection; Kafka's own clients use less than half.
 _SOFTWARE_CHARACTERS_MAX: Final = 64
 
 
 class Software(NamedTuple):
-    """What a client says that it is, for people to read: `apache-kafka-java`, `4.3.1`. At most so long, printable."""
+    """Software that a client reports, such as `apache-kafka-java`, `4.3.1`. Printable, at most 64 characters each."""
 
     name: str
     version: str
 
 
 def introduced(frame: memoryview) -> tuple[str | None, Software | None]:
-    """The client's id and its software, of an ApiVersions request without its length.
+    """Client id and software from an ApiVersions request (a frame without its length).
 
-    None where it does not say, or where that cannot be read: Kafka will tell it.
+    None if absent or malformed: Kafka then responds with the error.
     """
     try:
         header = parse_request_header(frame)
@@ -44,10 +44,10 @@ def _shown(text: str) -> str:
 
 
 def restrict_api_versions(response: Message) -> None:
-    """Leaves in a broker's answer only the versions that the table serves too; features stay as the broker says.
+    """Restricts a broker's response to the versions of the API table. Features are unchanged.
 
-    An API of which no version is left is not mentioned at all, as Kafka does. An error answer (35, of v0, with the
-    broker's own range for ApiVersions alone) is restricted likewise.
+    An API without a common version is removed, as in Kafka. An error response (35, v0, with only the broker's range of
+    ApiVersions) is restricted too.
     """
     common = []
     for entry in response.api_keys:
@@ -62,10 +62,10 @@ def restrict_api_versions(response: Message) -> None:
 
 
 def unsupported_api_versions() -> Message:
-    """The answer to an ApiVersions request that is newer than this proxy: error 35 and what it could be asked instead.
+    """The response to an ApiVersions request that is newer than this proxy: error 35 and the served versions.
 
-    Such a request must not go upstream: a broker that knows the version would answer in a format that we do not.
-    It is encoded as v0 whatever was asked (KIP-511); the client asks again with a version named here.
+    Such a request is not relayed: a newer broker would respond in a format that the proxy cannot decode. The response
+    is encoded as v0 (KIP-511). The client then retries with a version from it.
     """
     api = APIS[API_VERSIONS]
     known = Message(api_key=API_VERSIONS, min_version=api.min_version, max_version=api.max_version)

@@ -1,16 +1,15 @@
-"""Every API of Kafka, and what this proxy does with it: the one table.
+"""The table of Kafka APIs: relayed versions and handling.
 
-The list is that of Kafka 4.4 (`common/message/*.json` in kafka-clients 4.4.0). An API or a version that is not in
-it is withheld: a version added to Kafka later may carry a broker's address, and nobody has looked yet. What to do here
-when a new Kafka comes: docs/kafka-releases.md, step by step.
+The list is that of Kafka 4.4 (`common/message/*.json` in kafka-clients 4.4.0). APIs and versions outside the table are
+not served: a version added to Kafka later may carry a broker's address. docs/kafka-releases.md describes the steps for
+a new Kafka release.
 
-What a client is told by ApiVersions is the intersection of this table with what its broker told
-(`wire/api_versions.py`). The reasons for each cap stand in the table itself; `tests/unit/test_apis.py` and
-`tests/integration/test_control_messages.py` walk the response schemas, and fail if a served version could name an
-address and is not rewritten.
+A client's ApiVersions response is the intersection of this table and the broker's response (`wire/api_versions.py`).
+The table gives the reason of each cap. `tests/unit/test_apis.py` and `tests/integration/test_control_messages.py` walk
+the response schemas, and fail if a served version could contain an address that is not rewritten.
 
-Left alone on purpose, since it is not a broker's address: `ClientHost` of group members (the proxy's own address, as
-the broker sees it), `Host` of ACLs (data), `UserEndpoint` of Kafka Streams (the application's).
+Not rewritten, because they are no broker addresses: `ClientHost` of group members (the proxy, as seen by the broker),
+`Host` of ACLs (data), `UserEndpoint` of Kafka Streams (the application).
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ from typing import Final
 
 
 class Treatment(Flag):
-    """What is done with an API. `RELAY` alone: cut through both ways, never decoded."""
+    """Handling of an API. `RELAY` alone: bytes pass both ways without decoding."""
 
     RELAY = 0
-    #: The state topic is looked for in the request's bytes; the request is decoded only where it is named.
+    #: The request's bytes are searched for the state topic; the request is decoded only if it names it.
     INSPECT_REQUEST = 1
-    #: Decoded and planned by `topics/rewriting.py`; the response is decoded too, to be finished by the plan.
+    #: Decoded and planned by `topics/rewriting.py`; the plan also completes the decoded response.
     REWRITE_REQUEST = 2
-    #: Decoded, changed and encoded anew.
+    #: Decoded, changed and encoded again.
     REWRITE_RESPONSE = 4
-    #: Goes to the gates; `wire/produce.py` reads it.
+    #: Passed to the partition sequencers; read by `wire/produce.py`.
     PRODUCE = 8
-    #: Passes, but not before all before it was answered: Kafka takes nothing else until its client has logged in.
+    #: Sent only after all earlier requests are answered: Kafka accepts no other request until SASL completes.
     ALONE = 32
-    #: Not advertised. A client that sends it all the same is disconnected, as Kafka does.
+    #: Not advertised. The connection of a client that sends it is closed, as Kafka does.
     WITHHELD = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Api:
-    """One row. Versions are inclusive; `flexible_from` is the first with header v2 and tagged fields, None for none.
+    """One row. Versions are inclusive. `flexible_from` is the first version with header v2 and tagged fields, or None.
 
-    `reason` says why the API is withheld, looked into or capped below what Kafka 4.4 has; empty where it just passes.
+    `reason` explains why the API is not served, inspected, rewritten or capped; empty for a relayed API.
     """
 
     key: int
@@ -60,7 +59,7 @@ class Api:
         return Treatment.WITHHELD in self.treatment
 
     def serves(self, version: int) -> bool:
-        """Whether a request of this version may pass."""
+        """Whether a client may send this version."""
         return not self.withheld and self.min_version <= version <= self.max_version
 
 
@@ -71,29 +70,27 @@ _ADDRESSES = Treatment.REWRITE_RESPONSE
 _LISTS_TOPICS = Treatment.INSPECT_REQUEST | Treatment.REWRITE_RESPONSE
 _WITHHELD = Treatment.WITHHELD
 
-_GONE = "removed from Kafka 4.0; was between brokers"
+_GONE = "removed in Kafka 4.0; was used between brokers"
 _INTERNAL = "between brokers and controllers"
-_SHARE = (
-    "the responses of ShareFetch and ShareAcknowledge name leaders' addresses behind record data; not rewritten yet"
-)
+_SHARE = "responses of ShareFetch and ShareAcknowledge contain leaders' addresses after record data; not rewritten yet"
 _SHARE_STATE = "between brokers: state of share groups"
 _TOPIC_CONFIGS = "virtual topic configs"
-_STATE_TOPIC = "the state topic is closed to clients"
+_STATE_TOPIC = "clients cannot access the state topic"
 
 _TABLE: Final = (
     Api(0, "Produce", Treatment.PRODUCE, 0, 12, 9, (
-        "v13 names topics by id alone; v12 stays, since transactions v2 need it. Kafka itself advertises 0–2 for the "
-        "sake of old librdkafka (KAFKA-18659) and closes the connection that uses them")),
-    Api(1, "Fetch", _INSPECT, 4, 15, 12, "v16+ answers with leaders' addresses (node_endpoints); " + _STATE_TOPIC),
+        "v13 names topics only by id; v12 is needed by transactions v2. Kafka advertises 0–2 for old librdkafka "
+        "(KAFKA-18659), but closes a connection that uses them")),
+    Api(1, "Fetch", _INSPECT, 4, 15, 12, "v16+ responses have leaders' addresses (node_endpoints); " + _STATE_TOPIC),
     Api(2, "ListOffsets", _INSPECT, 0, 11, 6, _STATE_TOPIC),
-    Api(3, "Metadata", _LISTS_TOPICS, 0, 13, 9, "names brokers' addresses; " + _STATE_TOPIC),
+    Api(3, "Metadata", _LISTS_TOPICS, 0, 13, 9, "contains broker addresses; " + _STATE_TOPIC),
     Api(4, "LeaderAndIsr", _WITHHELD, 0, 0, 4, _GONE),
     Api(5, "StopReplica", _WITHHELD, 0, 0, 2, _GONE),
     Api(6, "UpdateMetadata", _WITHHELD, 0, 0, 6, _GONE),
     Api(7, "ControlledShutdown", _WITHHELD, 0, 0, 3, _GONE),
     Api(8, "OffsetCommit", _RELAY, 0, 10, 8),
     Api(9, "OffsetFetch", _RELAY, 0, 10, 6),
-    Api(10, "FindCoordinator", _ADDRESSES, 0, 6, 3, "names brokers' addresses"),
+    Api(10, "FindCoordinator", _ADDRESSES, 0, 6, 3, "contains broker addresses"),
     Api(11, "JoinGroup", _RELAY, 0, 9, 6),
     Api(12, "Heartbeat", _RELAY, 0, 4, 4),
     Api(13, "LeaveGroup", _RELAY, 0, 5, 4),
@@ -101,21 +98,22 @@ _TABLE: Final = (
     Api(15, "DescribeGroups", _RELAY, 0, 6, 5),
     Api(16, "ListGroups", _RELAY, 0, 5, 3),
     Api(17, "SaslHandshake", Treatment.ALONE, 0, 1, None, (
-        "goes up as v1: the tokens that follow v0 without a Kafka header become SaslAuthenticate requests. Until a "
-        "login is complete Kafka takes nothing else, nor anything of the proxy's own")),
-    Api(18, "ApiVersions", Treatment.REWRITE_RESPONSE, 0, 4, 3, "no schema of v5 yet"),
+        "sent to Kafka as v1: the tokens that follow v0 without a Kafka header become SaslAuthenticate requests. Until "
+        "authentication completes, Kafka accepts no other request, not even from the proxy")),
+    Api(18, "ApiVersions", Treatment.REWRITE_RESPONSE, 0, 4, 3, "no schema of v5 available"),
     Api(19, "CreateTopics", _PLAN, 2, 7, 5, _TOPIC_CONFIGS),
-    Api(20, "DeleteTopics", _PLAN, 1, 6, 4, "a topic's virtual configs go with it"),
+    Api(20, "DeleteTopics", _PLAN, 1, 6, 4, "deletes the topic's virtual configs"),
     Api(21, "DeleteRecords", _INSPECT, 0, 2, 2, _STATE_TOPIC),
     Api(22, "InitProducerId", _ADDRESSES, 0, 6, 2, (
-        "the shared producer id must never be given to a client; who may not be idempotent, while a topic is `safe`")),
+        "no client may receive the shared producer id; refused if the client may not be idempotent while a topic is "
+        "`safe`")),
     Api(23, "OffsetForLeaderEpoch", _INSPECT, 0, 4, 4, _STATE_TOPIC),
     Api(24, "AddPartitionsToTxn", _PLAN, 0, 3, 3, (
-        "v4+ is between brokers; a marker takes an offset and passes no gate; " + _STATE_TOPIC)),
+        "v4+ is used between brokers; a transaction marker takes an offset without an append check; " + _STATE_TOPIC)),
     Api(25, "AddOffsetsToTxn", _RELAY, 0, 4, 3),
-    Api(26, "EndTxn", _RELAY, 0, 5, 3, "a commit is held and judged while a topic of the cluster checks expectations"),
+    Api(26, "EndTxn", _RELAY, 0, 5, 3, "a commit is delayed and validated while any topic checks expected offsets"),
     Api(27, "WriteTxnMarkers", _PLAN, 1, 2, 1, (
-        "none under the shared producer id; a marker takes an offset of a checked topic; " + _STATE_TOPIC)),
+        "no markers of the shared producer id; a marker takes an offset of a checked topic; " + _STATE_TOPIC)),
     Api(28, "TxnOffsetCommit", _RELAY, 0, 6, 3),
     Api(29, "DescribeAcls", _RELAY, 0, 3, 2),
     Api(30, "CreateAcls", _RELAY, 0, 3, 2),
@@ -125,8 +123,9 @@ _TABLE: Final = (
     Api(34, "AlterReplicaLogDirs", _RELAY, 0, 2, 2),
     Api(35, "DescribeLogDirs", _RELAY, 0, 5, 2),
     Api(36, "SaslAuthenticate", Treatment.ALONE, 0, 2, 2, (
-        "says when the login ends: Kafka closes at the first request after it, and an append of then is not sent")),
-    Api(37, "CreatePartitions", _PLAN, 0, 3, 2, "counted topics grow without losing order; " + _STATE_TOPIC),
+        "the response has the session lifetime: Kafka closes the connection at the first request after its end, so the "
+        "proxy sends no append then")),
+    Api(37, "CreatePartitions", _PLAN, 0, 3, 2, "ordered partition expansion; " + _STATE_TOPIC),
     Api(38, "CreateDelegationToken", _RELAY, 0, 3, 2),
     Api(39, "RenewDelegationToken", _RELAY, 0, 2, 2),
     Api(40, "ExpireDelegationToken", _RELAY, 0, 2, 2),
@@ -145,12 +144,13 @@ _TABLE: Final = (
     Api(53, "BeginQuorumEpoch", _WITHHELD, 0, 0, 1, _INTERNAL),
     Api(54, "EndQuorumEpoch", _WITHHELD, 0, 0, 1, _INTERNAL),
     Api(55, "DescribeQuorum", _ADDRESSES, 0, 2, 0, (
-        "v2 names controllers' addresses: a controller that is a broker too gets its listener here, another none")),
+        "v2 contains controllers' addresses: a controller that is also a broker gets its listener's address, others "
+        "none")),
     Api(56, "AlterPartition", _WITHHELD, 0, 0, 0, _INTERNAL),
     Api(57, "UpdateFeatures", _RELAY, 0, 2, 0),
     Api(58, "Envelope", _WITHHELD, 0, 0, 0, _INTERNAL),
     Api(59, "FetchSnapshot", _WITHHELD, 0, 0, 0, _INTERNAL),
-    Api(60, "DescribeCluster", _ADDRESSES, 0, 2, 0, "names brokers' addresses"),
+    Api(60, "DescribeCluster", _ADDRESSES, 0, 2, 0, "contains broker addresses"),
     Api(61, "DescribeProducers", _INSPECT, 0, 0, 0, _STATE_TOPIC),
     Api(62, "BrokerRegistration", _WITHHELD, 0, 0, 0, _INTERNAL),
     Api(63, "BrokerHeartbeat", _WITHHELD, 0, 0, 0, _INTERNAL),
@@ -158,7 +158,7 @@ _TABLE: Final = (
     Api(65, "DescribeTransactions", _RELAY, 0, 0, 0),
     Api(66, "ListTransactions", _RELAY, 0, 2, 0),
     Api(67, "AllocateProducerIds", _WITHHELD, 0, 0, 0, _INTERNAL),
-    Api(68, "ConsumerGroupHeartbeat", _LISTS_TOPICS, 0, 1, 0, "a group is not assigned the state topic"),
+    Api(68, "ConsumerGroupHeartbeat", _LISTS_TOPICS, 0, 1, 0, "removes the state topic from assignments"),
     Api(69, "ConsumerGroupDescribe", _RELAY, 0, 1, 0),
     Api(70, "ControllerRegistration", _WITHHELD, 0, 0, 0, _INTERNAL),
     Api(71, "GetTelemetrySubscriptions", _RELAY, 0, 0, 0),
@@ -166,13 +166,13 @@ _TABLE: Final = (
     Api(73, "AssignReplicasToDirs", _WITHHELD, 0, 0, 0, _INTERNAL),
     Api(74, "ListConfigResources", _RELAY, 0, 1, 0),
     Api(75, "DescribeTopicPartitions", _LISTS_TOPICS, 0, 0, 0, _STATE_TOPIC),
-    Api(76, "ShareGroupHeartbeat", _WITHHELD, 0, 0, 0, "tells a share consumer at once that it cannot work: " + _SHARE),
+    Api(76, "ShareGroupHeartbeat", _WITHHELD, 0, 0, 0, "a share consumer fails at its first request: " + _SHARE),
     Api(77, "ShareGroupDescribe", _RELAY, 0, 1, 0),
     Api(78, "ShareFetch", _WITHHELD, 0, 0, 0, _SHARE),
     Api(79, "ShareAcknowledge", _WITHHELD, 0, 0, 0, _SHARE),
     Api(80, "AddRaftVoter", _RELAY, 0, 1, 0),
     Api(81, "RemoveRaftVoter", _RELAY, 0, 0, 0),
-    Api(82, "UpdateRaftVoter", _WITHHELD, 0, 0, 0, _INTERNAL + "; names the leader's address"),
+    Api(82, "UpdateRaftVoter", _WITHHELD, 0, 0, 0, _INTERNAL + "; contains the leader's address"),
     Api(83, "InitializeShareGroupState", _WITHHELD, 0, 0, 0, _SHARE_STATE),
     Api(84, "ReadShareGroupState", _WITHHELD, 0, 0, 0, _SHARE_STATE),
     Api(85, "WriteShareGroupState", _WITHHELD, 0, 0, 0, _SHARE_STATE),
@@ -189,7 +189,7 @@ _TABLE: Final = (
 
 APIS: Final[Mapping[int, Api]] = MappingProxyType({api.key: api for api in _TABLE})
 
-#: For counting: a version that the table does not have.
+#: Counted for versions outside the table.
 UNKNOWN_VERSION: Final = -1
 
 PRODUCE: Final = 0
@@ -226,12 +226,12 @@ DESCRIBE_TOPIC_PARTITIONS: Final = 75
 
 
 def serves(api_key: int, version: int) -> bool:
-    """Whether a client's request may pass; False for what the table does not know."""
+    """Whether a client may send this API and version; False for an unknown API."""
     api = APIS.get(api_key)
     return api is not None and api.serves(version)
 
 
 def api_name(api_key: int) -> str:
-    """Kafka's name, or `api key N` for one the table does not know: for logs and messages."""
+    """Kafka's name of the API, or `api key N` for an unknown one."""
     api = APIS.get(api_key)
     return api.name if api is not None else f"api key {api_key}"

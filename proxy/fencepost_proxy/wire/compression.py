@@ -1,11 +1,11 @@
-"""Decompression of a record batch's records, as Kafka does it, under a bound.
+"""Bounded decompression of record batches, with Kafka's tolerance of malformed data.
 
-Kafka is lenient: it reads the first LZ4 frame alone and neither its content size nor its content checksum, and takes
-whatever follows a gzip member for rubbish where it is no other one. What it cannot decompress it answers with
-UNKNOWN_SERVER_ERROR (`UndecodableBatch`). `tests/integration/test_compressed_forms.py` compares every form.
+- LZ4: Kafka reads only the first frame, and ignores its content size and content checksum.
+- gzip: Kafka ignores data after a member that is not another member.
+- Kafka responds UNKNOWN_SERVER_ERROR to data that it cannot decompress (`UndecodableBatch`).
 
-The output buffer has a size before anything is decompressed into it and never grows past the bound, so a batch that
-unpacks to gigabytes costs at most `bytes_max` bytes and the time to fill them.
+`tests/integration/test_compressed_forms.py` compares every form. The output buffer never grows beyond `bytes_max`: a
+batch that decompresses to gigabytes costs at most that memory and the time to fill it.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ _FIRST_TRY_BYTES_MIN = 64 * 1024
 _GROWTH = 8
 _MAPPED_BYTES_MIN = 1024 * 1024
 
-#: Java's snappy stream (xerial): this magic, two 32-bit versions, then blocks with 32-bit lengths in front.
+#: Java's snappy stream (xerial): this magic, two 32-bit versions, then blocks preceded by 32-bit lengths.
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
 _INT32 = Struct(">i")
 _XERIAL_MAGIC_HEAD: int = _INT32.unpack_from(_XERIAL_MAGIC)[0]
 
 
-#: What begins an LZ4 frame; its version; flags of its descriptor. Of a frame of more blocks its end is not looked for.
+#: LZ4 frame: magic, version and flags of the descriptor. In a frame of more than `_LZ4_BLOCKS_MAX` blocks the end is
+#: not searched.
 _LZ4_MAGIC = b"\x04\x22\x4d\x18"
 _LZ4_VERSION = 0x40
 _LZ4_INDEPENDENT = 0x20
@@ -58,17 +59,17 @@ _RAW_DEFLATE = -15
 
 
 class MalformedBatch(ClientProtocolError):
-    """A record batch is not what the format says. Kafka would answer CORRUPT_MESSAGE or INVALID_RECORD."""
+    """A record batch violates the format. Kafka responds CORRUPT_MESSAGE or INVALID_RECORD."""
 
 
 class UndecodableBatch(MalformedBatch):
-    """Its records cannot be decompressed. Kafka answers UNKNOWN_SERVER_ERROR."""
+    """The records cannot be decompressed. Kafka responds UNKNOWN_SERVER_ERROR."""
 
 
 def decompress(codec: int, data: memoryview, *, bytes_max: int) -> bytes | memoryview:
-    """The records of a batch whose attributes name `codec` (0 to 4).
+    """The decompressed records of a batch with `codec` 0 to 4.
 
-    Raises LimitError where they are more than `bytes_max`, MalformedBatch where they cannot be decompressed.
+    Raises `LimitError` above `bytes_max` bytes, `MalformedBatch` if they cannot be decompressed.
     """
     if codec == NONE:
         return data
@@ -83,33 +84,32 @@ def decompress(codec: int, data: memoryview, *, bytes_max: int) -> bytes | memor
         return _stream(cramjam.lz4.decompress_into, "lz4", _first_lz4_frame(data), bytes_max)
     if codec == ZSTD:
         return _stream(cramjam.zstd.decompress_into, "zstd", data, bytes_max) if data else data
-    raise UndecodableBatch(f"a record batch names the unknown compression codec {codec}")
+    raise UndecodableBatch(f"record batch has unknown compression codec {codec}")
 
 
 def _too_large(name: str, data: memoryview, bytes_max: int) -> LimitError:
     return LimitError(
-        f"a record batch of {len(data)} bytes unpacks ({name}) to more than the limit of {bytes_max} bytes; "
-        "send smaller batches, or raise the proxy's limit on decompressed batches"
+        f"record batch of {len(data)} bytes decompresses ({name}) to more than the limit of {bytes_max} bytes "
+        "(send smaller batches, or raise the proxy's limit on decompressed batches)"
     )
 
 
 def _buffer(byte_count: int) -> memoryview:
-    """So many bytes to decompress into. A large bytearray would be filled with zeros first, for which Python holds all
-    threads up; mapped memory is not touched before it is written to."""
+    """An output buffer. Large ones are mapped memory, because Python blocks all threads while it zeroes a bytearray."""
     return memoryview(mmap.mmap(-1, byte_count) if byte_count > _MAPPED_BYTES_MIN else bytearray(byte_count))
 
 
 def _stream(into: Callable[[Any, Any], int], name: str, data: memoryview, bytes_max: int) -> memoryview:
-    """Tries a buffer that fits what compresses as records do, and larger ones where it does not."""
+    """Decompresses into a buffer of `_GROWTH` times the input, and into larger ones while it is too small."""
     capacity = min(bytes_max, max(_FIRST_TRY_BYTES_MIN, _GROWTH * len(data)))
     while True:
         out = _buffer(capacity)
         try:
             written = into(data, out)
         except cramjam.DecompressionError as error:
-            # What cramjam says when the output is full; any other message means broken input.
+            # This message means that the output is full; any other one means malformed input.
             if "failed to write whole buffer" not in str(error):
-                raise UndecodableBatch(f"a record batch cannot be decompressed ({name}): {error}") from error
+                raise UndecodableBatch(f"record batch cannot be decompressed ({name}): {error}") from error
             if capacity == bytes_max:
                 raise _too_large(name, data, bytes_max) from error
             capacity = min(bytes_max, capacity * _GROWTH)
@@ -118,13 +118,15 @@ def _stream(into: Callable[[Any, Any], int], name: str, data: memoryview, bytes_
 
 
 def _gzip_members(data: memoryview, bytes_max: int) -> memoryview:
-    """As Java's GZIPInputStream: a member that ends too early or has a wrong trailer is an error, but whatever follows
-    one and does not begin as another is not read."""
+    """Decompresses as Java's GZIPInputStream does.
+
+    A truncated member or a wrong trailer is an error. Data after a member that is not another member is ignored.
+    """
     out = _buffer(bytes_max)
     written = 0
     at = _gzip_header_end(data, 0)
     if at is None:
-        raise UndecodableBatch("a record batch cannot be decompressed (gzip): it does not begin as a member does")
+        raise UndecodableBatch("record batch cannot be decompressed (gzip): no member header")
     while at is not None:
         inflater = zlib.decompressobj(_RAW_DEFLATE)
         crc, began = 0, written
@@ -135,26 +137,26 @@ def _gzip_members(data: memoryview, bytes_max: int) -> memoryview:
             try:
                 found = inflater.decompress(piece, bytes_max - written + 1)
             except zlib.error as error:
-                raise UndecodableBatch(f"a record batch cannot be decompressed (gzip): {error}") from error
+                raise UndecodableBatch(f"record batch cannot be decompressed (gzip): {error}") from error
             if written + len(found) > bytes_max:
                 raise _too_large("gzip", data, bytes_max)
             if not (piece or found):
-                raise UndecodableBatch("a record batch cannot be decompressed (gzip): it ends in the middle")
+                raise UndecodableBatch("record batch cannot be decompressed (gzip): truncated")
             out[written : written + len(found)] = found
             written += len(found)
             crc = zlib.crc32(found, crc)
         at -= len(inflater.unused_data)
         trailer = bytes(data[at : at + _GZIP_TRAILER_BYTES])
         if trailer != _LITTLE32.pack(crc) + _LITTLE32.pack((written - began) & 0xFFFFFFFF):
-            raise UndecodableBatch("a record batch cannot be decompressed (gzip): a wrong checksum or size")
+            raise UndecodableBatch("record batch cannot be decompressed (gzip): wrong checksum or size")
         at += _GZIP_TRAILER_BYTES
-        # Java looks for another member only if there is room for one.
+        # Java reads another member only if enough bytes remain.
         at = _gzip_header_end(data, at) if len(data) - at > _GZIP_HEADER_BYTES + _GZIP_TRAILER_BYTES else None
     return out[:written]
 
 
 def _gzip_header_end(data: memoryview, at: int) -> int | None:
-    """None: no member begins there."""
+    """End of the member header at `at`; None if there is none."""
     if data[at : at + 3] != _GZIP_MAGIC or len(data) < at + _GZIP_HEADER_BYTES:
         return None
     flags = data[at + 3]
@@ -172,40 +174,36 @@ def _gzip_header_end(data: memoryview, at: int) -> int | None:
 
 
 def _lz4_descriptor_end(data: memoryview) -> int:
-    """Where the blocks of its first frame begin. Raises where Kafka's reader does."""
+    """Start of the blocks of the first frame. Raises `UndecodableBatch` in the cases in which Kafka fails."""
     if len(data) < 7 or data[:4] != _LZ4_MAGIC:
-        raise UndecodableBatch("a record batch cannot be decompressed (lz4): it does not begin as a frame does")
+        raise UndecodableBatch("record batch cannot be decompressed (lz4): no frame header")
     flags, block_size = data[4], data[5]
     if flags & 0xC0 != _LZ4_VERSION or flags & _LZ4_RESERVED or block_size not in _LZ4_BLOCK_SIZES:
-        raise UndecodableBatch(
-            "a record batch cannot be decompressed (lz4): a version, or flags, that Kafka does not take"
-        )
+        raise UndecodableBatch("record batch cannot be decompressed (lz4): version or flags not supported by Kafka")
     if not flags & _LZ4_INDEPENDENT:
-        raise UndecodableBatch(
-            "a record batch cannot be decompressed (lz4): its blocks are linked, which Kafka does not take"
-        )
+        raise UndecodableBatch("record batch cannot be decompressed (lz4): linked blocks are not supported by Kafka")
     end = 6 + (8 if flags & _LZ4_CONTENT_SIZE else 0)
     if len(data) <= end or data[end] != _xxh32_of_few(bytes(data[4:end])) >> 8 & 0xFF:
-        raise UndecodableBatch("a record batch cannot be decompressed (lz4): a wrong checksum of its descriptor")
+        raise UndecodableBatch("record batch cannot be decompressed (lz4): wrong descriptor checksum")
     return end + 1
 
 
 def _first_lz4_frame(data: memoryview) -> memoryview:
-    """The same blocks in a frame that says no more of them than Kafka reads: neither their size nor a checksum."""
+    """The first frame without content size and content checksum, which Kafka ignores."""
     blocks_at = _lz4_descriptor_end(data)
     flags = _LZ4_VERSION | _LZ4_INDEPENDENT | data[4] & _LZ4_BLOCK_CHECKSUMS
     checksum_bytes = 4 if flags & _LZ4_BLOCK_CHECKSUMS else 0
     at = blocks_at
     for _ in range(_LZ4_BLOCKS_MAX):
         if at + 4 > len(data):
-            raise UndecodableBatch("a record batch cannot be decompressed (lz4): its frame has no end")
+            raise UndecodableBatch("record batch cannot be decompressed (lz4): frame has no end mark")
         (size,) = _LITTLE32.unpack_from(data, at)
         at += 4
         if not size:
             break
         at += (size & 0x7FFFFFFF) + checksum_bytes
     else:
-        return data  # to find its end would take long
+        return data  # searching the end would take too long
     if at == len(data) and flags == data[4]:
         return data
     descriptor = bytes([flags, data[5]])
@@ -214,7 +212,7 @@ def _first_lz4_frame(data: memoryview) -> memoryview:
 
 
 def _xxh32_of_few(data: bytes) -> int:
-    """Of less than 16 bytes."""
+    """XXH32 of less than 16 bytes."""
     one, two, three, four, five = 2654435761, 2246822519, 3266489917, 668265263, 374761393
     mask = 0xFFFFFFFF
     found, at = five + len(data) & mask, 0
@@ -231,9 +229,9 @@ def _xxh32_of_few(data: bytes) -> int:
 
 
 def _snappy(data: memoryview, bytes_max: int) -> memoryview:
-    """Both forms that producers write: Java's blocks, and one raw block as librdkafka has it.
+    """Decompresses both forms that producers write: Java's blocks, and one raw block (librdkafka).
 
-    Every block tells its size, so the sum is known before anything is allocated.
+    Every block contains its decompressed size, so the total is known before allocation.
     """
     blocks = _xerial_blocks(data) if data[:8] == _XERIAL_MAGIC else [data]
     try:
@@ -247,7 +245,7 @@ def _snappy(data: memoryview, bytes_max: int) -> memoryview:
             cramjam.snappy.decompress_raw_into(block, out[at : at + size])
             at += size
     except cramjam.DecompressionError as error:
-        raise UndecodableBatch(f"a record batch cannot be decompressed (snappy): {error}") from error
+        raise UndecodableBatch(f"record batch cannot be decompressed (snappy): {error}") from error
     return out
 
 
@@ -257,14 +255,14 @@ def _xerial_blocks(data: memoryview) -> list[memoryview]:
     end = len(data)
     while at < end:
         if at + 4 > end:
-            break  # part of a length: for xerial's reader the stream has ended
+            break  # incomplete length: xerial's reader treats it as the end
         (size,) = _INT32.unpack_from(data, at)
-        if size == _XERIAL_MAGIC_HEAD:  # a second stream behind the first, as xerial's reader allows
+        if size == _XERIAL_MAGIC_HEAD:  # another stream after the first: xerial's reader accepts it
             at += _XERIAL_HEADER_BYTES
             continue
         at += 4
         if size < 0 or at + size > end:
-            raise UndecodableBatch(f"a snappy block claims {size} bytes where {end - at} are left")
+            raise UndecodableBatch(f"snappy block of {size} bytes exceeds the remaining {end - at} bytes")
         blocks.append(data[at : at + size])
         at += size
     return blocks

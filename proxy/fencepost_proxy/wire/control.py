@@ -1,7 +1,7 @@
-"""Control messages: bytes <-> `Message`, for every API whose schema is known, and the headers before them.
+"""Encodes and decodes headers, and bodies (`Message`) of every API with a schema.
 
-A *frame* here is what follows the four bytes of length. Bodies and headers are separate: a request that is rewritten
-keeps its client's header bytes (`replace_body`). Unknown tagged fields survive; `wire/schema.py` says how.
+A *frame* here excludes its four bytes of length. A rewritten request keeps the client's header bytes (`replace_body`).
+Unknown tagged fields survive (`wire/schema.py`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fencepost_proxy.wire.schema import Message
 
 
 class RequestHeader(NamedTuple):
-    """`body_offset` is counted from the start of the frame.
+    """`body_offset` counts from the start of the frame. `tags` is the raw section of tagged fields.
 
-    `client_id` is for logs: bytes that are not UTF-8 are escaped. `tags` is the raw section of tagged fields.
+    `client_id` is for logs: bytes that are not UTF-8 are escaped.
     """
 
     api_key: int
@@ -33,7 +33,7 @@ class RequestHeader(NamedTuple):
 
 
 class ResponseHeader(NamedTuple):
-    """`body_offset` is counted from the start of the frame."""
+    """`body_offset` counts from the start of the frame."""
 
     correlation_id: int
     tags: bytes
@@ -44,21 +44,21 @@ _REQUEST_PREFIX: Final = struct.Struct(">hhih")
 
 
 def request_header_is_flexible(api_key: int, version: int) -> bool:
-    """Whether the header has tagged fields (v2). False for an API that the table does not know."""
+    """Whether the request header has tagged fields (v2). False for an unknown API."""
     api = APIS.get(api_key)
     return api is not None and api.flexible_from is not None and version >= api.flexible_from
 
 
 def response_header_is_flexible(api_key: int, version: int) -> bool:
-    """Whether the response's header has tagged fields (v1).
+    """Whether the response header has tagged fields (v1).
 
-    Never for ApiVersions: its client does not know yet what the broker understands (KIP-511).
+    Never for ApiVersions: the client does not know the broker's versions yet (KIP-511).
     """
     return api_key != API_VERSIONS and request_header_is_flexible(api_key, version)
 
 
 def parse_request_header(frame: memoryview | bytes) -> RequestHeader:
-    """The header of a client's frame. Raises ClientProtocolError. Of an unknown API's header only v1 is read."""
+    """The header of a client's frame; v1 only for an unknown API. Raises `ClientProtocolError`."""
     try:
         api_key, version, correlation_id, length = _REQUEST_PREFIX.unpack_from(frame)
         pos = _REQUEST_PREFIX.size
@@ -74,12 +74,12 @@ def parse_request_header(frame: memoryview | bytes) -> RequestHeader:
         if request_header_is_flexible(api_key, version):
             tags, pos = read_tags(frame, pos)
     except MALFORMED as error:
-        raise ClientProtocolError(f"request header of {len(frame)} bytes cannot be read: {reason_of(error)}") from error
+        raise ClientProtocolError(f"malformed request header of {len(frame)} bytes: {reason_of(error)}") from error
     return RequestHeader(api_key, version, correlation_id, client_id, tags, pos)
 
 
 def parse_response_header(frame: memoryview | bytes, api_key: int, version: int) -> ResponseHeader:
-    """The header of a broker's frame, answering a request of that API and version. Raises UpstreamProtocolError."""
+    """The header of a broker's response to that API and version. Raises `UpstreamProtocolError`."""
     try:
         (correlation_id,) = INT32.unpack_from(frame)
         tags = b""
@@ -87,7 +87,7 @@ def parse_response_header(frame: memoryview | bytes, api_key: int, version: int)
         if response_header_is_flexible(api_key, version):
             tags, pos = read_tags(frame, pos)
     except MALFORMED as error:
-        message = f"response header of {api_name(api_key)} v{version} cannot be read: {reason_of(error)}"
+        message = f"malformed response header of {api_name(api_key)} v{version}: {reason_of(error)}"
         raise UpstreamProtocolError(message) from error
     return ResponseHeader(correlation_id, tags, pos)
 
@@ -95,7 +95,7 @@ def parse_response_header(frame: memoryview | bytes, api_key: int, version: int)
 def encode_request_frame(
     api_key: int, version: int, correlation_id: int, client_id: str | None, message: Message
 ) -> bytes:
-    """A whole request with its four bytes of length."""
+    """Encodes a whole request with its four bytes of length."""
     out = bytearray(4)
     raw = client_id.encode() if client_id is not None else None
     out += _REQUEST_PREFIX.pack(api_key, version, correlation_id, -1 if raw is None else len(raw))
@@ -107,7 +107,7 @@ def encode_request_frame(
 
 
 def encode_response_frame(api_key: int, version: int, correlation_id: int, message: Message) -> bytes:
-    """A whole response with its four bytes of length."""
+    """Encodes a whole response with its four bytes of length."""
     out = bytearray(4)
     out += INT32.pack(correlation_id)
     if response_header_is_flexible(api_key, version):
@@ -117,7 +117,7 @@ def encode_response_frame(api_key: int, version: int, correlation_id: int, messa
 
 
 def replace_body(frame: memoryview | bytes, body_offset: int, body: bytes) -> bytes:
-    """The frame with another body behind its own header, with its four bytes of length."""
+    """The frame with its header and another body, with four bytes of length."""
     return _with_length(bytearray(4) + frame[:body_offset] + body)
 
 
@@ -134,13 +134,15 @@ def codec_versions(api_key: int) -> tuple[int, int] | None:
     return schema.valid_versions(_name(api_key, "Request"))
 
 
-#: Of a request, altogether: each becomes an object of some hundred bytes, and takes some of everybody's time.
+#: Limit on array elements of a request. Each becomes an object of about 100 bytes and takes CPU time.
 ITEMS_MAX: Final = 100_000
 
 
 def decode_request(api_key: int, version: int, body: memoryview | bytes) -> Message:
-    """Raises ClientProtocolError where the bytes are not a request of that API and version, wholly and nothing more;
-    LimitError where it has more than `ITEMS_MAX` array elements."""
+    """Decodes a request of that API and version.
+
+    Raises `ClientProtocolError` if malformed or for extra bytes, `LimitError` above `ITEMS_MAX` array elements.
+    """
     counted = schema.Counted(body)
     counted.items_left = ITEMS_MAX
     return _decode("Request", api_key, version, counted, ClientProtocolError)
@@ -151,7 +153,7 @@ def encode_request(api_key: int, version: int, message: Message) -> bytes:
 
 
 def decode_response(api_key: int, version: int, body: memoryview | bytes) -> Message:
-    """Raises UpstreamProtocolError. An ApiVersions response with error 35 is always of v0 (KIP-511)."""
+    """Decodes a response; ApiVersions with error 35 is always v0 (KIP-511). Raises `UpstreamProtocolError`."""
     if api_key == API_VERSIONS and bytes(body[:2]) == _UNSUPPORTED_VERSION:
         version = 0
     return _decode("Response", api_key, version, bytes(body), UpstreamProtocolError)
@@ -174,15 +176,15 @@ def _decode(kind: str, api_key: int, version: int, data: bytes, fault: type[Prot
     name = _name(api_key, kind)
     codec = schema.codec(name, version)
     if codec is None:
-        raise fault(f"{name} v{version} is not a message that this proxy can read")
+        raise fault(f"no schema of {name} v{version}")
     try:
         message, end = codec.read(data, 0)
     except LimitError as error:
         raise LimitError(f"{name} v{version} of {len(data)} bytes: {error} ({ITEMS_MAX})") from error
     except MALFORMED as error:
-        raise fault(f"{name} v{version} of {len(data)} bytes cannot be read: {reason_of(error)}") from error
+        raise fault(f"malformed {name} v{version} of {len(data)} bytes: {reason_of(error)}") from error
     if end != len(data):
-        raise fault(f"{name} v{version} has {len(data) - end} bytes more than its schema")
+        raise fault(f"malformed {name} v{version}: {len(data) - end} extra bytes at the end")
     assert isinstance(message, Message)
     return message
 
@@ -191,7 +193,7 @@ def _encode(kind: str, api_key: int, version: int, message: Message) -> bytes:
     name = _name(api_key, kind)
     codec = schema.codec(name, version)
     if codec is None:
-        raise ValueError(f"there is no schema of {name} v{version}")
+        raise ValueError(f"no schema of {name} v{version}")
     out = bytearray()
     codec.write(out, message)
     return bytes(out)

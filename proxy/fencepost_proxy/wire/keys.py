@@ -1,4 +1,4 @@
-"""The keys of a batch's records, for who wants to know where they belong. Layout: see `batch.py`."""
+"""Reads the record keys of a batch, to verify their partitions. Layout: see `batch.py`."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from fencepost_proxy.wire.primitives import MALFORMED, Malformed, read_varint, r
 
 
 def record_keys(records: memoryview, *, decompressed_bytes_max: int) -> Iterator[bytes | None]:
-    """Of one complete batch, in the order of its records. None for a record without a key, b"" for an empty one.
+    """Keys of one complete batch, in record order. None for a record without a key, b"" for an empty key.
 
-    While it is iterated, raises as `scan_batch` does: MalformedBatch, LimitError.
+    Iteration raises `MalformedBatch` and `LimitError`, as `scan_batch` does.
     """
     header = parse_batch_header(records)
     data = bytes(decompress(header.compression, records[HEADER_BYTES:], bytes_max=decompressed_bytes_max))
     try:
         yield from _keys(data, header.record_count)
     except MALFORMED as error:
-        raise MalformedBatch(f"a record of a batch is malformed: {reason_of(error)}") from error
+        raise MalformedBatch(f"malformed record: {reason_of(error)}") from error
 
 
 def _keys(data: bytes, count: int) -> Iterator[bytes | None]:
@@ -28,13 +28,13 @@ def _keys(data: bytes, count: int) -> Iterator[bytes | None]:
         length, at = read_varint(data, at)
         end = at + length
         if length < 0 or end > len(data):
-            raise Malformed("it claims more bytes than its batch has")
+            raise Malformed("longer than its batch")
         _, at = read_varlong(data, at + 1)
         _, at = read_varint(data, at)
         length, at = read_varint(data, at)
         if at + length > end:
-            raise Malformed(f"it has a key of {length} bytes")
+            raise Malformed(f"invalid key length {length}")
         yield None if length < 0 else data[at : at + length]
         at = end
     if at != len(data):
-        raise Malformed(f"{len(data) - at} bytes are left over behind the {count} records")
+        raise Malformed(f"{len(data) - at} extra bytes after {count} records")

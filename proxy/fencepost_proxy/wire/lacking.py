@@ -1,4 +1,4 @@
-"""Schemas of messages that kafka-python ships none for, written as Kafka's own are (see `schema.py`)."""
+"""Schemas of messages that kafka-python does not ship, in the format of Kafka's own schemas (see `schema.py`)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOPIC_PARTITIONS: Final = [_field("TopicId", "uuid"), _field("Partitions", "[]i
 
 #: By message name.
 SCHEMAS: Final[dict[str, dict[str, Any]]] = {
-    # Kafka's ConsumerGroupHeartbeatRequest.json: v1 has the regular expression, and member ids of the client's making.
+    # Kafka's ConsumerGroupHeartbeatRequest.json: v1 adds the regular expression and client-generated member ids.
     "ConsumerGroupHeartbeatRequest": _message(
         "0-1",
         [

@@ -1,6 +1,6 @@
-"""Record batches of our own making: keys and values, no headers, no compression, no producer.
+"""Record batches of the state topic: keys and values, without headers, compression or producer.
 
-The layout is told in `batch.py`. What clients send is read there; this is for the topic that the proxy itself keeps.
+`batch.py` describes the layout, and reads batches of clients.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class PlainRecord(NamedTuple):
 
 
 def encode_plain_batch(records: Sequence[tuple[bytes | None, bytes | None]], timestamp_ms: int) -> bytes:
-    """A batch of (key, value) pairs, all with one timestamp (Unix ms), as a Produce request carries it."""
+    """Encodes (key, value) pairs with one timestamp (Unix ms) as a batch of a Produce request."""
     payload = bytearray()
     for delta, (key, value) in enumerate(records):
         record = bytearray(1)  # attributes: none
@@ -46,14 +46,14 @@ def encode_plain_batch(records: Sequence[tuple[bytes | None, bytes | None]], tim
 
 
 def read_plain_records(header: BatchHeader, batch: memoryview) -> Iterator[PlainRecord]:
-    """The records of one whole batch, with their offsets in the log; headers are stepped over.
+    """The records of one complete batch with their log offsets. Record headers are skipped.
 
-    Raises MalformedBatch for a compressed batch, a wrong CRC, and where the bytes are not records.
+    Raises `MalformedBatch` for a compressed batch, a wrong CRC and malformed records.
     """
     if header.compression:
-        raise MalformedBatch("it is compressed")
+        raise MalformedBatch("compressed batch")
     if not verify_crc(batch):
-        raise MalformedBatch("its CRC is wrong")
+        raise MalformedBatch("wrong CRC")
     data = bytes(batch[HEADER_BYTES:])
     at = 0
     try:
@@ -61,7 +61,7 @@ def read_plain_records(header: BatchHeader, batch: memoryview) -> Iterator[Plain
             length, start = read_varint(data, at)
             at = start + length
             if length < 0 or at > len(data):
-                raise MalformedBatch("a record claims more bytes than its batch has")
+                raise MalformedBatch("a record is longer than its batch")
             _, pos = read_varlong(data, start + 1)
             delta, pos = read_varint(data, pos)
             key, pos = _read_bytes(data, pos)
@@ -83,5 +83,5 @@ def _read_bytes(data: bytes, at: int) -> tuple[bytes | None, int]:
     if length < 0:
         return None, at
     if at + length > len(data):
-        raise MalformedBatch("a key or value claims more bytes than its batch has")
+        raise MalformedBatch("a key or value is longer than its batch")
     return data[at : at + length], at + length

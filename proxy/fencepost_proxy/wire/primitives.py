@@ -1,9 +1,8 @@
-"""Kafka's primitive types: functions that read one at a position, functions that write one.
+"""Readers and writers of Kafka's primitive types.
 
-Readers take the data and a position, and return the value and the position behind it. They work on `bytes`,
-`bytearray` and byte `memoryview`s alike, and copy nothing but what they return. On bad input they raise `Malformed`,
-`IndexError` or `struct.error` (the last two where a field of fixed size is cut off, which costs nothing to notice);
-whoever calls them catches `MALFORMED`, and says whose fault it is with `reason_of(error)`.
+A reader takes data (`bytes`, `bytearray` or a byte `memoryview`) and a position. It returns the value and the position
+after it, and copies only what it returns. On bad input it raises `Malformed`, or `IndexError` or `struct.error` for a
+truncated field of fixed size. Callers catch `MALFORMED` and raise their own error with `reason_of(error)`.
 
 Source: the protocol guide's "Protocol Primitive Types"; ByteUtils.java for the varints; KIP-482 for compact types and
 tagged fields.
@@ -22,33 +21,33 @@ INT16 = Struct(">h")
 INT32 = Struct(">i")
 INT64 = Struct(">q")
 
-#: Kafka refuses longer strings, in both encodings.
+#: Kafka's limit in both encodings.
 STRING_BYTES_MAX = 0x7FFF
 
 
 class Malformed(ValueError):
-    """The bytes are not what the protocol says; the text is a reason to log."""
+    """The bytes violate the protocol; the text is a reason to log."""
 
 
 class CutOff(Malformed):
-    """The data ends before the field does. `needed` is the number of bytes that the field's end would take."""
+    """The data ends inside a field. `needed` is the data length up to the field's end."""
 
     def __init__(self, needed: int) -> None:
-        super().__init__("it ends in the middle of a field")
+        super().__init__("truncated field")
         self.needed = needed
 
 
-#: Everything that a reader may raise. UnicodeDecodeError and `Malformed` are ValueErrors.
+#: All exceptions of readers. `UnicodeDecodeError` and `Malformed` are `ValueError`s.
 MALFORMED = (ValueError, IndexError, StructError)
 
 
 def reason_of(error: Exception) -> str:
-    """What to log for an error out of `MALFORMED`. Never shows record contents."""
+    """Text to log for an error of `MALFORMED`, without record contents."""
     if isinstance(error, UnicodeDecodeError):
-        return "a string is not UTF-8"
+        return "string is not UTF-8"
     if isinstance(error, Malformed):
         return str(error)
-    return "it ends in the middle of a field"
+    return "truncated field"
 
 
 # --- variable-length integers -----------------------------------------------------------------------------------------
@@ -70,9 +69,9 @@ def read_uvarint(data: Bytes, at: int) -> tuple[int, int]:
             break
         shift += 7
         if shift > 28:
-            raise Malformed("a variable-length integer is longer than 5 bytes")
+            raise Malformed("variable-length integer is longer than 5 bytes")
     if value > 0xFFFFFFFF:
-        raise Malformed("a variable-length integer does not fit 32 bits")
+        raise Malformed("variable-length integer does not fit 32 bits")
     return value, at
 
 
@@ -100,9 +99,9 @@ def read_varlong(data: Bytes, at: int) -> tuple[int, int]:
             break
         shift += 7
         if shift > 63:
-            raise Malformed("a variable-length integer is longer than 10 bytes")
+            raise Malformed("variable-length integer is longer than 10 bytes")
     if value > 0xFFFFFFFFFFFFFFFF:
-        raise Malformed("a variable-length integer does not fit 64 bits")
+        raise Malformed("variable-length integer does not fit 64 bits")
     return (value >> 1) ^ -(value & 1), at
 
 
@@ -125,7 +124,7 @@ def write_varlong(out: bytearray, value: int) -> None:
 def _text(data: Bytes, at: int, length: int) -> tuple[str, int]:
     end = at + length
     if length > STRING_BYTES_MAX:
-        raise Malformed(f"a string of {length} bytes is longer than the protocol's {STRING_BYTES_MAX}")
+        raise Malformed(f"string of {length} bytes is longer than the protocol's limit of {STRING_BYTES_MAX}")
     if end > len(data):
         raise CutOff(end)
     return str(data[at:end], "utf-8"), end
@@ -135,7 +134,7 @@ def read_nullable_string(data: Bytes, at: int) -> tuple[str | None, int]:
     (length,) = INT16.unpack_from(data, at)
     if length < 0:
         if length != -1:
-            raise Malformed(f"a string has the length {length}")
+            raise Malformed(f"string has length {length}")
         return None, at + 2
     return _text(data, at + 2, length)
 
@@ -143,7 +142,7 @@ def read_nullable_string(data: Bytes, at: int) -> tuple[str | None, int]:
 def read_string(data: Bytes, at: int) -> tuple[str, int]:
     (length,) = INT16.unpack_from(data, at)
     if length < 0:
-        raise Malformed(f"a string that may not be null has the length {length}")
+        raise Malformed(f"non-nullable string has length {length}")
     return _text(data, at + 2, length)
 
 
@@ -165,14 +164,14 @@ def read_compact_string(data: Bytes, at: int) -> tuple[str, int]:
     else:
         length, at = read_uvarint(data, at)
     if length == 0:
-        raise Malformed("a string that may not be null is null")
+        raise Malformed("non-nullable string is null")
     return _text(data, at, length - 1)
 
 
 def _encoded(text: str) -> bytes:
     encoded = text.encode()
     if len(encoded) > STRING_BYTES_MAX:
-        raise ValueError(f"a string of {len(encoded)} bytes does not fit the protocol's {STRING_BYTES_MAX}")
+        raise ValueError(f"string of {len(encoded)} bytes is longer than the protocol's limit of {STRING_BYTES_MAX}")
     return encoded
 
 
@@ -198,12 +197,12 @@ def write_compact_nullable_string(out: bytearray, text: str | None) -> None:
 
 
 def read_nullable_bytes(data: memoryview, at: int) -> tuple[memoryview | None, int]:
-    """NULLABLE_BYTES and RECORDS: a view, nothing is copied."""
+    """NULLABLE_BYTES and RECORDS, as a view."""
     (length,) = INT32.unpack_from(data, at)
     at += 4
     if length < 0:
         if length != -1:
-            raise Malformed(f"a byte field has the length {length}")
+            raise Malformed(f"byte field has length {length}")
         return None, at
     end = at + length
     if end > len(data):
@@ -212,7 +211,7 @@ def read_nullable_bytes(data: memoryview, at: int) -> tuple[memoryview | None, i
 
 
 def read_compact_nullable_bytes(data: memoryview, at: int) -> tuple[memoryview | None, int]:
-    """COMPACT_NULLABLE_BYTES and COMPACT_RECORDS: a view, nothing is copied."""
+    """COMPACT_NULLABLE_BYTES and COMPACT_RECORDS, as a view."""
     length, at = read_uvarint(data, at)
     if length == 0:
         return None, at
@@ -227,16 +226,16 @@ def read_compact_nullable_bytes(data: memoryview, at: int) -> tuple[memoryview |
 
 def _check_count(count: int, bytes_left: int, item_bytes_min: int) -> int:
     if count < 0:
-        raise Malformed("an array that may not be null is null")
+        raise Malformed("non-nullable array is null")
     if count * item_bytes_min > bytes_left:
-        raise Malformed(f"an array claims {count} items, which {bytes_left} bytes cannot hold")
+        raise Malformed(f"array of {count} items does not fit the remaining {bytes_left} bytes")
     return count
 
 
 def read_array_count(data: Bytes, at: int, item_bytes_min: int, *, bytes_total: int | None = None) -> tuple[int, int]:
-    """Count of a non-null ARRAY. A count that the bytes left cannot hold is refused before anything is allocated.
+    """Count of a non-null ARRAY. A count that cannot fit the remaining bytes is refused before any allocation.
 
-    `bytes_total` – how long the data will be once it is all there, where it is only a prefix.
+    `bytes_total`: final length of the data, if `data` is only a prefix.
     """
     (count,) = INT32.unpack_from(data, at)
     at += 4
@@ -246,7 +245,7 @@ def read_array_count(data: Bytes, at: int, item_bytes_min: int, *, bytes_total: 
 def read_compact_array_count(
     data: Bytes, at: int, item_bytes_min: int, *, bytes_total: int | None = None
 ) -> tuple[int, int]:
-    """Count of a non-null COMPACT_ARRAY, checked as `read_array_count` does."""
+    """Count of a non-null COMPACT_ARRAY, checked as in `read_array_count`."""
     count, at = read_uvarint(data, at)
     return _check_count(count - 1, (len(data) if bytes_total is None else bytes_total) - at, item_bytes_min), at
 
@@ -263,28 +262,28 @@ def read_uuid(data: Bytes, at: int) -> tuple[UUID, int]:
 
 @lru_cache(maxsize=4096)
 def _uuid(raw: bytes) -> UUID:
-    """Topic ids come again and again, and making a UUID takes as long as the rest of a small message."""
+    """Cached: topic ids repeat, and creating a UUID takes as long as reading the rest of a small message."""
     return UUID(bytes=raw)
 
 
 # --- tagged fields (KIP-482) ------------------------------------------------------------------------------------------
 #
-# A *section* is what stands at the end of a flexible structure: a count, then tag, size and bytes of each field. We
-# keep a section as it came, count included, so that fields we do not know survive; b"" stands for the empty section.
+# A *section* ends a flexible structure: a count, then tag, size and bytes of each field. Sections are kept as raw bytes
+# including the count, so that unknown fields survive. b"" is the empty section.
 
 
-#: Kafka has assigned at most 5 in one place. Each takes time, and a frame has room for millions.
+#: Kafka assigns at most 5 per structure. The limit bounds CPU time: a frame has room for millions.
 TAGS_MAX = 64
 
 
 def read_tags(data: Bytes, at: int) -> tuple[bytes, int]:
-    """The raw section at `at`, b"" where it is empty."""
+    """The raw section at `at`, b"" if empty."""
     if data[at] == 0:
         return b"", at + 1
     start = at
     count, at = read_uvarint(data, at)
     if count > TAGS_MAX:
-        raise Malformed(f"{count} tagged fields in one place, more than the limit of {TAGS_MAX}")
+        raise Malformed(f"{count} tagged fields in one structure, above the limit of {TAGS_MAX}")
     if count * 2 > len(data) - at:
         raise CutOff(at + count * 2)
     for _ in range(count):
@@ -297,7 +296,7 @@ def read_tags(data: Bytes, at: int) -> tuple[bytes, int]:
 
 
 def write_tags(out: bytearray, section: bytes) -> None:
-    """Appends a section; b"" is the empty one."""
+    """Appends a section; b"" is the empty section."""
     if section:
         out += section
     else:
@@ -305,7 +304,7 @@ def write_tags(out: bytearray, section: bytes) -> None:
 
 
 def split_tags(section: bytes) -> list[tuple[int, bytes]]:
-    """The fields of a section, in their order: (tag, contents)."""
+    """The fields of a section, in order: (tag, contents)."""
     if not section:
         return []
     count, at = read_uvarint(section, 0)
@@ -321,7 +320,7 @@ def split_tags(section: bytes) -> list[tuple[int, bytes]]:
 
 
 def join_tags(fields: list[tuple[int, bytes]]) -> bytes:
-    """A section of these fields, which must be in ascending order of their tags; b"" for none."""
+    """A section of these fields, which must be in ascending tag order; b"" for none."""
     if not fields:
         return b""
     out = bytearray()

@@ -1,4 +1,4 @@
-"""Produce (API key 0), versions 3 to 13: the hot path, hence by hand.
+"""Produce (API key 0), versions 3 to 13: a hand-written codec for the hot path.
 
     v3–v8   header v1; strings and arrays with fixed-size lengths
     v5+     responses have log_start_offset
@@ -7,12 +7,10 @@
     v10+    responses have current_leader and node_endpoints, as tagged fields (KIP-951)
     v13     topics are named by id only (KIP-516)
 
-Source: ProduceRequest.json and ProduceResponse.json of Kafka 4.3. Frames are without their 4-byte length when they are
-parsed, and with it when they are encoded. `tags` of any value here is a raw section of tagged fields, count included,
-b"" where it is empty (see `primitives`).
+Source: ProduceRequest.json and ProduceResponse.json of Kafka 4.3. Parsed frames exclude their 4-byte length, encoded
+frames include it. `tags` is always a raw section of tagged fields including its count, or b"" (see `primitives`).
 
-Nobody changes a value of these classes once it is made; they are not frozen only because making a frozen one takes
-twice the time.
+Values of these classes are never modified. They are not frozen because creating a frozen value takes twice the time.
 """
 
 from __future__ import annotations
@@ -62,19 +60,18 @@ _NODE_ENDPOINTS = 10
 _HEADER = Struct(">hhi")  # api key, api version, correlation id
 _ACKS_TIMEOUT = Struct(">hi")
 _RESULT = Struct(">ihqq")  # partition, error code, base offset, log append time
-#: What follows the client id from v9 on, up to the first byte behind the count of topics: how many tags, how long the
-#: transactional id, acks, timeout, how many topics, and how long the first one's name. Where nothing unusual is said,
-#: each is one byte.
+#: Fields after the client id from v9 on: tag count, length of the transactional id, acks, timeout, topic count, length
+#: of the first name. In the common case each count and length is one byte.
 _USUAL_START = Struct(">BBhiBB")
-#: A result with log start offset, and the bytes that tell how many record errors come, whether a message, what tags.
+#: A result with log start offset, then the counts of record errors, message and tags.
 _RESULT_FLEXIBLE = Struct(">ihqqqBBB")
 _NOTHING_MORE = [1, 0, 0]
 _FRAME_BYTES_MAX = 0x7FFFFFFF
 
-#: Of a request's header, v9 and later: the level of idempotence that it asks for, int8 (KAFKA-5794). The proposal has
-#: it as a field of the request; in the header it stands in front, where who streams the rest can see it.
+#: Header tag, v9+: the request's idempotence level, int8 (KAFKA-5794). The proposal defines a request field. The header
+#: precedes the records, so the proxy can read it before it streams them.
 LEVEL_TAG = 254
-#: In place of the number of topics, of a request that has to be read whatever it is about.
+#: Replaces the topic count of a request that must always be parsed.
 TO_BE_READ = -1
 
 _CURRENT_LEADER_TAG = 0
@@ -83,10 +80,10 @@ _NODE_ENDPOINTS_TAG = 0
 
 @value
 class ProducePeek:
-    """What a request says before its first record: enough to decide whether it has to be parsed at all.
+    """The start of a request, before its first record: enough to decide whether it must be parsed.
 
-    `first_topic` is "" where there is no topic, and from v13 on, where topics are named by id; `end` is where its name
-    ends in the frame. `topic_count` is `TO_BE_READ` where a tagged field is for us.
+    `first_topic` is "" without a topic, and from v13 on (topic ids). `end` is the end of its name in the frame.
+    `topic_count` is `TO_BE_READ` if a tagged field is for the proxy.
     """
 
     acks: int
@@ -98,7 +95,7 @@ class ProducePeek:
 
 @value
 class PartitionData:
-    """`records` is a view into the frame: it lives as long as the frame's buffer keeps its contents."""
+    """`records` is a view into the frame, valid while the frame's buffer is unchanged."""
 
     partition: int
     records: memoryview | None
@@ -117,7 +114,7 @@ class TopicData:
 
 @value
 class ProduceRequest:
-    """`acks` is -1, 0 or 1 (not checked here); `timeout_ms` is how long the broker may wait for replicas."""
+    """`acks` is -1, 0 or 1 (not checked here). `timeout_ms` limits the broker's wait for replicas."""
 
     api_version: int
     correlation_id: int
@@ -141,7 +138,7 @@ class RecordError:
 
 @value
 class PartitionResult:
-    """`tags` contains `current_leader` (tag 0, v10+) as it came, beside fields that we do not know."""
+    """`tags` contains `current_leader` (tag 0, v10+) unchanged, and unknown fields."""
 
     partition: int
     error_code: int
@@ -165,7 +162,7 @@ class TopicResult:
 
 @value
 class NodeEndpoint:
-    """Where a broker listens: an address to rewrite before a client sees it."""
+    """A broker's address, to be rewritten for clients."""
 
     node_id: int
     host: str
@@ -176,7 +173,7 @@ class NodeEndpoint:
 
 @value
 class ProduceResponse:
-    """`tags` contains the tagged fields other than `node_endpoints`, which has its own field (v10+)."""
+    """`tags` contains the tagged fields except `node_endpoints` (v10+), which is a separate field."""
 
     correlation_id: int
     topics: tuple[TopicResult, ...]
@@ -193,15 +190,15 @@ def _check_header(api_key: int, api_version: int) -> None:
     if api_key != API_KEY:
         raise ClientProtocolError(f"not a Produce request: its API key is {api_key}")
     if not VERSION_MIN <= api_version <= VERSION_MAX:
-        raise ClientProtocolError(f"Produce v{api_version} is not one of v{VERSION_MIN} to v{VERSION_MAX}")
+        raise ClientProtocolError(f"Produce v{api_version} is not supported (v{VERSION_MIN} to v{VERSION_MAX} are)")
 
 
 def peek_produce(prefix: memoryview, frame_bytes: int) -> ProducePeek | None:
-    """Reads the start of a Produce request of `frame_bytes`, of which `prefix` are the first ones that came.
+    """Reads the start of a Produce request of `frame_bytes` bytes; `prefix` contains the bytes received so far.
 
-    None – more bytes are needed. They never are once the prefix is the whole frame; a caller who wants to hold less
-    than that must set itself a bound, since tagged fields of any length may stand before the first topic.
-    Raises ClientProtocolError for what cannot be the start of such a frame.
+    Returns None if more bytes are needed, but never for the whole frame. A caller that buffers less must set its own
+    bound: tagged fields of any length may precede the first topic. Raises `ClientProtocolError` if the frame is
+    malformed.
     """
     if len(prefix) > frame_bytes:
         prefix = prefix[:frame_bytes]
@@ -240,7 +237,7 @@ def peek_produce(prefix: memoryview, frame_bytes: int) -> ProducePeek | None:
 
 
 def _peek_usual(prefix: memoryview, at: int, frame_bytes: int, *, by_id: bool) -> ProducePeek | None:
-    """What stands behind the client id, in one step where it is as nearly always; None where it is not."""
+    """Reads the fields after the client id in one step; None if they have an uncommon form."""
     topics_at = at + _USUAL_START.size - 1
     if len(prefix) <= topics_at:
         return None
@@ -255,15 +252,15 @@ def _peek_usual(prefix: memoryview, at: int, frame_bytes: int, *, by_id: bool) -
     return ProducePeek(acks, None, 1, str(prefix[topics_at + 1 : end], "utf-8"), end)
 
 
-#: Fewest bytes of a topic in a flexible request: (name, partition count, tags), with a topic id instead of the name.
+#: Minimum bytes of a topic in a flexible request (name, partition count, tags): by name, by topic id.
 _TOPIC_BYTES_MIN = (3, 18)
 
 
 def parse_produce_request(frame: memoryview, *, partitions_max: int = 100_000) -> ProduceRequest:
-    """A whole request, header included. Records stay views into `frame`.
+    """Parses a whole request, header included. Records are views into `frame`.
 
-    Raises LimitError where it names more than `partitions_max` topics or partitions, ClientProtocolError where it is
-    malformed or where bytes are left over.
+    Raises `LimitError` above `partitions_max` topics or partitions, `ClientProtocolError` for a malformed request or
+    extra bytes.
     """
     try:
         api_key, api_version, correlation_id = _HEADER.unpack_from(frame)
@@ -284,7 +281,7 @@ def parse_produce_request(frame: memoryview, *, partitions_max: int = 100_000) -
         reason = reason_of(error)
         raise ClientProtocolError(f"malformed Produce request of {len(frame)} bytes: {reason}") from error
     if at != len(frame):
-        raise ClientProtocolError(f"malformed Produce request: {len(frame) - at} bytes are left over behind it")
+        raise ClientProtocolError(f"malformed Produce request: {len(frame) - at} extra bytes at the end")
     return ProduceRequest(
         api_version, correlation_id, client_id, header_tags, transactional_id, acks, timeout_ms, topics, tags
     )
@@ -292,9 +289,7 @@ def parse_produce_request(frame: memoryview, *, partitions_max: int = 100_000) -
 
 def _check_partitions(count: int, partitions_max: int) -> None:
     if count > partitions_max:
-        raise LimitError(
-            f"a Produce request names {count} topics or partitions, more than the limit of {partitions_max}"
-        )
+        raise LimitError(f"Produce request has {count} topics or partitions, above the limit of {partitions_max}")
 
 
 def _read_topics(frame: memoryview, at: int, partitions_max: int) -> tuple[tuple[TopicData, ...], int]:
@@ -354,10 +349,10 @@ def _topic_id(topic: TopicData | TopicResult) -> bytes:
 
 
 def encode_produce_request(request: ProduceRequest) -> list[bytes | memoryview]:
-    """The chunks to write, the first of which starts with the frame's length. Records are passed through, not copied.
+    """Chunks to write; the first starts with the frame's length. Records are not copied.
 
-    Of a request whose `api_version` was changed, what the version lacks is left out: all tags below v9, topic names
-    from v13 on. Raises ValueError where v13 is asked for and a topic has no id.
+    Fields that `api_version` lacks are omitted: all tags below v9, topic names from v13 on. Raises `ValueError` for v13
+    if a topic has no id.
     """
     flexible = request.api_version >= FLEXIBLE
     by_id = request.api_version >= BY_TOPIC_ID
@@ -409,7 +404,7 @@ def encode_produce_request(request: ProduceRequest) -> list[bytes | memoryview]:
         frame_bytes += len(out)
     frame_bytes -= 4
     if frame_bytes > _FRAME_BYTES_MAX:
-        raise ValueError(f"a Produce request of {frame_bytes} bytes does not fit a frame")
+        raise ValueError(f"Produce request of {frame_bytes} bytes does not fit a frame")
     first = chunks[0]
     chunks[0] = INT32.pack(frame_bytes) + first[4:]
     return chunks
@@ -419,7 +414,7 @@ def encode_produce_request(request: ProduceRequest) -> list[bytes | memoryview]:
 
 
 def parse_produce_response(frame: memoryview, api_version: int) -> ProduceResponse:
-    """A whole response, header included. Raises UpstreamProtocolError where it is malformed or bytes are left over."""
+    """Parses a whole response, header included. Raises `UpstreamProtocolError` if malformed or for extra bytes."""
     try:
         response, at = (
             _read_response_flexible(frame, api_version)
@@ -433,7 +428,7 @@ def parse_produce_response(frame: memoryview, api_version: int) -> ProduceRespon
         ) from error
     if at != len(frame):
         raise UpstreamProtocolError(
-            f"malformed Produce v{api_version} response: {len(frame) - at} bytes are left over behind it"
+            f"malformed Produce v{api_version} response: {len(frame) - at} extra bytes at the end"
         )
     return response
 
@@ -540,7 +535,7 @@ def _read_record_errors(
 
 
 def _take_node_endpoints(section: bytes) -> tuple[tuple[NodeEndpoint, ...], bytes]:
-    """The endpoints of a response's tagged fields, and the section of the other fields."""
+    """Splits a response's tagged fields into node endpoints and the section of other fields."""
     endpoints: list[NodeEndpoint] = []
     others = []
     for tag, contents in split_tags(section):
@@ -556,13 +551,15 @@ def _take_node_endpoints(section: bytes) -> tuple[tuple[NodeEndpoint, ...], byte
             tags, at = read_tags(contents, at)
             endpoints.append(NodeEndpoint(node_id, host, port, rack, tags))
         if at != len(contents):
-            raise Malformed(f"{len(contents) - at} bytes are left over behind the node endpoints")
+            raise Malformed(f"{len(contents) - at} extra bytes after the node endpoints")
     return tuple(endpoints), join_tags(others)
 
 
 def encode_produce_response(response: ProduceResponse, api_version: int) -> bytes:
-    """A frame with its length. What `api_version` lacks is left out, so an answer may be encoded for another version
-    than it was parsed from; from v13 on each topic must have its id (ValueError)."""
+    """Encodes a frame with its length, for any version: fields that `api_version` lacks are omitted.
+
+    Raises `ValueError` from v13 on if a topic has no id.
+    """
     flexible = api_version >= FLEXIBLE
     by_id = api_version >= BY_TOPIC_ID
     write_text = write_compact_nullable_string if flexible else write_nullable_string

@@ -1,13 +1,16 @@
-"""Kafka's JSON message schemas, interpreted: what reads and writes any message, with nothing lost on the way.
+"""A lossless codec for any Kafka message, from Kafka's JSON schemas.
 
-The schemas are Kafka's own, read from where kafka-python ships them; those that it lacks are in `lacking.py`. Not
-kafka-python's codec: it decodes unknown tagged fields but never encodes them; it asserts that a struct inside a tagged
-field has no tagged fields of its own; it loses the tagged fields of a struct with a single field; and its compiled
-decoders cut a string short where the frame ends before it. None of that can be put right from outside.
+The schemas are read from the kafka-python package; schemas that it lacks are in `lacking.py`. kafka-python's codec is
+not used, because of four defects that callers cannot work around. It
 
-Kept exactly: unknown tagged fields at every level (`Message.unknown_tags`). As Kafka's own writer does it, a known
-tagged field that has its default value is not written, and tagged fields are written in ascending order. A schema
-and a version are compiled once, into a pair of closures.
+- decodes unknown tagged fields but does not encode them;
+- asserts that a struct inside a tagged field has no tagged fields;
+- loses the tagged fields of a struct with a single field;
+- truncates a string that extends beyond its frame.
+
+This codec keeps unknown tagged fields at every level (`Message.unknown_tags`). As in Kafka, a known tagged field with
+its default value is not written, and tagged fields are written in ascending order. Each schema and version is compiled
+once, into a pair of closures.
 """
 
 from __future__ import annotations
@@ -48,28 +51,28 @@ from fencepost_proxy.wire.primitives import (
 
 
 class Message(SimpleNamespace):
-    """A request, a response, or a struct within one: Kafka's fields as attributes in snake_case.
+    """A request, a response, or a struct in one: Kafka's fields as attributes in snake_case.
 
-    Types: int, str, bytes (`bytes` and `records`), bool, float, `uuid.UUID`, list, Message, None for null. After
-    decoding every field of the schema is there, with Kafka's default where the version lacks it. To build one, give
-    what matters: `Message(name="t", configs=[])`; the rest is written with Kafka's defaults. An attribute that the
-    schema does not know is a TypeError when it is encoded.
+    Types: int, str, bytes (`bytes` and `records`), bool, float, `uuid.UUID`, list, Message, None for null. A decoded
+    message has every field of the schema, with Kafka's default if the version lacks it. A message to encode may omit
+    fields that have their default: `Message(name="t", configs=[])`. Encoding raises `TypeError` for an unknown
+    attribute.
     """
 
-    #: (tag, value bytes) of tagged fields that the schema does not know.
+    #: (tag, value bytes) of unknown tagged fields.
     unknown_tags: tuple[tuple[int, bytes], ...] = ()
 
 
 class Counted(bytes):
-    """Bytes of which no more than `items_left` array elements are read: a small one takes a hundred times its bytes."""
+    """Bytes from which at most `items_left` array elements are read: a decoded element can take 100 times its bytes."""
 
     items_left: int
 
     def take(self, count: int) -> None:
-        """Raises LimitError."""
+        """Raises `LimitError`."""
         self.items_left -= count
         if self.items_left < 0:
-            raise LimitError("it has more array elements than this proxy reads")
+            raise LimitError("more array elements than the limit")
 
 
 _Read = Callable[[bytes, int], tuple[Any, int]]
@@ -77,9 +80,9 @@ _Write = Callable[[bytearray, Any], None]
 
 
 class Codec(NamedTuple):
-    """`read(data, pos) -> (value, end)` raises `MALFORMED`; `write(out, value)` raises ValueError or TypeError.
+    """`read(data, pos) -> (value, end)` raises `MALFORMED`; `write(out, value)` raises `ValueError` or `TypeError`.
 
-    No length is believed beyond the bytes that are left.
+    Every length is checked against the remaining bytes.
     """
 
     read: _Read
@@ -106,7 +109,7 @@ _EVERY: Final = 32767
 
 
 def _versions(text: str | None) -> tuple[int, int]:
-    """`3-5`, `3+`, `3`, `none` or nothing, as (first, last); an empty range for none."""
+    """Parses `3-5`, `3+`, `3`, `none` or nothing into (first, last); `none` and nothing give an empty range."""
     if not text or text == "none":
         return 1, 0
     first, dash, last = text.removesuffix("+").partition("-")
@@ -120,12 +123,10 @@ def _in(version: int, text: str | None) -> bool:
 
 @cache
 def _schema_directory() -> Path:
-    # Found without importing kafka-python, of which nothing but these files is needed here.
+    # Avoids importing kafka-python: only these files are needed.
     spec = importlib.util.find_spec("kafka")
     if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError(
-            "kafka-python is not installed; install fencepost with its extra: pip install fencepost[proxy]"
-        )
+        raise RuntimeError("kafka-python is not installed (pip install fencepost[proxy])")
     return Path(spec.submodule_search_locations[0], "protocol", "schemas", "resources")
 
 
@@ -141,14 +142,14 @@ def _schema(name: str) -> dict[str, Any] | None:
 
 
 def valid_versions(name: str) -> tuple[int, int] | None:
-    """(min, max) version of a message such as `MetadataRequest`, None where there is no schema of that name."""
+    """(min, max) version of a message such as `MetadataRequest`; None without a schema."""
     schema = _schema(name)
     return _versions(schema["validVersions"]) if schema is not None else None
 
 
 @cache
 def codec(name: str, version: int) -> Codec | None:
-    """What reads and writes a message such as `MetadataRequest`; None without a schema of it at that version."""
+    """The codec of a message such as `MetadataRequest`; None without a schema of that version."""
     schema = _schema(name)
     if schema is None or not _in(version, schema["validVersions"]):
         return None
@@ -163,7 +164,7 @@ _Structs = dict[str, list[dict[str, Any]]]
 def _struct(
     struct_name: str, fields: list[dict[str, Any]], structs: _Structs, version: int, flexible: bool
 ) -> tuple[Codec, Callable[[], Message]]:
-    """The codec of a struct at a version, and what makes one with Kafka's defaults."""
+    """The codec of a struct at a version, and a factory of the struct with Kafka's defaults."""
     plain: list[_Field] = []
     tagged: dict[int, _Field] = {}
     constants: dict[str, Any] = {}
@@ -189,7 +190,7 @@ def _struct(
             setattr(message, name, maker())
         return message
 
-    # Decoding sets the plain fields itself: only the others start from their defaults.
+    # Decoding sets the plain fields; only the others need defaults.
     read_fields = [(field.name, field.codec.read) for field in plain]
     read_names = {field.name for field in plain}
     other_constants = {name: value for name, value in constants.items() if name not in read_names}
@@ -212,7 +213,7 @@ def _struct(
                     continue
                 values[field.name], end = field.codec.read(value, 0)
                 if end != len(value):
-                    raise Malformed(f"tagged field {field.name} has {len(value)} bytes, its schema takes {end}")
+                    raise Malformed(f"tagged field {field.name} has {len(value)} bytes instead of {end}")
             if unknown:
                 message.unknown_tags = tuple(unknown)
         return message, pos
@@ -241,11 +242,11 @@ def _struct(
 def _type(
     field: dict[str, Any], type_name: str, structs: _Structs, version: int, flexible: bool
 ) -> tuple[Codec, Callable[[], Any]]:
-    """The codec of a field's type, and what makes its default."""
+    """The codec of a field's type, and a factory of its default."""
     nullable = _in(version, field.get("nullableVersions"))
     null_default = field.get("default") == "null"
     if type_name.startswith("[]"):
-        # What the field says of null and of its default is said of the array.
+        # `nullableVersions` and `default` of the field apply to the array, not to its elements.
         of_element = {"fields": field["fields"]} if "fields" in field else {}
         element, _ = _type(of_element, type_name[2:], structs, version, flexible)
         return _array(element, type_name[2:], nullable, flexible), lambda: None if null_default else []
@@ -343,7 +344,7 @@ def _array(element: Codec, element_type: str, nullable: bool, flexible: bool) ->
 
 
 def _nullable(codec: Codec) -> Codec:
-    """A struct that may be null (KIP-893): one byte, -1 for null and 1 for present, before it."""
+    """A nullable struct (KIP-893): preceded by one byte, -1 for null and 1 for present."""
 
     def read(data: bytes, pos: int) -> tuple[Any, int]:
         return (None, pos + 1) if data[pos] >= 0x80 else codec.read(data, pos + 1)
@@ -357,7 +358,7 @@ def _nullable(codec: Codec) -> Codec:
 
 
 def _read_length(data: bytes, pos: int, nullable: bool, flexible: bool) -> tuple[int | None, int]:
-    """Bytes of a byte field or count of an array, None for null."""
+    """Length of a byte field or count of an array; None for null."""
     if flexible:
         length, pos = read_uvarint(data, pos)
         length -= 1
@@ -367,8 +368,8 @@ def _read_length(data: bytes, pos: int, nullable: bool, flexible: bool) -> tuple
     if length == -1 and nullable:
         return None, pos
     if length < 0:
-        raise Malformed(f"the length {length} is not allowed in this version")
-    # Each element of an array takes at least one byte, so a count too is bounded by the bytes that are left.
+        raise Malformed(f"length {length} is not allowed in this version")
+    # An array element takes at least one byte, so the check also bounds a count.
     if pos + length > len(data):
         raise CutOff(pos + length)
     return length, pos

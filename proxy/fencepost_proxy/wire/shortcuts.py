@@ -1,4 +1,4 @@
-"""What a few bytes of a frame tell, so that it need not be parsed. False is never wrong, only slow."""
+"""Checks on a few bytes of a frame that avoid parsing it. False means unknown: the caller then parses the frame."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _INT64: Final = Struct(">q")
 _BATCH_HEADER_BYTES: Final = 61
 _PRODUCER_ID_AT: Final = 43
 _FEW_PARTITIONS: Final = 100
-#: Tags of the partition before, index, length of the records, and the batch as far as its producer id.
+#: Tags of the previous partition, index, length of the records, and the batch up to and including its producer id.
 PARTITION_HEAD_BYTES: Final = 1 + 4 + 5 + _PRODUCER_ID_AT + 8
-#: What is wrong with bytes that cannot be read here. Kafka says it too.
+#: Errors for malformed bytes, which Kafka refuses too.
 UNREADABLE: Final = (IndexError, StructError, Malformed)
 
 
 def partitions_of(data: memoryview, at: int, *, flexible: bool) -> tuple[int, int]:
-    """Of the topic of a Produce request whose name ends at `at`: how many partitions, and where the first begins.
+    """Partition count and start of the first partition, for a topic of a Produce request whose name ends at `at`.
 
     Raises `UNREADABLE`.
     """
@@ -36,7 +36,7 @@ def partitions_of(data: memoryview, at: int, *, flexible: bool) -> tuple[int, in
 
 
 def producer_id_of(data: memoryview, at: int, *, flexible: bool) -> tuple[int, int]:
-    """Of the partition that begins at `at`: the producer id of its batch, -1 for none, and where its records end.
+    """Producer id of the batch (-1 for none) and end of the records, for the partition that starts at `at`.
 
     Raises `UNREADABLE`.
     """
@@ -52,15 +52,18 @@ def producer_id_of(data: memoryview, at: int, *, flexible: bool) -> tuple[int, i
 
 
 def names_producer(records: memoryview | None, producer_ids: frozenset[int]) -> bool:
-    """Whether the first batch of these records has one of these producer ids."""
+    """Whether the first batch has one of these producer ids."""
     if records is None or len(records) < _BATCH_HEADER_BYTES:
         return False
     return _INT64.unpack_from(records, _PRODUCER_ID_AT)[0] in producer_ids
 
 
 def is_free_of(frame: memoryview, at: int, api_version: int, producer_ids: frozenset[int]) -> bool:
-    """Whether a Produce request for few partitions has none of these producer ids. `at`: where its only topic's name
-    ends. What lies behind the request in `frame` is read where its own lengths lead there: Kafka refuses such a one."""
+    """Whether a Produce request with one topic and few partitions has none of these producer ids.
+
+    `at` is the end of the topic's name. Lengths in the request may lead beyond its end in `frame`; Kafka refuses such a
+    request.
+    """
     flexible = api_version >= FLEXIBLE
     try:
         if flexible and frame[at] == 2:  # one partition
@@ -87,10 +90,9 @@ def is_free_of(frame: memoryview, at: int, api_version: int, producer_ids: froze
 
 
 def names_no_broker(frame: memoryview, api_version: int) -> bool:
-    """Whether a Produce response certainly carries no tagged field, of which `node_endpoints` is one.
+    """Whether a Produce response certainly has no tagged field, such as `node_endpoints`.
 
-    `frame` is a whole response, its length in front. Read is the shape that almost every answer has; of others nothing
-    is known.
+    `frame` is a whole response with its length. Only the common form is recognized.
     """
     if api_version < FLEXIBLE:
         return True

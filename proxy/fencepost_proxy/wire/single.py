@@ -1,7 +1,7 @@
-"""One record batch for one partition: what almost every guarded Produce request is, read and written without a detour.
+"""Fast path for Produce requests with one record batch for one partition, the most common form for checked topics.
 
-Three forms of it are needed: the client's request, read behind a prefix that is known from the request before; ours
-upstream, by topic id; and both answers. Whatever has another form is for `produce.py`.
+It reads the client's request (after a prefix that is known from the previous request), encodes the request to Kafka by
+topic id, and reads and encodes the responses. `produce.py` handles all other forms.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Final
 _INT32: Final = Struct(">i")
 _ACKS_TIMEOUT: Final = Struct(">hi")
 _REQUEST_HEAD: Final = Struct(">ihhi")
-#: One topic by id, one partition, all but the record batch's length.
+#: One topic by id and one partition, without the length of the record batch.
 _ONE_BY_ID: Final = Struct(">B16sBi")
-#: Of a request: tags of partition, topic and request.
+#: End of a request: tags of partition, topic and request.
 _NO_TAGS: Final = b"\0\0\0"
 #: Correlation id, tags and topics, id, partitions; index, error, base offset, append time, log start; record errors,
 #: message, tags of partition and topic; throttle time, tags.
@@ -23,19 +23,19 @@ _ANSWER_BY_ID: Final = Struct(">i2s16sBihqqq4siB")
 _ONE_TOPIC: Final = b"\0\2"
 #: No record errors, no message, no tags of partition and topic.
 _NO_MORE: Final = b"\1\0\0\0"
-#: Of an answer by name: what stands before the name, and behind it.
+#: A response by topic name: the parts before and after the name.
 _ANSWER_HEAD: Final = Struct(">iiBB")
 _ANSWER_REST: Final = Struct(">BihqqqBBBBiB")
 _BY_ID_VERSION: Final = 13
-#: Fewer bytes than this are copied faster than written as chunks of their own.
+#: Fewer bytes are faster to copy than to write as a separate chunk.
 _JOINED_BYTES_MAX: Final = 8192
 ACKS_ALL: Final = -1
 
 
 def read_single(frame: memoryview, at: int) -> tuple[int, int, int] | None:
-    """Partition, start and end of the only record batch of a flexible Produce request by name; None for any other form.
+    """Partition, start and end of the record batch in a flexible Produce request with one batch; else None.
 
-    `frame` is without its length, `at` is where the only topic's name ends.
+    `frame` excludes its length. `at` is the end of the topic's name.
     """
     try:
         if frame[at] != 2:  # one partition
@@ -70,8 +70,10 @@ def encode_single(
     header: bytes,
     rest: memoryview,
 ) -> list[bytes | memoryview]:
-    """A Produce v13 request for one batch, acks=all: `header` and `rest` of it. `before_acks` – client id, tags and
-    transactional id, as a flexible request has them."""
+    """Chunks of a Produce v13 request with acks=all for one batch (`header` and `rest`).
+
+    `before_acks`: encoded client id, tags and transactional id of a flexible request.
+    """
     length = len(header) + len(rest) + 1
     varint = bytearray()
     left = length
@@ -95,9 +97,9 @@ def encode_single(
 
 
 def read_single_answer(frame: memoryview, topic_id: bytes) -> tuple[int, int, int, int, int, int] | None:
-    """Partition, error code, base offset, append time, log start and throttle time of a v13 answer for one partition.
+    """Partition, error code, base offset, append time, log start and throttle time of a v13 response.
 
-    None where it has another form, says more than that, or is about another topic.
+    None if the response has another form, further fields or another topic.
     """
     if len(frame) != _ANSWER_BY_ID.size:
         return None
@@ -110,7 +112,7 @@ def read_single_answer(frame: memoryview, topic_id: bytes) -> tuple[int, int, in
 def encode_single_answer(
     *, correlation_id: int, topic: bytes, partition: int, base_offset: int, append_time: int, start: int, throttle: int
 ) -> bytes:
-    """A success, as an answer of Produce v9 to v12. `topic` is the name as the request had it, its length in front."""
+    """A success response of Produce v9 to v12. `topic` is the name as encoded in the request, with its length."""
     rest = _ANSWER_REST.pack(2, partition, 0, base_offset, append_time, start, 1, 0, 0, 0, throttle, 0)
     head = _ANSWER_HEAD.pack(6 + len(topic) + len(rest), correlation_id, 0, 2)
     return head + topic + rest
