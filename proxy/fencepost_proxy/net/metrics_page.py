@@ -1,6 +1,6 @@
-"""`python -m fencepost_proxy.net.metrics_page`: prints `docs/metrics.md`, the reference of metrics.
+"""`python -m fencepost_proxy.net.metrics_page`: prints `docs/metrics.md`, the metrics reference.
 
-`tests/monitoring/test_pages.py` fails where the file is not what this prints.
+`tests/monitoring/test_pages.py` fails if the file differs from the output.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from fencepost_proxy.net.exposition import TABLE, Shown
 _HEAD: Final = """\
 # Metrics and health checks
 
-The tables are made from `proxy/fencepost_proxy/net/exposition.py` by `python -m fencepost_proxy.net.metrics_page`;
-change them there. What to do when one of them is not as it should be: [alerts](alerts.md).
+`python -m fencepost_proxy.net.metrics_page` generates this page from `proxy/fencepost_proxy/net/exposition.py`. What to
+do when a metric shows a problem: [alerts](alerts.md).
 
-With `status = "127.0.0.1:8080"` (or `--status`) the proxy answers over HTTP:
+With `status = "127.0.0.1:8080"` (or `--status`) the proxy serves HTTP:
 
-| path | for | answer |
+| path | for | response |
 |---|---|---|
-| `/metrics` | Prometheus | all of the below, in its text format |
-| `/livez` | restarting it | 200 as long as the process turns its event loop; it says nothing about Kafka |
-| `/readyz` | sending clients to it | 200, or 503 with one reason a line: Kafka is waited for (and why), the \
-state topic is being read, is not there, or was not read recently enough, the process is shutting down |
+| `/metrics` | Prometheus | all metrics below, in Prometheus text format |
+| `/livez` | liveness probe | 200 while the event loop runs, whatever the state of Kafka |
+| `/readyz` | readiness probe | 200, or 503 with one reason per line: Kafka is unreachable (and why), the \
+state topic is being read, is missing or was not read recently enough, or the process is shutting down |
 
 ```yaml
 scrape_configs:
@@ -31,21 +31,20 @@ scrape_configs:
       - targets: ["127.0.0.1:8080"]
 ```
 
-`deploy/grafana/fencepost.json` is a dashboard of them, `deploy/prometheus/alerts.rules.yml` the alerts. Both take the
-job's name, `fencepost`, for given.
+`deploy/grafana/fencepost.json` is a dashboard, `deploy/prometheus/alerts.rules.yml` the alerts. Both expect the job
+name `fencepost`.
 
-**Several worker processes** are one target: a scrape asks all of them and shows sums, histograms added bucket by
-bucket. A worker that ends takes nothing away from counters. Not summed are log end and shift of a partition (the
+**Several worker processes** are one target: a scrape collects from all of them and shows sums, with histograms added
+bucket by bucket. Counters keep the values of workers that ended. Exceptions: log end and shift of a partition (the
 highest), the lease (the shortest), certificates, the cluster's transactions and `fencepost_worker_*`.
 
-**How many series there can be.** Labels are Kafka's APIs and versions, words of the proxy's own (at most 64 of each
-kind, the rest are `other`), brokers' errors, worker numbers; and partitions, of which at most
-`limits.metric_partitions_shown_max` (500, for each process) and three times `limits.watched_shown_max` (20) are
-named. How many are left out is a metric. No label is made of what clients send: no client ids, groups or
-transactional ids.
+**Number of series.** Label values are Kafka's APIs and versions, the proxy's own words (at most 64 per kind, the rest
+are `other`), broker errors, worker numbers and partitions. At most `limits.metric_partitions_shown_max` (500, for each
+process) plus three times `limits.watched_shown_max` (20) partitions are named; a metric counts the omitted ones. No
+label value comes from clients: no client ids, groups or transactional ids.
 
-**What they cost.** Counting is adding to an integer. The text is made while it is scraped, and so is whatever is not
-counted but looked at: log ends, gates, what is in flight.
+**Cost.** Counting adds to an integer. A scrape formats the text and reads the values that are not counters: log ends,
+sequencers, requests in progress.
 """
 
 
