@@ -304,12 +304,12 @@ def test_taken_ports_and_servers_that_are_not_there(secured: Secured, tmp_path: 
     # Nobody answers: what depends on it is not known.
     assert none.status == 1
     assert {f"upstream {absent}", f"upstream {silent}"} <= set(none.of("failed"))
-    assert "nobody listens there" in none.todo(f"upstream {absent}")
+    assert "nothing listens there" in none.todo(f"upstream {absent}")
     assert "no connection within 1 s" in none.of("failed")[f"upstream {silent}"]
     assert "listeners for brokers" in none.of("unknown")
     # Of a proxy that runs, ports are to be taken; the bootstrap listener is not.
     assert running.of("ok")["listener for broker 1"] == f"127.0.0.1:{port}: somebody listens there"
-    assert "nobody listens there" in running.of("failed")["listener for clients"]
+    assert "nothing listens there" in running.of("failed")["listener for clients"]
 
 
 def test_a_login_that_is_wrong_or_missing(secured: Secured, tmp_path: Path) -> None:

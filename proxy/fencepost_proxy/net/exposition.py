@@ -267,8 +267,8 @@ TABLE: Final[tuple[Section, ...]] = (
             Shown(
                 "fencepost_added_request_seconds",
                 _HISTOGRAM,
-                "Time that the proxy adds to a request: from reading its last byte to writing it to the broker. Waiting "
-                "for a partition sequencer is not counted.",
+                "Time that the proxy adds to a request: from reading its last byte to writing it to the broker. "
+                "Waiting for a partition sequencer is not counted.",
                 lambda s: s.traffic.request_seconds,
             ),
             Shown(
