@@ -418,7 +418,7 @@ def test_who_listens_for_others_is_warned_once(capsys: pytest.CaptureFixture[str
 
     logs.setup("info", "console")
     asyncio.run(run())
-    assert capsys.readouterr().err.count("the status page can be reached from other machines") == 1
+    assert capsys.readouterr().err.count("status page is reachable from other machines") == 1
 
 
 # ---- the one thing that an operator can do here

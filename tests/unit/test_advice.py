@@ -153,7 +153,7 @@ def test_reasons_are_looked_for_wherever_they_are_told() -> None:
         "the state topic was not read",
         "the other proxy processes",
         "the owner process",
-        "its broker cannot be asked",
+        "cannot read the broker's advertised",
         "following it crashed",
         "who leads the state topic",
     ):

@@ -148,16 +148,16 @@ _NOT_READY: Final[_Table] = (
     ),
     # The broker of a sidecar.
     (
-        "was not asked yet what it advertises",
+        "is not known yet",
         "Wait a moment. If it persists: is the broker running, and is broker its address?",
     ),
     (
-        "cannot be asked what it advertises",
+        "cannot read the broker's advertised address",
         "Is the broker running, and is broker the address of its listener for sidecars? fencepost check --running "
         "shows details.",
     ),
     ("upstream is of ", "Set broker and upstream to the same cluster."),
-    ("it does not listen yet", "Wait a moment. If it persists, its port is in use: the log names it."),
+    ("does not listen yet", "Wait a moment. If it persists, its port is in use: the log names it."),
     (
         "does not advertise this sidecar",
         "In the broker's server.properties, set advertised.listeners of the listener that broker names to the "
