@@ -152,10 +152,10 @@ def test_reasons_are_looked_for_wherever_they_are_told() -> None:
         "reading the state topic",
         "the state topic was not read",
         "the other proxy processes",
-        "the owner process",
+        "the primary worker",
         "cannot read the broker's advertised",
         "following it crashed",
-        "who leads the state topic",
+        "leader of the state topic",
     ):
         assert any(each.startswith(begins) for each in REASONS), begins
     assert any("does not advertise this sidecar" in each for each in REASONS)

@@ -108,7 +108,7 @@ def test_what_is_well_says_so_and_nothing_else_is_in_the_way() -> None:
         ("reading the state topic", "may the proxy&#x27;s user READ it?"),
         ("the state topic was not read recently enough: appends are not let through", "the state topic have a leader"),
         ("the other proxy processes cannot be told yet that this one is there: appends", "WRITE"),
-        ("the owner process is being started", "Wait a moment"),
+        ("the primary worker is starting", "Wait a moment"),
         ("a reason of tomorrow", "The log gives the reason"),
     ],
 )

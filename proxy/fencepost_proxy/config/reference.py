@@ -302,9 +302,9 @@ ends within a minute (`fencepost check --seconds 10`). Exit code: 0, a proxy wou
 - **Kafka**: every server of `upstream`, and every broker at the address that Kafka tells: name, connection, TLS,
   login, when its certificate ends; that all are one cluster; its release; that brokers have the APIs that the proxy
   itself uses; of a sidecar, that its broker sends clients to it
-- **what Kafka lets the proxy do**: see, create, read and write the state topic; get a producer id; read brokers'
+- **Kafka ACLs of the proxy**: see, create, read and write the state topic; get a producer id; read brokers'
   settings; read, write and describe the topics that the file guards, and those on which admins have set a check
-  (*topics of the file*, *topics set by admins*: the state topic is read), and add partitions to those that grow in
+  (*topics in the file*, *topics set by admins*: the state topic is read), and add partitions to those that grow in
   order; read all topics, for the transaction watch; describe groups and transactional ids. What is missing is told as
   the `kafka-acls` command that allows it; `admin.properties` there is the login of an administrator
 - **what Kafka itself may lose** of guarded topics: too few replicas, `min.insync.replicas`, unclean leader elections

@@ -64,7 +64,7 @@ _ANEW: Final = (
 #: Readiness. Problems of the state topic come before "cannot be used", which precedes them in the same message.
 _NOT_READY: Final[_Table] = (
     ("it is shutting down", "Nothing: the proxy was stopped. Clients use another proxy, or reconnect after a restart."),
-    ("the owner process is being started", "Wait a moment. If it persists, the log gives the reason."),
+    ("the primary worker is starting", "Wait a moment. If it persists, the log gives the reason."),
     # The state topic is unusable.
     (
         "it cannot be this proxy's state topic",
@@ -77,7 +77,7 @@ _NOT_READY: Final[_Table] = (
         "in Kafka. The proxy recovers automatically.",
     ),
     (
-        "wants every producer to begin at sequence 0",
+        "requires new producers to begin at sequence 0",
         "Use a Kafka release that this version is tested with. Nothing was lost.",
     ),
     ("was deleted and created again", _RESTART),
@@ -113,7 +113,7 @@ _NOT_READY: Final[_Table] = (
         "recovers automatically.",
     ),
     (
-        "who leads the state topic",
+        "leader of the state topic",
         "Enough replicas must respond to confirm the leader. Start the missing brokers, or let this machine reach "
         "them. The proxy recovers automatically.",
     ),
@@ -191,7 +191,7 @@ _WARNING: Final[_Table] = (
         "The order cannot be restored. Add partitions only through the proxy: docs/partition-expansion.md.",
     ),
     (
-        "is being started",
+        "is starting",
         "Wait a moment: the other workers serve its clients. If it recurs, the log gives the reason.",
     ),
 )
