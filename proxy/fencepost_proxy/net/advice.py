@@ -187,7 +187,7 @@ _WARNING: Final[_Table] = (
         "or delete it through the proxy, which deletes its checks too.",
     ),
     (
-        "has grown around the proxy",
+        "was expanded without the proxy",
         "The order cannot be restored. Add partitions only through the proxy: docs/partition-expansion.md.",
     ),
     (
