@@ -445,7 +445,7 @@ class Supervisor:
         channel = self._slots[OWNER].channel
         if channel is None or not channel.send(Packet.of(RELEASE, (group, topic))):
             return "not done: the primary worker is unreachable now"
-        return f"requested: the log has the result for group {group} and topic {topic}"
+        return f"asked: the log has the result for group {group} and topic {topic}"
 
     def _snapshot(self) -> StatusSnapshot:
         metrics = self.metrics()
