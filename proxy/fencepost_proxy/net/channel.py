@@ -1,8 +1,7 @@
-"""Messages between a supervisor and its worker processes: one packet each, with open sockets in it where need be.
+"""Messages between the supervisor and its workers: one packet each, optionally with open sockets.
 
-Both ends are this program, started by itself, over a socket pair that nobody else holds: so a message is a pickle.
-What is large goes beside the packet, as a file in memory: a packet is sent whole or not at all, and whoever only passes
-it on need not read it.
+Messages are pickles, because both ends are this program and share a private socket pair. A large message is sent as a
+memory file, so a packet is sent completely or not at all, and can be forwarded without reading it.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ _limited_log = logs.RateLimitedLog(logs.get("net.channel"))
 
 _PACKET_BYTES_MAX: Final = 32 * 1024
 _SOCKETS_MAX: Final = 4
-#: Packets that wait for a process which does not read; one more is refused.
+#: Packets queued for a process that does not read; further ones are refused.
 _WAITING_MAX: Final = 200
 _INLINE: Final = b"i"
 _BESIDE: Final = b"b"
 
 
 def _read_only(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
-    """By which a pickle names the class, which has no name of its own."""
+    """Constructor for pickles: the class itself has no importable name."""
     return MappingProxyType(items)
 
 
@@ -40,7 +39,7 @@ copyreg.pickle(MappingProxyType, lambda found: (_read_only, (dict(found),)))
 
 @dataclass(slots=True)
 class Packet:
-    """`descriptors` belong to whoever holds the packet: `sockets`, `forward` and `close` give them up."""
+    """The holder of the packet owns `descriptors`; `sockets`, `forward` and `close` release them."""
 
     kind: str
     data: bytes
@@ -48,7 +47,7 @@ class Packet:
 
     @classmethod
     def of(cls, kind: str, message: object = None, sockets: Sequence[socket.socket] = ()) -> Packet:
-        """`sockets` are the packet's from now on."""
+        """The packet takes ownership of `sockets`."""
         data = pickle.dumps(message)
         descriptors = [each.detach() for each in sockets]
         if len(data) < _PACKET_BYTES_MAX:
@@ -150,7 +149,7 @@ class Channel:
         except (BlockingIOError, InterruptedError):
             return
         except TornPacket as error:
-            _limited_log.error("torn", "connections closed on their way to another worker", reason=error)
+            _limited_log.error("torn", "connections closed during migration to another worker", reason=error)
             return
         except OSError:
             packet = None
