@@ -58,7 +58,7 @@ class Packet:
         return cls(kind, _BESIDE, [*descriptors, file])
 
     def message(self) -> Any:
-        """Once."""
+        """Return the message. Call it once."""
         if self.data[:1] == _INLINE:
             return pickle.loads(self.data[1:])
         with os.fdopen(self.descriptors.pop(), "rb") as file:
@@ -66,7 +66,7 @@ class Packet:
             return pickle.load(file)
 
     def sockets(self) -> list[socket.socket]:
-        """After `message`, and instead of `close`."""
+        """Return the packet's sockets. Call it once, after `message` and instead of `close`."""
         taken, self.descriptors = self.descriptors, []
         return [socket.socket(fileno=each) for each in taken]
 
@@ -76,7 +76,7 @@ class Packet:
 
 
 class TornPacket(OSError):
-    """Sockets of a packet could not be received: this process has no file descriptors left."""
+    """A packet's sockets were not received: this process has no file descriptors left."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -84,14 +84,14 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send_packet(sock: socket.socket, packet: Packet) -> None:
-    """The packet is used up, unless this raises OSError."""
+    """Send a packet and release its descriptors; on `OSError` the caller still owns them."""
     head = b"%s\0%c" % (packet.kind.encode(), len(packet.descriptors))
     socket.send_fds(sock, [head + packet.data], packet.descriptors)
     packet.close()
 
 
 def receive_packet(sock: socket.socket) -> Packet | None:
-    """None: the other end is gone. Raises TornPacket, whose sockets are closed, and OSError."""
+    """Receive a packet; None if the other end closed. Raises `TornPacket` (its sockets are closed) and `OSError`."""
     data, descriptors, _, _ = socket.recv_fds(sock, 2 * _PACKET_BYTES_MAX, _SOCKETS_MAX)
     if not data:
         return None
@@ -106,7 +106,7 @@ def receive_packet(sock: socket.socket) -> Packet | None:
 
 
 class Channel:
-    """One end, in an event loop. `on_packet` gets each packet and owns it; `on_end` is called once, not by `close`."""
+    """One end, in an event loop. `on_packet` takes ownership of each packet. `close` does not call `on_end`."""
 
     def __init__(
         self, sock: socket.socket, on_packet: Callable[[Packet], None], on_end: Callable[[], None] = lambda: None
@@ -121,7 +121,7 @@ class Channel:
         self._closed = False
 
     def send(self, packet: Packet) -> bool:
-        """False: it will not arrive, and is closed."""
+        """Send a packet; False if it was closed instead."""
         if self._closed or len(self._waiting) >= _WAITING_MAX:
             packet.close()
             return False
