@@ -357,7 +357,7 @@ def _together(one: Any, other: Any) -> Any:
     if isinstance(one, int | float):
         return one + other
     if isinstance(one, PartitionNumbers | AddressNumbers):
-        return max(one, other)  # of several gates of a partition, the one that knows more; limits are of each process
+        return max(one, other)  # the sequencer with the higher log end; limits are per process
     if isinstance(one, list):
         return [_together(each, others) for each, others in zip(one, other, strict=True)]
     if isinstance(one, dict):

@@ -133,10 +133,9 @@ class GateReads:
         return facts
 
     async def changed_facts(self, topics: Sequence[str]) -> list[str]:
-        """Reads the Kafka configs of all these topics anew; gives back those for which they are not what they were.
+        """Read the Kafka configs of these topics again, in few requests; return the topics whose configs changed.
 
-        In few requests, however many topics there are. A topic that is not there any more is left out. Raises
-        UpstreamUnavailable.
+        Deleted topics are omitted. Raises `UpstreamUnavailable`.
         """
         facts = await self._control.facts_of_topics(topics, timeout_seconds=_READ_SECONDS)
         now = time.monotonic()
@@ -153,7 +152,7 @@ class GateReads:
     ) -> gates.TailRead | gates.TailUnknown:
         try:
             facts = await self.facts(partition.topic)
-            # Before the log end: where a transaction is over, its marker is in what is read behind.
+            # Read before the log end, so that the snapshot contains the marker of each ended transaction.
             asked_at = time.monotonic()
             ended, ending, producer_ids = await self._transactions(partition, transactional_ids)
             for _ in range(_CONSISTENT_READS_MAX):
@@ -161,10 +160,10 @@ class GateReads:
                 if reading.consistent:
                     break
         except UpstreamUnavailable as error:
-            _limited_log.warning(f"tail {partition}", "the log end cannot be read", partition=partition, reason=error)
+            _limited_log.warning(f"tail {partition}", "cannot read the log end", partition=partition, reason=error)
             return gates.TailUnknown(str(error), error.error_code)
         if not reading.consistent:
-            return gates.TailUnknown("the log moved while it was read")
+            return gates.TailUnknown("the log advanced during the read")
         topic = self._control.topic(partition.topic)
         base = None if topic is None else self._state.view.stamp_base(topic.topic_id, partition.partition)
         number = 0 if base is None else base.producer_epoch // PRODUCER_EPOCHS

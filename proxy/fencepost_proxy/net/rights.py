@@ -158,7 +158,7 @@ class _Asker:
             self._set = StateView(self._cluster.cluster_id or "")
             return [await self._creating(name, what, todo, brokers), *await self._not_there_yet(name, what, todo)]
         if topic.error_code:
-            return [unknown(GROUP, what, f"Metadata answered error {topic.error_code}")]
+            return [unknown(GROUP, what, f"Metadata returned error {topic.error_code}")]
         missing = self._missing(topic, ("READ", "WRITE"))
         if "READ" not in missing:
             self._state = topic
