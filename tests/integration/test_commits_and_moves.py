@@ -552,7 +552,7 @@ def test_a_commit_waits_for_a_partition_that_nobody_leads(stage: Stage) -> None:
     # When their clients commit, then they are told to ask again
     with ThreadPoolExecutor(len(two)) as pool:
         ends = [pool.submit(stage.commit, story) for story in two]
-        kafka.until(lambda: "a commit cannot be let through now" in proxy.log, "a commit to be put off")
+        kafka.until(lambda: "commit deferred" in proxy.log, "a commit to be put off")
         states = {transaction_state(str(kafka.kafka.address(SECOND)), story.name)[0] for story in two}
         assert states == {"Ongoing"}
         # until the broker is back: then all of it is there.

@@ -211,7 +211,7 @@ def test_a_member_whose_right_was_taken_away_is_not_told_that_there_is_more(scen
         who, _ = scene.join(member)
         scene.commit(member, who, 2)
         scene.commit(member, who, 5)
-        until(lambda: f"a group gets a new partition group={scene.group}" in scene.proxy.log, "the group to be let in")
+        until(lambda: f"gated partition assigned group={scene.group}" in scene.proxy.log, "the group to be let in")
         scene.may("member", GROUP, scene.group, READ, DENY)
         with User(scene.direct, "member") as direct:
             refused = {"ThrottleTimeMs": 0, "ErrorCode": GROUP_AUTHORIZATION_FAILED}
@@ -227,5 +227,5 @@ def test_a_member_that_may_is_told_that_there_is_more(scene: Scene) -> None:
     with User(scene.through, "member") as member:
         who, _ = scene.join(member)
         scene.commit(member, who, 5)
-        until(lambda: f"a group gets a new partition group={scene.group}" in scene.proxy.log, "the group to be let in")
+        until(lambda: f"gated partition assigned group={scene.group}" in scene.proxy.log, "the group to be let in")
         assert member.ask(HEARTBEAT, 4, who)["ErrorCode"] == REBALANCE_IN_PROGRESS

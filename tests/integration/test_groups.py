@@ -59,7 +59,7 @@ def topic(groups_kafka: KafkaCluster, proxy: ProxyProcess) -> GrownTopic:
 
 def _withheld(proxy: ProxyProcess, group: str, partition: int = 2) -> bool:
     return any(
-        "is withheld from a group" in line and group in line and f"-{partition}" in line
+        "new partition gated for a group" in line and group in line and f"-{partition}" in line
         for line in proxy.log.splitlines()
     )
 

@@ -89,7 +89,7 @@ def test_the_owner_worker_is_killed_while_an_expansion_waits(kafka: KafkaCluster
             until(lambda: f"topic={topic} step=doors" in proxy.log, "the expansion to wait")
             assert expansions(proxy.bootstrap, topic) == []
             os.kill(worker_pid(proxy, 0), signal.SIGKILL)
-            until(lambda: "a worker ended by itself worker=0" in proxy.log, "it to be dead")
+            until(lambda: "worker exited unexpectedly worker=0" in proxy.log, "it to be dead")
             transaction.end(commit=True)
             # Whoever goes on with it: also a proxy of another test may, since all that serve this Kafka are asked to.
             until(lambda: expansions(proxy.bootstrap, topic), f"{topic} to grow")

@@ -534,7 +534,7 @@ def test_certificates_are_read_anew(secured: Secured, tmp_path: Path) -> None:
         proxy.signal_reload()
 
         # Then: the old one stays in force, and it is said why.
-        until(lambda: "could not be loaded anew" in proxy.log, "the error in the log")
+        until(lambda: "certificate reload failed" in proxy.log, "the error in the log")
         assert shown(secured.authority)
 
         # When: the other half is there too, and nobody says so.

@@ -386,7 +386,7 @@ def test_a_topic_that_vanishes_is_waited_for_and_one_in_its_place_is_refused(
             await one.state.append([config("guarded")])
             await confirmed(kafka, lambda admin: admin.delete_topics([name]))
             await until(lambda: not one.state.fresh)
-            await until(lambda: "the state topic is not there" in caplog.text)
+            await until(lambda: "state topic is missing" in caplog.text)
             assert one.state.failure is None
 
             await successor.state.start()

@@ -147,7 +147,7 @@ def test_a_broker_that_cannot_be_reached_is_named_with_what_to_do(tmp_path: Path
 
         eventually("its name", lambda: any(f"Broker {broker['node_id']}" in each for each in problems()))
         assert "Is that broker up" in proxy.text("/")
-        assert "something is wrong" in proxy.text("/") or "Not ready" in proxy.text("/")
+        assert "degraded" in proxy.text("/") or "Not ready" in proxy.text("/")
 
 
 def test_silent_connections_do_not_stop_health_checks(page: Shown) -> None:

@@ -173,7 +173,7 @@ def test_an_open_transaction_is_shown_and_one_that_hangs_is_found_and_ended(
         assert (found["producer_id"], found["transactional_id"]) == (producer.producer.id, name)
         assert (nobodys["producer_id"], nobodys["transactional_id"]) == (987_654_321, None)
         assert "its coordinator does not know of it" in page.text("/")
-        line = f"a transaction hangs: its partition's committed readers stand still partition={topic}-0"
+        line = f"hanging transaction: read_committed consumers of its partition are stuck partition={topic}-0"
         until(lambda: line in proxy.log, "a line in the log")
         status, text = transactions("hanging", "--bootstrap", proxy.bootstrap)
         assert status == 1

@@ -78,7 +78,7 @@ def test_the_page_shows_the_state_and_escapes_names() -> None:
         assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert "default-src 'none'" in headers["content-security-policy"]
         for text in (
-            "All is well",
+            "Healthy",
             "127.0.0.1:19092",
             "kafka-1:9092",
             "127.0.0.1:19094",
@@ -374,7 +374,7 @@ def test_a_script_gets_what_it_exchanges() -> None:
         assert headers["content-type"] == "application/json"
         page = (await get(address, "/"))[2].decode()
         assert all(f'<section id="{name}"' in page for name in answer["sections"])
-        assert answer["title"].startswith("✓ All is well")
+        assert answer["title"].startswith("✓ Healthy")
 
     with_server(story)
 
@@ -418,7 +418,7 @@ def test_who_listens_for_others_is_warned_once(capsys: pytest.CaptureFixture[str
 
     logs.setup("info", "console")
     asyncio.run(run())
-    assert capsys.readouterr().err.count("the status page can be reached from other machines") == 1
+    assert capsys.readouterr().err.count("status page is reachable from other machines") == 1
 
 
 # ---- the one thing that an operator can do here

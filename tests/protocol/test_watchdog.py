@@ -68,7 +68,7 @@ def test_loop_that_does_not_turn_is_named_while_it_stands(
     monkeypatch.setattr(product, "STUCK_SECONDS", 0.1)
 
     def stands() -> float:
-        _spin_until(lambda: bool(_fields(caplog, "the event loop does not turn")))
+        _spin_until(lambda: bool(_fields(caplog, "the event loop is blocked")))
         return 0.0
 
     async def run() -> None:
@@ -81,7 +81,7 @@ def test_loop_that_does_not_turn_is_named_while_it_stands(
     with caplog.at_level(logging.WARNING, "fencepost"):
         asyncio.run(run())
 
-    standing = _fields(caplog, "the event loop does not turn")[0]
+    standing = _fields(caplog, "the event loop is blocked")[0]
     assert str(standing["frame"]).endswith(" RateLimitedLog._limited")
 
 

@@ -134,7 +134,7 @@ def test_every_reason_of_not_being_ready_has_an_advice(reason: str) -> None:
 
 def test_what_is_unknown_leads_to_the_log() -> None:
     assert advice.of_not_ready("a reason of tomorrow") == advice.NOT_READY_ELSE
-    assert "The log says more" in advice.NOT_READY_ELSE
+    assert "The log gives the reason" in advice.NOT_READY_ELSE
 
 
 def test_reasons_are_looked_for_wherever_they_are_told() -> None:
@@ -152,10 +152,10 @@ def test_reasons_are_looked_for_wherever_they_are_told() -> None:
         "reading the state topic",
         "the state topic was not read",
         "the other proxy processes",
-        "the owner process",
-        "its broker cannot be asked",
+        "the primary worker",
+        "cannot read the broker's advertised",
         "following it crashed",
-        "who leads the state topic",
+        "leader of the state topic",
     ):
         assert any(each.startswith(begins) for each in REASONS), begins
     assert any("does not advertise this sidecar" in each for each in REASONS)
@@ -164,14 +164,14 @@ def test_reasons_are_looked_for_wherever_they_are_told() -> None:
 @pytest.mark.parametrize(
     ("reason", "helps"),
     [
-        ("waiting for Kafka at k:9092: k:9092: cannot connect: Connect call failed", "Nobody listens there"),
+        ("waiting for Kafka at k:9092: k:9092: cannot connect: Connect call failed", "Nothing listens there"),
         ("waiting for Kafka at k:9092: k:9092: certificate is not trusted (upstream_tls.ca_file)", "as PEM"),
         ("waiting for Kafka at k:9092", "Is Kafka up, and is upstream its address? fencepost check"),
         ("the state topic s cannot be used: s lost records (read up to offset 7, it starts at 9)", "delete the state"),
-        ("the state topic s cannot be used: s: Produce answered error 29", "fencepost check says so"),
+        ("the state topic s cannot be used: s: Produce answered error 29", "Run fencepost check"),
         (
             f"the state topic s cannot be used: CreateTopics answered error 29 ({BY_A_PROXY})",
-            "name Kafka's own brokers",
+            "set it to Kafka's own brokers",
         ),
         ("s was deleted and created again: what it held is gone", "restart every proxy"),
     ],
@@ -185,7 +185,7 @@ def test_the_advice_is_about_what_went_wrong(reason: str, helps: str) -> None:
     [
         ("it ended the connection during the TLS handshake: EOF; does it speak TLS (upstream_tls)?", "broker_tls"),
         ("its certificate is for another name: IP (upstream_tls.check_hostname)", "127.0.0.1"),
-        ("cannot connect: Connect call failed", "nobody listens there"),
+        ("cannot connect: Connect call failed", "nothing listens there"),
     ],
 )
 def test_of_a_sidecars_own_broker_the_advice_is_about_its_listener(said: str, helps: str) -> None:

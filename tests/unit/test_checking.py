@@ -84,7 +84,7 @@ def test_files_that_are_not_there_or_not_what_they_should_be(authority: Authorit
 
     assert [each.what for each in found] == ["listen_tls.key_file", "upstream_tls.ca_file", "control_sasl.token_file"]
     assert "is not that of the certificate" in found[0].said
-    assert found[0].todo == "put right what is in it, or name another file"
+    assert found[0].todo == "correct the file, or use another one"
     assert "cannot be read: No such file" in found[1].said
 
 
@@ -152,7 +152,7 @@ def test_ports_of_listeners() -> None:
 
     assert states(found) == {"listener for clients": "ok", "listener for broker 2": "failed"}
     assert "another process listens there" in said(found, "listener for broker 2")
-    assert "names broker(s) 2, which the cluster does not have now" in said(absent, "broker_ports")
+    assert "names broker(s) 2, which are not in the cluster now" in said(absent, "broker_ports")
     assert states(running) == {"listener for clients": "failed", "listener for broker 2": "ok"}
     assert states(nobody)["listeners for brokers"] == "unknown"
     assert states(nobody)["listener for broker 2"] == "failed"

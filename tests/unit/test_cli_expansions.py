@@ -108,7 +108,7 @@ def test_an_operator_opens_a_topic_for_a_group(
     assert capsys.readouterr().out == "group billing gets it\n"
 
 
-@pytest.mark.parametrize(("configured", "said"), [(False, "set status_token_file"), (True, "give the token")])
+@pytest.mark.parametrize(("configured", "said"), [(False, "set status_token_file"), (True, "token required")])
 def test_opening_without_the_token_says_what_to_do(
     capsys: pytest.CaptureFixture[str], token_file: Path, configured: bool, said: str
 ) -> None:

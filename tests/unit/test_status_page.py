@@ -95,21 +95,21 @@ def shown(snapshot: StatusSnapshot = WELL, lists: Mapping[What, Listed] = EMPTY,
 
 def test_what_is_well_says_so_and_nothing_else_is_in_the_way() -> None:
     found = shown()
-    assert found.title.startswith("✓ All is well")
-    assert "All is well" in found.sections["state"]
+    assert found.title.startswith("✓ Healthy")
+    assert "Healthy" in found.sections["state"]
     assert not found.sections["problems"]
 
 
 @pytest.mark.parametrize(
     ("reason", "advice"),
     [
-        ("waiting for Kafka at kafka:9092: refused", "does Kafka run"),
-        ("it is shutting down", "it was asked to stop"),
+        ("waiting for Kafka at kafka:9092: refused", "is Kafka running"),
+        ("it is shutting down", "the proxy was stopped"),
         ("reading the state topic", "may the proxy&#x27;s user READ it?"),
-        ("the state topic was not read recently enough: appends are not let through", "Has the state topic a leader"),
+        ("the state topic was not read recently enough: appends are not let through", "the state topic have a leader"),
         ("the other proxy processes cannot be told yet that this one is there: appends", "WRITE"),
-        ("the owner process is being started", "Wait a moment"),
-        ("a reason of tomorrow", "The log says more"),
+        ("the primary worker is starting", "Wait a moment"),
+        ("a reason of tomorrow", "The log gives the reason"),
     ],
 )
 def test_who_is_not_ready_says_why_and_what_to_do(reason: str, advice: str) -> None:
@@ -145,9 +145,9 @@ def test_a_process_that_is_well_finds_nothing() -> None:
         ({"connections": 2_000}, True, "2,000 of 2,000 client connections"),
         ({"most_from": ("10.0.0.7", 90)}, False, "90 of 100 client connections from one address, 10.0.0.7"),
         ({"most_from": ("fe80::1", 100)}, True, "100 of 100 client connections from one address, fe80::1"),
-        ({"buffered_bytes": 268_435_456}, True, "bytes for requests that are held"),
-        ({"certificate_ends": [("listen_tls", NOW + 5 * 86_400)]}, False, "certificate of listen_tls ends in 5 d"),
-        ({"certificate_ends": [("listen_tls", NOW - 1)]}, True, "certificate of listen_tls has ended"),
+        ({"buffered_bytes": 268_435_456}, True, "bytes for buffered requests"),
+        ({"certificate_ends": [("listen_tls", NOW + 5 * 86_400)]}, False, "certificate of listen_tls expires in 5 d"),
+        ({"certificate_ends": [("listen_tls", NOW - 1)]}, True, "certificate of listen_tls has expired"),
         (
             {"brokers": (BrokerStatus(NodeId(2), Address("kafka-2", 9092), Address("p", 1), 0, "refused"),)},
             True,
@@ -172,8 +172,8 @@ def test_what_lasts_too_long_is_told_and_what_is_usual_is_not() -> None:
 
     held, waits = diagnose(WELL, [PENDING], [LAGS, replace(LAGS, partition=3)], NOW)
     assert held.bad
-    assert "clicks have been held for 40 s: it grows to 4 partitions" in held.what
-    assert "It waits: process(es) 7." in held.do
+    assert "clicks blocked for 40 s by its expansion to 4 partitions" in held.what
+    assert "The expansion waits: process(es) 7." in held.do
     assert not waits.bad
     # What is pasted into a shell does only what it says.
     assert "fencepost expansions open clicks 'reports; rm -rf /' --status " in waits.do
@@ -185,7 +185,7 @@ def test_who_holds_up_an_expansion_is_named_where_it_is_known() -> None:
         return replace(WELL, transactions=replace(NOTHING_OPEN, open_transactions=1, open=(one,)))
 
     (named,) = diagnose(seen("views-0", "clicks-1"), [PENDING], [], NOW)
-    assert "Open there: transaction nightly." in named.do
+    assert "Open on that topic: transaction nightly." in named.do
     (unnamed,) = diagnose(seen("clicks-of-others-1"), [PENDING], [], NOW)
     assert "nightly" not in unnamed.do
 

@@ -295,17 +295,19 @@ The check changes nothing, except that Kafka allocates one producer id. It can r
 prints JSON. Exit status 0: the proxy would work, perhaps with warnings. 1: something failed. 2: the configuration is
 wrong.
 
-- **Files**: certificates, keys and secrets are readable, match, have safe modes, do not expire soon and fit
-  `advertised_host`.
-- **Kafka**: every server in `upstream` and every broker is reachable, with TLS and login; all belong to one cluster
-  and support the APIs that the proxy needs; a sidecar's broker advertises the sidecar.
-- **The proxy's rights**: the state topic, a producer id, broker configs, topics checked by the file (*topics of the
-  file*) or by admins (*topics set by admins*), the transaction watch, groups and transactional ids. For missing
-  rights it prints the `kafka-acls` command; `admin.properties` there is an administrator's login.
-- **Risks of data loss in Kafka** for checked topics: too few replicas, `min.insync.replicas`, unclean leader
-  elections.
-- **This machine**: listener addresses are free, `advertised_host` resolves, open files suffice for
-  `limits.connections_max`.
+- **files**: certificates, keys and secrets can be read and belong together, by whom else they can be read, when
+  certificates end, whether they are for `advertised_host`
+- **Kafka**: every server of `upstream`, and every broker at the address that Kafka tells: name, connection, TLS,
+  login, when its certificate ends; that all are one cluster; its release; that brokers have the APIs that the proxy
+  itself uses; of a sidecar, that its broker sends clients to it
+- **Kafka ACLs of the proxy**: see, create, read and write the state topic; get a producer id; read brokers'
+  settings; read, write and describe the topics that the file guards, and those on which admins have set a check
+  (*topics in the file*, *topics set by admins*: the state topic is read), and add partitions to those that grow in
+  order; read all topics, for the transaction watch; describe groups and transactional ids. What is missing is told as
+  the `kafka-acls` command that allows it; `admin.properties` there is the login of an administrator
+- **what Kafka itself may lose** of guarded topics: too few replicas, `min.insync.replicas`, unclean leader elections
+- **this machine**: every listener's address is free, `advertised_host` is known, open files are enough for
+  `limits.connections_max`
 
 Rights on topics that do not exist yet are *unknown*.
 

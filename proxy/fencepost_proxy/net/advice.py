@@ -1,7 +1,7 @@
-"""What to do about what is said: why a process is not ready, what is to be looked at, why a broker is not reached.
+"""Suggested actions for reasons, warnings and connection errors.
 
-Found by words of what is said, the first that fit: reasons are told where they arise, and what helps stands here, once
-for page, terminal and `fencepost check`. A test goes through all that can be said of readiness.
+Each table maps words of a message to an action; the first match wins. The status page, the terminal and
+`fencepost check` share these tables. `tests/unit/test_advice.py` checks that every readiness reason has an action.
 """
 
 from __future__ import annotations
@@ -10,195 +10,197 @@ from typing import Final
 
 _Table = tuple[tuple[str, str], ...]
 
-#: About a connection to a broker.
+#: For a connection to a broker.
 _CONNECTION: Final[_Table] = (
-    ("upstream_tls.ca_file", "give the authority that signed the brokers' certificates, as PEM: upstream_tls.ca_file"),
+    ("upstream_tls.ca_file", "set upstream_tls.ca_file to the CA that signed the brokers' certificates, as PEM"),
     (
         "upstream_tls.check_hostname",
-        "name the brokers, in upstream and in Kafka's advertised.listeners, as their certificate does; or have it "
-        "signed for the name that is used",
+        "use the names of the brokers' certificates in upstream and in Kafka's advertised.listeners, or issue "
+        "certificates for the names in use",
     ),
-    ("upstream_tls.certificate_file", "give a certificate that the brokers trust: upstream_tls.certificate_file"),
+    ("upstream_tls.certificate_file", "set upstream_tls.certificate_file to a certificate that the brokers trust"),
     (
         "upstream_tls.min_version",
-        "let both sides speak TLS 1.2 or newer: upstream_tls.min_version, ssl.enabled.protocols",
+        "enable TLS 1.2 or newer on both sides: upstream_tls.min_version, ssl.enabled.protocols",
     ),
     ("it speaks TLS; set upstream_tls", "add the table [upstream_tls]"),
-    ("(upstream_tls)?", "does this port speak TLS? If not, take [upstream_tls] away, or name the port that does"),
-    ("and upstream_tls is set", "take [upstream_tls] away, or name the port that speaks TLS"),
+    ("(upstream_tls)?", "does this port use TLS? If not, remove [upstream_tls], or use the TLS port"),
+    ("and upstream_tls is set", "remove [upstream_tls], or use the TLS port"),
     ("(control_sasl)?", "add the table [control_sasl] with the proxy's own login"),
-    ("(control_sasl.mechanism)", "choose one of those as control_sasl.mechanism"),
-    ("control_sasl.", "look at that file: who owns it, and whether the process may read it"),
-    ("SASL ", "look at control_sasl.username, and at the first line of the file with the password or token"),
-    ("Name or service not known", "no name server here knows this host: is it spelt right?"),
-    ("Temporary failure in name resolution", "no name server answers here: look at /etc/resolv.conf"),
-    ("Connect call failed", "nobody listens there: does Kafka run, and is this the port of its listener?"),
-    ("refused", "nobody listens there: does Kafka run, and is this the port of its listener?"),
-    ("no connection within", "nothing answers there: is it the right address, and does a firewall let it through?"),
-    ("in time", "it takes connections and does not answer: does it hang, or has it too much to do?"),
-    ("is not talking Kafka", "something else listens there"),
+    ("(control_sasl.mechanism)", "set control_sasl.mechanism to one of those"),
+    ("control_sasl.", "check the owner and permissions of that file: the process must be able to read it"),
+    ("SASL ", "check control_sasl.username and the first line of the password or token file"),
+    ("Name or service not known", "no name server knows this host: check the spelling"),
+    ("Temporary failure in name resolution", "no name server responds: check /etc/resolv.conf"),
+    ("Connect call failed", "nothing listens there: is Kafka running, and is this the port of its listener?"),
+    ("refused", "nothing listens there: is Kafka running, and is this the port of its listener?"),
+    ("no connection within", "no response: check the address and the firewall"),
+    ("in time", "the broker accepts connections but does not respond: is it hanging or overloaded?"),
+    ("is not talking Kafka", "another service listens there"),
     ("needed is v", "is this a broker, not a controller? If so, this Kafka is too old or too new for this proxy"),
 )
 
-#: About one to the broker that a sidecar stands before; then what is said of any.
+#: For a connection to the broker of a sidecar, before `_CONNECTION`.
 _BESIDE: Final[_Table] = (
     (
         "upstream_tls.check_hostname",
-        "the broker's certificate has to be for the host of broker too (127.0.0.1, or localhost and then named so "
-        "here); or give that listener a protocol without TLS, and set broker_tls = false",
+        "the broker's certificate must also be valid for the host in broker (127.0.0.1 or localhost, as set here); or "
+        "give that listener a protocol without TLS, and set broker_tls = false",
     ),
-    ("(upstream_tls)?", "does this port speak TLS? If not, and others of Kafka do: broker_tls = false"),
-    ("it speaks TLS; set upstream_tls", "add the table [upstream_tls], or take broker_tls = false away"),
-    ("(control_sasl.mechanism)", "let the broker take the proxy's own login at this listener too"),
-    ("this listener takes no logins", "let the broker take the proxy's own login at this listener too"),
+    ("(upstream_tls)?", "does this port use TLS? If not, and other listeners of Kafka do: broker_tls = false"),
+    ("it speaks TLS; set upstream_tls", "add the table [upstream_tls], or remove broker_tls = false"),
+    ("(control_sasl.mechanism)", "enable the proxy's own login at this listener of the broker too"),
+    ("this listener takes no logins", "enable the proxy's own login at this listener of the broker too"),
 )
 
 _DECIDE: Final = (
-    "Decide what is to be guarded: whoever switched it on knows it, and a proxy that still runs shows it (fencepost "
-    "topics). Then"
+    "Decide which topics need checks: a proxy that still runs lists the current ones (fencepost topics). Then"
 )
-_RESTART: Final = f"{_DECIDE} restart every proxy, and switch it on again (kafka-configs)."
+_RESTART: Final = f"{_DECIDE} restart every proxy, and switch the checks on again (kafka-configs)."
 _ANEW: Final = (
-    f"{_DECIDE} stop every proxy, delete the state topic at Kafka itself, start them, and switch it on again "
-    "(kafka-configs)."
+    f"{_DECIDE} stop every proxy, delete the state topic directly in Kafka, start the proxies, and switch the checks "
+    "on again (kafka-configs)."
 )
-
-#: Why it is not ready. What a topic is wrong with comes before "cannot be used", which is said in front of it.
+#: Readiness. Problems of the state topic come before "cannot be used", which precedes them in the same message.
 _NOT_READY: Final[_Table] = (
-    ("it is shutting down", "Nothing: it was asked to stop. Clients go to another proxy, or come back to the next."),
-    ("the owner process is being started", "Wait a moment. Should it last, the log says why it ends."),
-    # A state topic that cannot be relied on.
+    ("it is shutting down", "Nothing: the proxy was stopped. Clients use another proxy, or reconnect after a restart."),
+    ("the primary worker is starting", "Wait a moment. If it persists, the log gives the reason."),
+    # The state topic is unusable.
     (
         "it cannot be this proxy's state topic",
-        "Who has made it? Delete that topic, if it is nobody's, at Kafka itself. It goes on by itself.",
+        "Check who created that topic. If nothing uses it, delete it directly in Kafka. The proxy recovers "
+        "automatically.",
     ),
     (
         "has cleanup.policy=",
-        "kafka-configs --alter --entity-type topics --entity-name TOPIC --add-config cleanup.policy=compact, at Kafka "
-        "itself. It goes on by itself.",
+        "kafka-configs --alter --entity-type topics --entity-name TOPIC --add-config cleanup.policy=compact, directly "
+        "in Kafka. The proxy recovers automatically.",
     ),
     (
-        "wants every producer to begin at sequence 0",
-        "Put a Kafka release behind it that this version is tested with. Nothing was lost.",
+        "requires new producers to begin at sequence 0",
+        "Use a Kafka release that this version is tested with. Nothing was lost.",
     ),
     ("was deleted and created again", _RESTART),
     ("lost records (read up to", _ANEW),
     ("the producer id of this cluster is unknown", _ANEW),
     (
         "Its compression.type must be",
-        f"Somebody wrote there, or changed that config: put it back, and let nobody else write there. {_ANEW}",
+        f"Another client wrote to it or changed that config: restore the config, and deny WRITE to others. {_ANEW}",
     ),
     (
         "the state topic belongs to cluster",
-        "Does upstream lead to the right cluster? If the topic was copied (MirrorMaker): leave it out there "
-        "(topics.exclude), delete the copy while no proxy runs here, then start them.",
+        "Check that upstream is the right cluster. If MirrorMaker copied the topic: exclude it there "
+        "(topics.exclude), delete the copy while no proxy runs here, then start the proxies.",
     ),
     (
         "Was it set by a newer version of this proxy?",
-        "Update this proxy to the newest version that runs before this cluster; or delete the config of that topic "
+        "Update this proxy to the newest version in use for this cluster, or delete the config of that topic "
         "with kafka-configs through a proxy of that version.",
     ),
     (
         "following it crashed",
-        "Restart this process, and report the log's stack trace. Clients go to another proxy meanwhile.",
+        "Restart this process, and report the stack trace in the log. Meanwhile clients use another proxy.",
     ),
-    # One that cannot be reached, or not be relied on at the moment.
+    # The state topic is unreachable or out of date.
     (
         "waiting for the state topic",
-        "Wait a minute: a broker that is busy learns late of a new topic. Should it last: are all brokers there, and "
-        "may the proxy's user CREATE and DESCRIBE it? fencepost check says so.",
+        "Wait a minute: a busy broker reports a new topic late. If it persists: are all brokers up, and may the "
+        "proxy's user CREATE and DESCRIBE it? Run fencepost check.",
     ),
     (
         "nothing can be stored in",
-        "Are as many replicas of the state topic in sync as its min.insync.replicas? Start the brokers that are away. "
-        "It goes on by itself.",
+        "Are at least min.insync.replicas replicas of the state topic in sync? Start the missing brokers. The proxy "
+        "recovers automatically.",
     ),
     (
-        "who leads the state topic",
-        "Enough of its replicas have to answer before its leader is believed. Start the brokers that are away, or "
-        "let this machine reach them. It goes on by itself.",
+        "leader of the state topic",
+        "Enough replicas must respond to confirm the leader. Start the missing brokers, or let this machine reach "
+        "them. The proxy recovers automatically.",
     ),
     (
         "the state topic was not read recently enough",
-        "Guarded appends wait until it is read again. Has the state topic a leader, can the proxy reach it, and does "
-        "this process get CPU time? Problems with brokers stand below; the log says why.",
+        "Appends to checked topics wait until it is read again. Does the state topic have a leader, can the proxy "
+        "reach it, and does this process get CPU time? Broker problems are listed below; the log gives the reason.",
     ),
     (
         "the brokers' settings cannot be read",
-        "Does any broker answer? Problems with brokers stand below; fencepost check says more. It goes on by itself.",
+        "Does any broker respond? Broker problems are listed below; fencepost check shows details. The proxy recovers "
+        "automatically.",
     ),
     (
         "cannot be read: ",
-        "Has the state topic a leader, can this machine reach it, and may the proxy's user READ it? fencepost check "
-        "says so.",
+        "Does the state topic have a leader, can this machine reach it, and may the proxy's user READ it? Run "
+        "fencepost check.",
     ),
-    ("it is closed to clients", "Upstream seems to lead to a proxy: name Kafka's own brokers there."),
+    ("it is closed to clients", "Upstream seems to be a proxy: set it to Kafka's own brokers."),
     (
         "cannot be used: ",
-        "May the proxy's user CREATE, READ, WRITE and DESCRIBE the state topic, and is it given a producer id "
-        "(IDEMPOTENT_WRITE)? fencepost check says so. It goes on by itself.",
+        "May the proxy's user CREATE, READ, WRITE and DESCRIBE the state topic, and get a producer id "
+        "(IDEMPOTENT_WRITE)? Run fencepost check. The proxy recovers automatically.",
     ),
     (
         "the other proxy processes cannot be told",
-        "Guarded appends wait. Can the proxy append to the state topic (WRITE, min.insync.replicas)?",
+        "Appends to checked topics wait. Can the proxy append to the state topic (WRITE, min.insync.replicas)?",
     ),
     (
         "reading the state topic",
-        "Wait a moment. Should it last: has the state topic a leader, and may the proxy's user READ it?",
+        "Wait a moment. If it persists: does the state topic have a leader, and may the proxy's user READ it?",
     ),
-    # A sidecar's broker.
+    # The broker of a sidecar.
     (
-        "was not asked yet what it advertises",
-        "Wait a moment. Should it last: does its broker run, and is broker its address?",
+        "is not known yet",
+        "Wait a moment. If it persists: is the broker running, and is broker its address?",
     ),
     (
-        "cannot be asked what it advertises",
-        "Does its broker run, and is broker the address of its listener for sidecars? fencepost check --running says "
-        "more.",
+        "cannot read the broker's advertised address",
+        "Is the broker running, and is broker the address of its listener for sidecars? fencepost check --running "
+        "shows details.",
     ),
-    ("upstream is of ", "Let broker and upstream name the same cluster."),
-    ("it does not listen yet", "Wait a moment. Should it last, its port is taken: the log names it."),
+    ("upstream is of ", "Set broker and upstream to the same cluster."),
+    ("does not listen yet", "Wait a moment. If it persists, its port is in use: the log names it."),
     (
         "does not advertise this sidecar",
-        "In the broker's server.properties: advertised.listeners of the listener that broker names has to be the "
-        "address of this sidecar. Until then clients go past it.",
+        "In the broker's server.properties, set advertised.listeners of the listener that broker names to the "
+        "address of this sidecar. Until then clients bypass it.",
     ),
     (
         "each needs a sidecar of its own",
-        "Give every broker its own address in advertised.listeners, with its own sidecar behind it.",
+        "Give every broker its own address in advertised.listeners, served by its own sidecar.",
     ),
     (
         "upstream leads to the sidecars too",
-        "Let upstream name a listener that clients do not use, such as the one between brokers.",
+        "Set upstream to a listener that clients do not use, such as the inter-broker listener.",
     ),
 )
-NOT_READY_ELSE: Final = "The log says more. Guarded appends are answered with a retriable error until it is ready."
+NOT_READY_ELSE: Final = (
+    "The log gives the reason. Appends to checked topics fail with a retriable error until the proxy is ready."
+)
 
 _WAITING: Final = "waiting for Kafka"
-_CHECK_SAYS_MORE: Final = "fencepost check says more. It goes on by itself once a broker answers."
+_CHECK_SAYS_MORE: Final = "fencepost check shows details. The proxy recovers automatically when a broker responds."
 
-#: What an operator should look at although it serves.
+#: Warnings while the proxy serves.
 _WARNING: Final[_Table] = (
     (
         "keep the checks",
         "Decide for each: set its configs through the proxy (kafka-configs --alter, --add-config or --delete-config), "
-        "or delete it through the proxy. Topics that are deleted through the proxy leave no checks behind.",
+        "or delete it through the proxy, which deletes its checks too.",
     ),
     (
-        "has grown around the proxy",
-        "Nothing brings that order back. Let partitions be added through the proxy only: docs/partition-expansion.md.",
+        "was expanded without the proxy",
+        "The order cannot be restored. Add partitions only through the proxy: docs/partition-expansion.md.",
     ),
     (
-        "is being started",
-        "Wait a moment: its clients are served by the others. Should it come again, the log says why it ends.",
+        "is starting",
+        "Wait a moment: the other workers serve its clients. If it recurs, the log gives the reason.",
     ),
 )
 
 
 def of_connection(said: str, *, beside: bool = False) -> str:
-    """About a broker that cannot be reached, or does not let us in. `beside` – the one that a sidecar stands before."""
+    """Action for a broker that is unreachable or refuses the proxy. `beside`: the broker of a sidecar."""
     own = _found(_BESIDE, said) if beside else None
-    return own or _found(_CONNECTION, said) or "look at the broker's log"
+    return own or _found(_CONNECTION, said) or "check the broker's log"
 
 
 def of_not_ready(reason: str) -> str:

@@ -1,11 +1,10 @@
-"""One connection of our own to one broker: requests in a pipeline, answers in order, a time limit on each.
+"""The proxy's own connection to one broker: pipelined requests, ordered responses, a timeout for each.
 
-A request that runs out of time gives up its caller, not the connection: its answer, when it comes, is dropped. Only
-when the oldest answer is overdue by `request_timeout_seconds` is the connection given up, with all that is on it.
+A request timeout fails the caller, not the connection: a late response is dropped. The connection is closed, with all
+its requests, only if the oldest response is overdue by `request_timeout_seconds`.
 
-What a failure means to the caller is in the exception's type. `UpstreamUnavailable`: it did not happen, or it was a
-question and can be asked again. `OutcomeUnknown`: the bytes may have reached the broker; closing the connection does
-not call them back.
+The exception's type states the outcome. `UpstreamUnavailable`: the request had no effect, or is a query that can be
+repeated. `OutcomeUnknown`: the bytes may have reached the broker.
 """
 
 from __future__ import annotations
@@ -33,17 +32,17 @@ _log = logs.get("net.broker")
 _limited_log = logs.RateLimitedLog(_log)
 
 _LENGTH: Final = struct.Struct(">i")
-_API_VERSIONS_VERSION: Final = 3  # since Kafka 2.4; this proxy needs far newer brokers for other reasons
-#: Of the time that a login stands, when the next one begins.
+_API_VERSIONS_VERSION: Final = 3  # since Kafka 2.4; other APIs need newer brokers
+#: Share of the session lifetime after which the next login starts.
 _LOG_IN_ANEW_AT: Final = 0.8
-#: How a TLS alert or handshake begins, taken for a frame's length.
+#: First bytes of a TLS alert or handshake, read as a frame length.
 _TLS_LENGTHS: Final = (0x1503, 0x1603)
 
 
 class UpstreamUnavailable(FencepostError):
-    """Kafka could not do it in time, or would not; the text says which, and what to look at.
+    """Kafka failed or refused a request; the text has the reason.
 
-    `error_code` is Kafka's answer where it is an answer that will not change by itself, for example 3 or 29.
+    `error_code`: Kafka's error code if a retry would not help, for example 3 or 29.
     """
 
     def __init__(self, reason: str, *, error_code: int | None = None) -> None:
@@ -52,7 +51,7 @@ class UpstreamUnavailable(FencepostError):
 
 
 class OutcomeUnknown(UpstreamUnavailable):
-    """The request was sent and its answer never came: it may have been carried out, or still may be."""
+    """The request was sent without a response: it may have been executed, or may still be."""
 
 
 def _plain() -> None:
@@ -61,10 +60,10 @@ def _plain() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How our own connections get in at a broker. `tls` gives what a new one is to use, None: plain TCP.
+    """TLS and SASL of the proxy's own connections. `tls` returns the context for a new one, None for plain TCP.
 
-    `on_failure`, `on_login`, `on_trouble` are told for the metrics: why TLS failed, in one word; whether a login
-    succeeded; why a connection could not be had or was lost with something unanswered.
+    Callbacks for metrics: `on_failure` gets the reason of a TLS failure in one word, `on_login` whether a login
+    succeeded, `on_trouble` why a connection failed to open or was lost with requests in progress.
     """
 
     tls: Callable[[], ssl.SSLContext | None] = _plain
@@ -76,14 +75,14 @@ class Access:
 
 PLAIN: Final = Access()
 
-#: Is shown an answer's bytes before they are decoded, and gives back what takes its place; None: it is decoded.
+#: Gets a response's bytes before decoding; returns a replacement, or None to decode them.
 Known = Callable[[memoryview], Message | None]
 
 
 class Call(NamedTuple):
-    """One request, at a version that the broker knows (`BrokerConnection.version`).
+    """One request, at a version that the broker supports (`BrokerConnection.version`).
 
-    `known`: Metadata of ten thousand partitions takes a tenth of a second to decode, and says the same every time.
+    `known`: skips decoding an unchanged response; Metadata of ten thousand partitions takes 0.1 s to decode.
     """
 
     api_key: int
@@ -110,7 +109,7 @@ def deadline_in(seconds: float) -> Monotonic:
 
 
 class BrokerConnection:
-    """An open connection that has learned the broker's API versions. Made by `open`."""
+    """An open connection with the broker's API versions. Created by `open`."""
 
     def __init__(
         self,
@@ -124,11 +123,11 @@ class BrokerConnection:
     ) -> None:
         self.address = address
         self._access = access
-        self._letting_in: asyncio.Event | None = None  # while we log in anew: nothing else may be sent
+        self._letting_in: asyncio.Event | None = None  # during a repeated login: nothing else may be sent
         self._next_login: asyncio.TimerHandle | None = None
         self._logging_in: asyncio.Task[None] | None = None
         self.api_versions: Mapping[int, tuple[int, int]] = {}
-        self._served = False  # it has answered more than who may ask it what
+        self._served = False  # it has answered a request after ApiVersions and login
         self._reader = reader
         self._writer = writer
         self._limits = limits
@@ -144,7 +143,7 @@ class BrokerConnection:
     async def open(
         cls, address: Address, *, limits: Limits, client_id: str, access: Access = PLAIN
     ) -> BrokerConnection:
-        """Connects, asks ApiVersions, logs in, in `connect_timeout_seconds` altogether. Raises UpstreamUnavailable."""
+        """Connect, send ApiVersions and log in within `connect_timeout_seconds`. Raises `UpstreamUnavailable`."""
         deadline = deadline_in(limits.connect_timeout_seconds)
         context = access.tls()
         name = None if context is None else address.host
@@ -154,7 +153,7 @@ class BrokerConnection:
         except TimeoutError as e:
             access.on_trouble("timeout")
             raise UpstreamUnavailable(
-                f"{address}: no connection within {limits.connect_timeout_seconds:g} s; is it the right address?"
+                f"{address}: no connection within {limits.connect_timeout_seconds:g} s (check the address)"
             ) from e
         except (ssl.SSLError, ConnectionResetError, ConnectionAbortedError) as e:
             access.on_trouble("unreachable" if context is None else "tls")
@@ -173,11 +172,11 @@ class BrokerConnection:
             if answer.error_code:
                 access.on_trouble("protocol")
                 raise UpstreamUnavailable(
-                    f"{address}: answered ApiVersions with error {answer.error_code}; Kafka 2.4 or later is needed"
+                    f"{address}: ApiVersions returned error {answer.error_code} (Kafka 2.4 or later is needed)"
                 )
             await connection._log_in(deadline)
         except OutcomeUnknown as e:
-            # Of a greeting, not of what the caller is about to ask: that was never sent.
+            # The caller's own request was never sent.
             await connection.close()
             raise UpstreamUnavailable(str(e)) from e
         except BaseException:
@@ -187,7 +186,7 @@ class BrokerConnection:
         return connection
 
     async def _log_in(self, deadline: Monotonic) -> None:
-        """Raises UpstreamUnavailable."""
+        """Log in if SASL is configured. Raises `UpstreamUnavailable`."""
         wanted = self._access.sasl
         if wanted is None:
             return
@@ -214,19 +213,19 @@ class BrokerConnection:
         self._logging_in = asyncio.create_task(self._log_in_anew(seconds), name=f"log in at {self.address}")
 
     async def _log_in_anew(self, seconds: float) -> None:
-        """In the middle of a login Kafka takes nothing else; what was sent before it is answered before it."""
+        """Log in again. Kafka accepts no other request during a login; earlier requests are answered first."""
         self._letting_in = asyncio.Event()
         try:
             await self._log_in(deadline_in(max(seconds, self._limits.request_timeout_seconds)))
         except UpstreamUnavailable as e:
-            self._fail(f"could not log in anew: {e}")
+            self._fail(f"repeated login failed: {e}")
         finally:
             self._letting_in.set()
             self._letting_in = None
 
     @property
     def secured(self) -> ssl.SSLObject | None:
-        """What TLS has come to; None: plain TCP."""
+        """The TLS object; None for plain TCP."""
         found: ssl.SSLObject | None = self._writer.get_extra_info("ssl_object")
         return found
 
@@ -235,7 +234,7 @@ class BrokerConnection:
         return self._closed_because is not None
 
     def version(self, api_key: int, *, at_most: int, at_least: int = 0) -> int:
-        """The highest version that the broker, our codec and `at_most` allow. Raises UpstreamUnavailable with 35."""
+        """The highest version that the broker, the codec and `at_most` allow. Raises `UpstreamUnavailable` with 35."""
         theirs = self.api_versions.get(api_key, (0, -1))
         ours = wire.codec_versions(api_key) or (0, -1)
         version = min(theirs[1], ours[1], at_most)
@@ -250,15 +249,12 @@ class BrokerConnection:
     async def request(
         self, api_key: int, version: int, message: Message, known: Known | None = None, *, deadline: Monotonic
     ) -> Message:
-        """The answer. Raises UpstreamUnavailable if nothing was sent, OutcomeUnknown if no answer came."""
+        """The response. Raises `UpstreamUnavailable` if nothing was sent, `OutcomeUnknown` without a response."""
         (answer,) = await self.pipeline([Call(api_key, version, message, known)], deadline=deadline)
         return answer
 
     async def pipeline(self, calls: Sequence[Call], *, deadline: Monotonic) -> list[Message]:
-        """The answers to calls that are sent back to back: the broker handles them one after the other.
-
-        Raises as `request` does.
-        """
+        """Responses to calls sent back to back, which the broker handles in order. Raises as `request` does."""
         return await self._pipeline(calls, deadline)
 
     async def _pipeline(self, calls: Sequence[Call], deadline: Monotonic, *, login: bool = False) -> list[Message]:
@@ -270,14 +266,14 @@ class BrokerConnection:
             frames.append((each, correlation_id, frame))
         await self._take_room(len(frames), deadline)
         while self._letting_in is not None and not login:
-            # Without room: the login needs some.
+            # Release the slots: the login needs some.
             self._give_room(len(frames))
             await self._let_in(self._letting_in, deadline)
             await self._take_room(len(frames), deadline)
         if self._closed_because is not None:
             self._give_room(len(frames))
             raise UpstreamUnavailable(f"{self.address}: {self._closed_because}")
-        # From here to the last write nothing is awaited: no other request comes between these.
+        # No await up to the last write, so no other request is sent between these.
         self._write(b"".join(frame for _, _, frame in frames), len(frames))
         loop = asyncio.get_running_loop()
         entries = []
@@ -294,7 +290,7 @@ class BrokerConnection:
             raise OutcomeUnknown(f"{self.address}: no answer to {names} in time") from None
         finally:
             for entry in entries:
-                # An answer that nobody awaits any more must not be reported as a lost exception.
+                # Retrieve the exception, so that asyncio does not report it as lost.
                 if not entry.answer.cancel() and not entry.answer.cancelled():
                     entry.answer.exception()
 
@@ -303,21 +299,21 @@ class BrokerConnection:
             async with asyncio.timeout(remaining(deadline)):
                 await letting_in.wait()
         except TimeoutError:
-            raise UpstreamUnavailable(f"{self.address}: not logged in anew in time") from None
+            raise UpstreamUnavailable(f"{self.address}: repeated login not finished in time") from None
 
     def _write(self, data: bytes, room: int) -> None:
         try:
             self._writer.write(data)
         except (OSError, RuntimeError) as e:
-            # uvloop's transport knows that it is closed a moment before our receiver does, and says so by a
-            # RuntimeError where asyncio's own would only drop the data.
+            # uvloop's transport detects the close before the receiver does and raises RuntimeError, where asyncio drops
+            # the data.
             self._give_room(room)
             self._fail(f"connection lost: {e}", "lost")
             raise UpstreamUnavailable(f"{self.address}: {self._closed_because}") from e
 
     async def close(self) -> None:
-        """Closes at once; what is in flight fails with OutcomeUnknown."""
-        self._fail("closed by us")
+        """Close immediately; requests in progress fail with `OutcomeUnknown`."""
+        self._fail("closed by the proxy")
         ending = {each for each in (self._receiver, self._logging_in) if each is not None}
         for each in ending:
             each.cancel()
@@ -326,7 +322,7 @@ class BrokerConnection:
     async def _take_room(self, count: int, deadline: Monotonic) -> None:
         taken = 0
         try:
-            # One at a time: two pipelines that each hold a part of what both need would wait for ever.
+            # One pipeline at a time: two that each hold a part of the slots would deadlock.
             async with asyncio.timeout(remaining(deadline)), self._room_queue:
                 while taken < count:
                     await self._room.acquire()
@@ -364,7 +360,7 @@ class BrokerConnection:
             if self._access.sasl is None and self.api_versions and not self._served:
                 reason += " at the first request; does it want a login there (control_sasl)?"
         except ssl.SSLError as e:
-            # With TLS 1.3 a broker looks at our certificate when the handshake is over for us.
+            # With TLS 1.3 a broker checks the client certificate after the client's handshake is complete.
             why, reason = tls.of_broker(e)
             self._access.on_failure(why)
             kind = "tls"
@@ -372,13 +368,13 @@ class BrokerConnection:
             reason = f"connection lost: {e.strerror or e}"
         except UpstreamProtocolError as e:
             reason, kind = f"is not talking Kafka's protocol: {e}", "protocol"
-            _limited_log.error(self.address, "broker broke the protocol", broker=self.address, reason=e)
+            _limited_log.error(self.address, "protocol error by the broker", broker=self.address, reason=e)
         finally:
             self._fail(reason, kind)
 
     def _answer(self, frame: bytes) -> None:
         if not self._in_flight:
-            raise UpstreamProtocolError("a response that nobody asked for")
+            raise UpstreamProtocolError("a response without a request")
         entry = self._in_flight[0]
         call = entry.call
         header = wire.parse_response_header(frame, call.api_key, call.version)
@@ -397,11 +393,11 @@ class BrokerConnection:
             entry.answer.set_result(message)
 
     def _fail(self, reason: str, kind: str | None = None) -> None:
-        """`kind` – for the metrics; None: it was our doing, or is counted already."""
+        """`kind`: for metrics; None if the proxy closed the connection, or the failure is already counted."""
         if self._closed_because is not None:
             return
         self._closed_because = reason
-        # A broker closes what is idle: nothing is wrong then.
+        # Brokers close idle connections: not a failure.
         if kind is not None and (kind != "lost" or self._in_flight):
             self._access.on_trouble(kind)
         if self._next_login is not None:
@@ -412,11 +408,11 @@ class BrokerConnection:
         for entry in lost:
             if not entry.answer.done():
                 name = api_name(entry.call.api_key)
-                entry.answer.set_exception(OutcomeUnknown(f"{self.address}: {reason}, {name} is unanswered"))
+                entry.answer.set_exception(OutcomeUnknown(f"{self.address}: {reason}, no response to {name}"))
 
 
 class BrokerLink:
-    """A connection to one address: opened when it is wanted, and again when it was lost, after a growing pause."""
+    """A connection to one address, opened on demand and again after a loss, with increasing pauses."""
 
     def __init__(
         self,
@@ -436,34 +432,33 @@ class BrokerLink:
         self._opening: asyncio.Task[BrokerConnection] | None = None
         self._pause_seconds = 0.0
         self._closed = False
-        #: Whoever asks says in the log that it cannot be reached.
+        #: The caller logs failures to connect.
         self.quiet = False
-        #: API key -> (min, max) version, as of the last connection that was opened; None before the first.
+        #: API key -> (min, max) version, from the last connection; None before the first.
         self.api_versions: Mapping[int, tuple[int, int]] | None = None
 
     @property
     def connection(self) -> BrokerConnection | None:
-        """The open connection, None while there is none."""
+        """The open connection, or None."""
         return None if self._connection is None or self._connection.closed else self._connection
 
     async def connected(self, deadline: Monotonic) -> BrokerConnection:
-        """An open connection. One attempt serves all who wait for it. Raises UpstreamUnavailable."""
+        """An open connection. Concurrent callers share one attempt. Raises `UpstreamUnavailable`."""
         if (connection := self.connection) is not None:
             return connection
         if self._closed:
-            raise UpstreamUnavailable(f"{self.address}: closed by us")
+            raise UpstreamUnavailable(f"{self.address}: closed by the proxy")
         if self._opening is None or self._opening.done():
             self._opening = asyncio.create_task(self._open(), name=f"connect {self.address}")
-            # Retrieved even if every caller has run out of time by then.
+            # Retrieve the exception even if every caller has timed out.
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
-        # A caller's deadline must not cancel an attempt that others wait for too.
-        # And by the time it wakes there may be another attempt.
+        # A caller's deadline must not cancel the shared attempt, and `_opening` may be another one after the wait.
         opening = self._opening
         done, _ = await asyncio.wait({opening}, timeout=remaining(deadline))
         if not done:
             raise UpstreamUnavailable(f"{self.address}: not connected in time")
         if opening.cancelled():
-            raise UpstreamUnavailable(f"{self.address}: closed by us")
+            raise UpstreamUnavailable(f"{self.address}: closed by the proxy")
         return opening.result()
 
     async def close(self) -> None:
@@ -477,7 +472,7 @@ class BrokerLink:
     async def _open(self) -> BrokerConnection:
         if self._connection is not None:
             await self._connection.close()
-        # Jitter keeps the proxies of a cluster from coming back to a restarted broker in step.
+        # Jitter, so that proxies do not reconnect to a restarted broker at the same time.
         await asyncio.sleep(self._pause_seconds * random.uniform(0.5, 1.0))
         try:
             self._connection = await BrokerConnection.open(
@@ -487,7 +482,7 @@ class BrokerLink:
             doubled = max(self._pause_seconds * 2, self._limits.reconnect_backoff_min_seconds)
             self._pause_seconds = min(doubled, self._limits.reconnect_backoff_max_seconds)
             if not self.quiet:
-                _limited_log.warning(self.address, "broker cannot be reached", broker=self.address, reason=e)
+                _limited_log.warning(self.address, "broker unreachable", broker=self.address, reason=e)
             raise
         self._pause_seconds = 0.0
         self.api_versions = self._connection.api_versions

@@ -1,7 +1,7 @@
-"""Certificates and keys from files: what listeners show and whom they trust, and the same towards brokers.
+"""TLS contexts of listeners and broker connections, from certificate and key files.
 
-Files change: certificates live for weeks, and whoever renews them cannot restart every proxy. `look` finds changed
-files and reads them anew; what cannot be read leaves what was there in force. A connection keeps what it began with.
+Certificates are renewed without a restart: `look` finds changed files and reloads them. If a reload fails, the old
+context stays in use. Existing connections keep their context.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fencepost_proxy.errors import ConfigError
 _log = logs.get("net.certificates")
 
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
-#: Of TLS 1.2: forward secrecy, and authenticated as a whole. TLS 1.3 has nothing else.
+#: TLS 1.2 ciphers with forward secrecy and authenticated encryption. TLS 1.3 has no others.
 _CIPHERS: Final = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _MODES: Final = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _SOON_SECONDS: Final = 14 * 86_400.0
@@ -32,7 +32,7 @@ UPSTREAM: Final = "upstream"
 
 
 def listener_context(tls: ListenTls) -> ssl.SSLContext:
-    """Raises ConfigError naming the key and the file."""
+    """Raises `ConfigError` with the config key and the file."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, tls.min_version)
     context.options |= ssl.OP_CIPHER_SERVER_PREFERENCE
     _load_own(context, "listen_tls", tls.certificate_file, tls.key_file, tls.key_password_file)
@@ -43,7 +43,7 @@ def listener_context(tls: ListenTls) -> ssl.SSLContext:
 
 
 def upstream_context(tls: UpstreamTls) -> ssl.SSLContext:
-    """Raises ConfigError naming the key and the file."""
+    """Raises `ConfigError` with the config key and the file."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT, tls.min_version)
     context.check_hostname = tls.check_hostname
     if tls.ca_file is None:
@@ -71,7 +71,7 @@ def _load_own(
             _readable(f"{table}.{name}", file)
 
     def password() -> str:
-        # Called for an encrypted key only. Without one OpenSSL would ask at the terminal.
+        # Called for encrypted keys only. Without it OpenSSL would prompt on the terminal.
         if password_file is None:
             raise ConfigError(f"{table}.key_password_file: the key in {key or certificate} is encrypted")
         return secret(f"{table}.key_password_file", password_file)
@@ -83,7 +83,7 @@ def _load_own(
 
 
 def _what_is_wrong(error: ssl.SSLError, certificate: Path, key: Path | None) -> str:
-    """OpenSSL often says no more than that something is wrong."""
+    """Find the reason, which OpenSSL often does not report."""
     if error.reason == "KEY_VALUES_MISMATCH":
         return f"key_file: the key in {key or certificate} is not that of the certificate in {certificate}"
     if "-----BEGIN CERTIFICATE-----" not in certificate.read_text("ascii", "replace"):
@@ -112,7 +112,7 @@ def _readable(where: str, file: Path) -> None:
 
 
 def secret(where: str, file: Path) -> str:
-    """The first line of a file. Raises ConfigError, which says nothing of what is in it."""
+    """The first line of a file. Raises `ConfigError` without the file's content."""
     try:
         lines = file.read_text("utf-8").splitlines()
     except OSError as error:
@@ -125,17 +125,17 @@ def secret(where: str, file: Path) -> str:
 
 
 def not_after(certificate: Path) -> float | None:
-    """When it ends, seconds since 1970; None where that cannot be told."""
+    """Expiry in seconds since 1970; None if unknown."""
     return _seconds(certificate, "notAfter")
 
 
 def not_before(certificate: Path) -> float | None:
-    """When it begins; None where that cannot be told."""
+    """Start of validity in seconds since 1970; None if unknown."""
     return _seconds(certificate, "notBefore")
 
 
 def names(certificate: Path) -> list[str]:
-    """Whom it is for; none where that cannot be told."""
+    """DNS names and IP addresses of the certificate; empty if unknown."""
     try:
         return [name for kind, name in _decoded(certificate)["subjectAltName"] if kind in ("DNS", "IP Address")]
     except (OSError, AttributeError, KeyError, ValueError):
@@ -150,13 +150,13 @@ def _seconds(certificate: Path, key: str) -> float | None:
 
 
 def _decoded(certificate: Path) -> Mapping[str, Any]:
-    # Without a public name in `ssl`, which decodes certificates of peers only.
+    # The public `ssl` API decodes certificates of peers only.
     decoded: Mapping[str, Any] = ssl._ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]
     return decoded
 
 
 class _Kept:
-    """One context, and the files that it is made of."""
+    """One context and its files."""
 
     def __init__(
         self, name: str, make: Callable[[], ssl.SSLContext], certificate: Path | None, files: Iterable[Path | None]
@@ -175,7 +175,7 @@ class _Kept:
         return [_identity(each) for each in self._files]
 
     def look(self, *, at_once: bool) -> bool | None:
-        """Whether what has changed could be loaded; None: nothing has."""
+        """Reload changed files. Returns whether that succeeded; None without a change."""
         seen = self._look()
         self._warn_of_end()
         if seen == self._seen and not at_once:
@@ -184,7 +184,7 @@ class _Kept:
         try:
             self.context = self._make()
         except (ConfigError, OSError) as error:
-            _log.error("certificates could not be loaded anew: the old ones stay in force", of=self.name, reason=error)
+            _log.error("certificate reload failed: the old certificates stay in use", of=self.name, reason=error)
             return False
         if self._certificate is not None:
             self.not_after = not_after(self._certificate)
@@ -194,13 +194,13 @@ class _Kept:
         return True
 
     def _warn_of_end(self) -> None:
-        """Once a day."""
+        """Log at most once a day."""
         now = time.time()
         if self.not_after is None or self.not_after - now > _SOON_SECONDS or now - self._warned_at < _DAY_SECONDS:
             return
         self._warned_at = now
-        what = "has ended" if self.not_after < now else "ends soon"
-        _log.warning(f"a certificate {what}", of=self.name, file=self._certificate, not_after=_date(self.not_after))
+        what = "expired" if self.not_after < now else "expires soon"
+        _log.warning(f"certificate {what}", of=self.name, file=self._certificate, not_after=_date(self.not_after))
 
 
 def _identity(file: Path) -> tuple[int, int, int] | None:
@@ -216,7 +216,7 @@ def _date(seconds: float | None) -> str | None:
 
 
 class Certificates:
-    """`listener`, `upstream` – what a new connection is to use, None: plain TCP. Raises ConfigError when made."""
+    """`listener`, `upstream`: contexts for new connections, None for plain TCP. Creation raises `ConfigError`."""
 
     def __init__(self, listen: ListenTls | None, upstream: UpstreamTls | None) -> None:
         self._listener: _Kept | None = None
@@ -240,9 +240,9 @@ class Certificates:
         return None if self._upstream is None else self._upstream.context
 
     def change(self, listen: ListenTls | None, upstream: UpstreamTls | None) -> None:
-        """Other files, or other settings, for new connections. Raises ConfigError, and nothing has changed then.
+        """Use other files or settings for new connections. Raises `ConfigError` and then changes nothing.
 
-        Whether a side has TLS at all stays as it is.
+        This does not enable or disable TLS on either side.
         """
         made = Certificates(
             listen if self._listener is not None else None, upstream if self._upstream is not None else None
@@ -250,11 +250,11 @@ class Certificates:
         self._listener, self._upstream = made._listener, made._upstream
 
     def not_after(self) -> dict[str, float]:
-        """When each of our own certificates ends, seconds since 1970."""
+        """Expiry of each own certificate, seconds since 1970."""
         kept = (each for each in (self._listener, self._upstream) if each is not None)
         return {each.name: each.not_after for each in kept if each.not_after is not None}
 
     def look(self, *, at_once: bool = False) -> list[bool]:
-        """Reads changed files; `at_once`: all. Whether each that was read could be loaded."""
+        """Reload changed files; `at_once`: all. Returns success per reload."""
         kept = (each for each in (self._listener, self._upstream) if each is not None)
         return [loaded for each in kept if (loaded := each.look(at_once=at_once)) is not None]

@@ -1,8 +1,7 @@
-"""Messages between a supervisor and its worker processes: one packet each, with open sockets in it where need be.
+"""Messages between the supervisor and its workers: one packet each, optionally with open sockets.
 
-Both ends are this program, started by itself, over a socket pair that nobody else holds: so a message is a pickle.
-What is large goes beside the packet, as a file in memory: a packet is sent whole or not at all, and whoever only passes
-it on need not read it.
+Messages are pickles, because both ends are this program and share a private socket pair. A large message is sent as a
+memory file, so a packet is sent completely or not at all, and can be forwarded without reading it.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ _limited_log = logs.RateLimitedLog(logs.get("net.channel"))
 
 _PACKET_BYTES_MAX: Final = 32 * 1024
 _SOCKETS_MAX: Final = 4
-#: Packets that wait for a process which does not read; one more is refused.
+#: Packets queued for a process that does not read; further ones are refused.
 _WAITING_MAX: Final = 200
 _INLINE: Final = b"i"
 _BESIDE: Final = b"b"
 
 
 def _read_only(items: dict[Any, Any]) -> MappingProxyType[Any, Any]:
-    """By which a pickle names the class, which has no name of its own."""
+    """Constructor for pickles: the class itself has no importable name."""
     return MappingProxyType(items)
 
 
@@ -40,7 +39,7 @@ copyreg.pickle(MappingProxyType, lambda found: (_read_only, (dict(found),)))
 
 @dataclass(slots=True)
 class Packet:
-    """`descriptors` belong to whoever holds the packet: `sockets`, `forward` and `close` give them up."""
+    """The holder of the packet owns `descriptors`; `sockets`, `forward` and `close` release them."""
 
     kind: str
     data: bytes
@@ -48,7 +47,7 @@ class Packet:
 
     @classmethod
     def of(cls, kind: str, message: object = None, sockets: Sequence[socket.socket] = ()) -> Packet:
-        """`sockets` are the packet's from now on."""
+        """The packet takes ownership of `sockets`."""
         data = pickle.dumps(message)
         descriptors = [each.detach() for each in sockets]
         if len(data) < _PACKET_BYTES_MAX:
@@ -59,7 +58,7 @@ class Packet:
         return cls(kind, _BESIDE, [*descriptors, file])
 
     def message(self) -> Any:
-        """Once."""
+        """Return the message. Call it once."""
         if self.data[:1] == _INLINE:
             return pickle.loads(self.data[1:])
         with os.fdopen(self.descriptors.pop(), "rb") as file:
@@ -67,7 +66,7 @@ class Packet:
             return pickle.load(file)
 
     def sockets(self) -> list[socket.socket]:
-        """After `message`, and instead of `close`."""
+        """Return the packet's sockets. Call it once, after `message` and instead of `close`."""
         taken, self.descriptors = self.descriptors, []
         return [socket.socket(fileno=each) for each in taken]
 
@@ -77,7 +76,7 @@ class Packet:
 
 
 class TornPacket(OSError):
-    """Sockets of a packet could not be received: this process has no file descriptors left."""
+    """A packet's sockets were not received: this process has no file descriptors left."""
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -85,14 +84,14 @@ def pair() -> tuple[socket.socket, socket.socket]:
 
 
 def send_packet(sock: socket.socket, packet: Packet) -> None:
-    """The packet is used up, unless this raises OSError."""
+    """Send a packet and release its descriptors; on `OSError` the caller still owns them."""
     head = b"%s\0%c" % (packet.kind.encode(), len(packet.descriptors))
     socket.send_fds(sock, [head + packet.data], packet.descriptors)
     packet.close()
 
 
 def receive_packet(sock: socket.socket) -> Packet | None:
-    """None: the other end is gone. Raises TornPacket, whose sockets are closed, and OSError."""
+    """Receive a packet; None if the other end closed. Raises `TornPacket` (its sockets are closed) and `OSError`."""
     data, descriptors, _, _ = socket.recv_fds(sock, 2 * _PACKET_BYTES_MAX, _SOCKETS_MAX)
     if not data:
         return None
@@ -107,7 +106,7 @@ def receive_packet(sock: socket.socket) -> Packet | None:
 
 
 class Channel:
-    """One end, in an event loop. `on_packet` gets each packet and owns it; `on_end` is called once, not by `close`."""
+    """One end, in an event loop. `on_packet` takes ownership of each packet. `close` does not call `on_end`."""
 
     def __init__(
         self, sock: socket.socket, on_packet: Callable[[Packet], None], on_end: Callable[[], None] = lambda: None
@@ -122,7 +121,7 @@ class Channel:
         self._closed = False
 
     def send(self, packet: Packet) -> bool:
-        """False: it will not arrive, and is closed."""
+        """Send a packet; False if it was closed instead."""
         if self._closed or len(self._waiting) >= _WAITING_MAX:
             packet.close()
             return False
@@ -150,7 +149,7 @@ class Channel:
         except (BlockingIOError, InterruptedError):
             return
         except TornPacket as error:
-            _limited_log.error("torn", "connections closed on their way to another worker", reason=error)
+            _limited_log.error("torn", "connections closed during migration to another worker", reason=error)
             return
         except OSError:
             packet = None

@@ -1,7 +1,7 @@
-"""`fencepost check`: whether a proxy with this configuration would work here, found out without being one.
+"""`fencepost check`: whether a proxy with this configuration would work on this machine, without starting one.
 
-Files, this machine, every Kafka server that is named and every broker that they name, and what Kafka lets the control
-client do (`rights.py`). Nothing is changed anywhere. Every question has its limit in time, and so has all of it.
+Checks files, this machine, all servers in `upstream`, all brokers of the cluster, and ACLs (`rights.py`). It changes
+nothing. Each request and the whole check have time limits.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _CLIENT_ID: Final = "fencepost-check"
 _DAY_SECONDS: Final = 86_400.0
 _SOON_SECONDS: Final = 14 * _DAY_SECONDS
 _AT_ONCE_MAX: Final = 16
-#: Of each client two, and some for the rest.
+#: Open files besides the two per client.
 _OTHER_FILES: Final = 200
 _CONNECT_SECONDS: Final = 3.0
 
-#: `metadata.version`: what all brokers of a cluster agree on, and the release that began with it. They may be newer.
+#: `metadata.version`, on which all brokers agree, and the release that introduced it. Brokers may be newer.
 _RELEASES: Final = (
     *((1, "3.0"), (2, "3.1"), (3, "3.2"), (4, "3.3"), (8, "3.4"), (9, "3.5"), (12, "3.6"), (15, "3.7"), (20, "3.8")),
     *((21, "3.9"), (22, "4.0"), (26, "4.1"), (28, "4.2"), (30, "4.3"), (31, "4.4")),
@@ -55,7 +55,7 @@ _NEWEST_LEVEL: Final = 33
 
 
 async def check(config: ProxyConfig, *, seconds: float, running: bool = False) -> list[Finding]:
-    """All that was found, within so many seconds. `running` – this very proxy runs, so its ports are taken."""
+    """All findings within `seconds`. `running`: this proxy is running, so its ports must be in use."""
     found = [*_files(config), *_machine(config)]
     brokers: list[NodeId] | None = None
     try:
@@ -64,8 +64,8 @@ async def check(config: ProxyConfig, *, seconds: float, running: bool = False) -
             await looking.look()
             brokers = looking.brokers
     except TimeoutError:
-        said = f"not all of it was looked at within {seconds:g} s"
-        found.append(failed(KAFKA, "time", said, "give it more (--seconds), or find out what hangs"))
+        said = f"check not finished within {seconds:g} s"
+        found.append(failed(KAFKA, "time", said, "raise --seconds, or find out what hangs"))
     return found + await _listeners(config, brokers, running)
 
 
@@ -108,15 +108,15 @@ def _files(config: ProxyConfig) -> Iterator[Finding]:
     if (listen is None) is not (upstream is None):
         plain = "from clients to the proxy" if listen is None else "from the proxy to Kafka"
         missing = "[listen_tls]" if listen is None else "[upstream_tls]"
-        said = f"what is encrypted on one side goes on in the clear {plain}, passwords of clients too"
-        yield warning(FILES, "TLS", said, f"add the table {missing}, if that way is not one that you trust")
+        said = f"TLS is enabled on one side only: traffic {plain}, including SASL passwords, is plaintext"
+        yield warning(FILES, "TLS", said, f"add the table {missing}, unless that network is trusted")
     if sasl is not None and sasl.mechanism in ("PLAIN", "OAUTHBEARER") and upstream is None:
-        said = "the proxy's own password or token goes to Kafka in the clear"
+        said = "the proxy sends its own password or token to Kafka in plaintext"
         yield warning(FILES, "control_sasl.mechanism", said, "add the table [upstream_tls], or use SCRAM-SHA-512")
 
 
 def _readable(key: str, file: Path | None) -> Iterator[Finding]:
-    """A file whose first line is a secret."""
+    """Check a file whose first line is a secret."""
     if file is None:
         return
     try:
@@ -124,20 +124,20 @@ def _readable(key: str, file: Path | None) -> Iterator[Finding]:
     except ConfigError as error:
         yield _wrong(error)
     else:
-        yield ok(FILES, key, f"{file} can be read")
+        yield ok(FILES, key, f"{file} is readable")
     yield from _secret(key, file)
 
 
 def _wrong(error: ConfigError) -> Finding:
     key, _, said = str(error).partition(": ")
-    todo = "put right what is in it, or name another file"
+    todo = "correct the file, or use another one"
     if "cannot be read" in said:
-        todo = "the path is that of this process, and the user who runs it has to be able to read there"
+        todo = "check the path as this process sees it, and the permissions of the user who runs it"
     return failed(FILES, key, said, todo)
 
 
 def _secret(key: str, file: Path | None) -> Iterator[Finding]:
-    """Whether others on this machine can read it. That it is there is looked at elsewhere."""
+    """Warn if other users of this machine can read the file. `_readable` checks that it exists."""
     if file is None:
         return
     try:
@@ -145,7 +145,7 @@ def _secret(key: str, file: Path | None) -> Iterator[Finding]:
     except OSError:
         return
     if mode & stat.S_IRWXO:
-        said = f"{file} may be read by everybody on this machine ({stat.filemode(mode)})"
+        said = f"all users of this machine may read {file} ({stat.filemode(mode)})"
         yield warning(FILES, key, said, f"chmod o= {file}")
 
 
@@ -154,33 +154,33 @@ def _lasting(key: str, file: Path | None) -> Iterator[Finding]:
         return
     now, begins, ends = time.time(), certificates.not_before(file), certificates.not_after(file)
     if ends is None:
-        yield unknown(FILES, key, f"when {file} ends cannot be told")
+        yield unknown(FILES, key, f"expiry of {file} is unknown")
         return
     day = datetime.fromtimestamp(ends, UTC).date()
     if ends < now:
-        yield failed(FILES, key, f"{file} has ended on {day}", "renew it; a running proxy reads the new file by itself")
+        yield failed(FILES, key, f"{file} expired on {day}", "renew it; a running proxy reloads the file automatically")
     elif begins is not None and begins > now:
         day = datetime.fromtimestamp(begins, UTC).date()
-        yield failed(FILES, key, f"{file} begins only on {day}", "is this machine's clock right?")
+        yield failed(FILES, key, f"{file} is not valid before {day}", "check this machine's clock")
     elif ends - now < _SOON_SECONDS:
-        said = f"{file} ends on {day}, in {(ends - now) / _DAY_SECONDS:.0f} days"
-        yield warning(FILES, key, said, "renew it; a running proxy reads the new file by itself")
+        said = f"{file} expires on {day}, in {(ends - now) / _DAY_SECONDS:.0f} days"
+        yield warning(FILES, key, said, "renew it; a running proxy reloads the file automatically")
     else:
-        yield ok(FILES, key, f"{file} is good until {day} ({(ends - now) / _DAY_SECONDS:.0f} days)")
+        yield ok(FILES, key, f"{file} is valid until {day} ({(ends - now) / _DAY_SECONDS:.0f} days)")
 
 
 def _named(config: ProxyConfig, file: Path) -> Iterator[Finding]:
     host, names = config.advertised_host, certificates.names(file)
     if host is None or not names or any(_is_for(name, host) for name in names):
         return
-    said = f"{file} is for {', '.join(names)}, and clients are told to connect to {host} (advertised_host)"
+    said = f"{file} is for {', '.join(names)}, but clients connect to {host} (advertised_host)"
     yield failed(
-        FILES, "listen_tls.certificate_file", said, f"have it signed for {host}, or advertise a name it is for"
+        FILES, "listen_tls.certificate_file", said, f"issue it for {host}, or set advertised_host to one of its names"
     )
 
 
 def _is_for(name: str, host: str) -> bool:
-    """As TLS clients compare: a star stands for the first label."""
+    """Compare as TLS clients do: `*` matches the first label."""
     try:
         return ip_address(host) == ip_address(name)
     except ValueError:
@@ -196,10 +196,10 @@ def _machine(config: ProxyConfig) -> Iterator[Finding]:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * config.limits.connections_max + _OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        yield ok(MACHINE, "open files", f"the limit of {soft} is enough for {config.limits.connections_max} clients")
+        yield ok(MACHINE, "open files", f"the limit of {soft} suffices for {config.limits.connections_max} clients")
     else:
-        said = f"a process may have {soft} open files here; limits.connections_max={config.limits.connections_max} "
-        said += f"clients need {wanted}"
+        said = f"the limit is {soft} open files per process; limits.connections_max={config.limits.connections_max} "
+        said += f"needs {wanted}"
         yield warning(MACHINE, "open files", said, f"ulimit -n {wanted}, or LimitNOFILE={wanted} in the unit")
 
 
@@ -215,11 +215,11 @@ async def _listeners(config: ProxyConfig, brokers: Sequence[NodeId] | None, runn
         except ConfigError as error:
             found.append(failed(MACHINE, what, str(error), f"[broker_ports] {node_id} = …"))
     if with_own is None:
-        said = "which brokers there are is not known, so neither are the ports of their listeners"
+        said = "the brokers are not known, so neither are the ports of their listeners"
         found.append(unknown(MACHINE, "listeners for brokers", said))
     elif absent := sorted(set(config.broker_ports) - set(with_own)):
-        said = f"names broker(s) {', '.join(map(str, absent))}, which the cluster does not have now"
-        found.append(warning(MACHINE, "broker_ports", said, "take them away, if they are not to come back"))
+        said = f"names broker(s) {', '.join(map(str, absent))}, which are not in the cluster now"
+        found.append(warning(MACHINE, "broker_ports", said, "remove them, unless they will return"))
     if config.status is not None:
         wanted.append(("status page", config.status))
     for what, address in wanted:
@@ -234,9 +234,9 @@ def _free(what: str, address: Address) -> Finding:
         sock = bind(address, what)
     except ConfigError as error:
         said = str(error).partition(": ")[2] or str(error)
-        todo = "if that is this proxy, which runs already: fencepost check --running"
+        todo = "if this proxy is running already: fencepost check --running"
         if "another process" not in said:
-            todo = "choose an address of this machine, or 0.0.0.0 for all of them"
+            todo = "use an address of this machine, or 0.0.0.0 for all of them"
         return failed(MACHINE, what, f"{address}: {said}", todo)
     sock.close()
     return ok(MACHINE, what, f"{address} is free" if address.port else f"{address}: any free port")
@@ -248,10 +248,10 @@ async def _answers(what: str, address: Address) -> Finding:
         async with asyncio.timeout(_CONNECT_SECONDS):
             _, writer = await asyncio.open_connection(host, address.port)
     except (OSError, TimeoutError) as error:
-        said = f"{address}: nobody listens there ({getattr(error, 'strerror', None) or 'no answer'})"
-        return failed(MACHINE, what, said, "does the proxy run? If not, leave --running out")
+        said = f"{address}: nothing listens there ({getattr(error, 'strerror', None) or 'no response'})"
+        return failed(MACHINE, what, said, "is the proxy running? If not, omit --running")
     writer.close()
-    return ok(MACHINE, what, f"{address}: somebody listens there")
+    return ok(MACHINE, what, f"{address}: in use")
 
 
 async def _resolves(host: str) -> Finding:
@@ -260,9 +260,9 @@ async def _resolves(host: str) -> Finding:
         async with asyncio.timeout(_CONNECT_SECONDS):
             infos = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, TimeoutError, UnicodeError) as error:
-        said = f"{host} is not known here ({getattr(error, 'strerror', None) or 'no answer'})"
-        return warning(MACHINE, what, said, "it has to be known where clients run: they are told to connect to it")
-    return ok(MACHINE, what, f"{host} is {infos[0][4][0]} here")
+        said = f"{host} does not resolve here ({getattr(error, 'strerror', None) or 'no response'})"
+        return warning(MACHINE, what, said, "clients connect to this name: it must resolve where they run")
+    return ok(MACHINE, what, f"{host} resolves to {infos[0][4][0]} here")
 
 
 def release_of(level: int) -> str:
@@ -286,7 +286,7 @@ class _Reached:
 
 
 class _Kafka:
-    """`found` grows as it goes: what is there when time is up is shown. `brokers` – None: they are not known."""
+    """Appends to `found` while it runs, so a timeout keeps earlier findings. `brokers`: None if not known."""
 
     def __init__(self, config: ProxyConfig, found: list[Finding], stack: AsyncExitStack) -> None:
         self._config = config
@@ -301,7 +301,7 @@ class _Kafka:
             if self._config.upstream_tls is not None:
                 self._context = certificates.upstream_context(self._config.upstream_tls)
         except ConfigError:
-            self._found.append(unknown(KAFKA, "upstream", "is not asked without the files of [upstream_tls]"))
+            self._found.append(unknown(KAFKA, "upstream", "not checked: the files of [upstream_tls] are not usable"))
             return
         named = list(dict.fromkeys(self._config.upstream))
         tried = await asyncio.gather(*(self._open(each) for each in named))
@@ -321,8 +321,8 @@ class _Kafka:
             if found.cluster_id == cluster.cluster_id:
                 self._found.append(ok(KAFKA, f"upstream {each.address}", said))
             else:
-                todo = "name brokers of one cluster only: the proxy serves whichever answers first"
-                self._found.append(failed(KAFKA, f"upstream {each.address}", f"{said}: that is another one", todo))
+                todo = "set upstream to brokers of one cluster: the proxy uses the first one that responds"
+                self._found.append(failed(KAFKA, f"upstream {each.address}", f"{said}: another cluster", todo))
             self._found.extend(self._ending(f"upstream {each.address}", each.connection))
         self.brokers = sorted(cluster.brokers)
         self._found.append(await self._release(one.connection, cluster))
@@ -334,7 +334,7 @@ class _Kafka:
         self._found.extend(await rights.rights(usable, self._config, cluster, links))
 
     async def _open(self, address: Address) -> BrokerConnection | str:
-        """The connection, or why there is none."""
+        """The connection, or the reason for the failure."""
         access = Access(lambda: self._context, self._config.control_sasl)
         async with self._at_once:
             try:
@@ -349,7 +349,7 @@ class _Kafka:
     def _unreachable(self, what: str, said: str, *, serious: bool) -> Finding:
         if serious:
             return failed(KAFKA, what, said, _remedy(said))
-        todo = _remedy(said, "other servers of upstream answer, so a proxy would start")
+        todo = _remedy(said, "other servers in upstream respond, so a proxy would start")
         return warning(KAFKA, what, said, todo)
 
     async def _metadata(self, reached: _Reached) -> ClusterMetadata | None:
@@ -373,14 +373,14 @@ class _Kafka:
 
     @staticmethod
     def _ending(what: str, connection: BrokerConnection) -> Iterator[Finding]:
-        """Of the broker's own certificate."""
+        """Warn if the broker's certificate expires soon."""
         shown = None if connection.secured is None else connection.secured.getpeercert()
         if not shown or "notAfter" not in shown:
             return
         left = ssl.cert_time_to_seconds(str(shown["notAfter"])) - time.time()
         if left < _SOON_SECONDS:
-            said = f"the broker's certificate ends in {left / _DAY_SECONDS:.0f} days ({shown['notAfter']})"
-            yield warning(KAFKA, what, said, "whoever runs Kafka has to renew it")
+            said = f"the broker's certificate expires in {left / _DAY_SECONDS:.0f} days ({shown['notAfter']})"
+            yield warning(KAFKA, what, said, "renew it on the broker")
 
     async def _release(self, connection: BrokerConnection, cluster: ClusterMetadata) -> Finding:
         message = Message(client_software_name="fencepost", client_software_version="0")
@@ -393,18 +393,18 @@ class _Kafka:
         levels = {each.name: each.max_version_level for each in answer.finalized_features or ()}
         level = levels.get("metadata.version")
         if level is None:
-            return unknown(KAFKA, "cluster", f"{said}; it does not tell its release")
+            return unknown(KAFKA, "cluster", f"{said}; release unknown")
         return ok(KAFKA, "cluster", f"{said}, features of Kafka {release_of(level)} (metadata.version {level})")
 
     async def _each_broker(self, cluster: ClusterMetadata) -> dict[NodeId, BrokerConnection]:
-        """Those that can be asked."""
+        """Connections to the reachable brokers."""
         addresses = [cluster.brokers[node_id] for node_id in sorted(cluster.brokers)]
         tried = await asyncio.gather(*(self._open(each) for each in addresses))
         usable: dict[NodeId, BrokerConnection] = {}
         for node_id, address, it in zip(sorted(cluster.brokers), addresses, tried, strict=True):
             what = f"broker {node_id} at {address}"
             if isinstance(it, str):
-                todo = _remedy(it, "the address is what Kafka tells (advertised.listeners of the listener in upstream)")
+                todo = _remedy(it, "the address is from advertised.listeners of the listener in upstream")
                 self._found.append(failed(KAFKA, what, it, todo))
                 continue
             usable[node_id] = it
@@ -424,14 +424,14 @@ class _Kafka:
                 lacking.append(f"{api_name(api_key)} v{at_least}–{at_most} ({has})")
         if lacking:
             todo = "this Kafka is too old or too new for this proxy: docs/api-table.md"
-            return failed(KAFKA, what, f"lacks what the proxy itself asks: {', '.join(lacking)}", todo)
+            return failed(KAFKA, what, f"lacks APIs that the proxy needs: {', '.join(lacking)}", todo)
         low, high = connection.api_versions.get(apis.PRODUCE, (0, 0))
         fetch = "–".join(map(str, connection.api_versions.get(apis.FETCH, (0, 0))))
-        said = f"has all that the proxy asks; {len(connection.api_versions)} APIs, Produce {low}–{high}, Fetch {fetch}"
+        said = f"has all required APIs; {len(connection.api_versions)} APIs, Produce {low}–{high}, Fetch {fetch}"
         return ok(KAFKA, what, said)
 
     async def _sidecar(self, cluster: ClusterMetadata) -> Finding:
-        """Whether its broker sends clients to it."""
+        """Check whether its broker sends clients to it."""
         config = self._config
         access = Access(lambda: self._context, config.control_sasl)
         known = (cluster.cluster_id, cluster.brokers)
@@ -444,15 +444,15 @@ class _Kafka:
             return failed(KAFKA, what, said, advice.of_connection(said, beside=True))
         if problem is not None:
             return failed(
-                KAFKA, what, problem, "the broker has to send clients to the sidecar: docs/configuration.md, mode"
+                KAFKA, what, problem, "the broker must send clients to the sidecar: docs/configuration.md, mode"
             )
         return ok(KAFKA, what, f"broker {look.node_id} sends clients to it")
 
     @staticmethod
     def _few(cluster: ClusterMetadata) -> Iterator[Finding]:
         if not cluster.brokers:
-            yield failed(KAFKA, "brokers", "Kafka names none now", "do its brokers run? Look at their logs")
+            yield failed(KAFKA, "brokers", "Kafka reports none", "are its brokers running? Check their logs")
         elif len(cluster.brokers) < 3:
-            said = f"{len(cluster.brokers)} broker(s): a lost disk may lose offsets that were won, and the state topic"
-            todo = "three brokers and min.insync.replicas=2, for what must not be lost"
+            said = f"{len(cluster.brokers)} broker(s): a disk failure may lose acknowledged appends and the state topic"
+            todo = "for durable topics use three brokers and min.insync.replicas=2"
             yield warning(KAFKA, "durability", said, todo)

@@ -1,8 +1,7 @@
-"""What Metadata tells about the cluster, and which of two answers to believe.
+"""Cluster metadata, merged from Metadata responses of several brokers.
 
-Any broker answers Metadata from its own copy, which may lag. So a partition's leader is only replaced by one of the
-same or a higher leader epoch, unless the topic has another id by now: then it was recreated, and nothing that was
-known of it holds.
+Each broker's metadata may lag. A partition's leader is therefore replaced only by one with the same or a higher leader
+epoch. If the topic id changed, the topic was created again and its old metadata is discarded.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Leader(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """`leader` has node id -1 while there is none. Replicas are broker ids."""
+    """`leader`: node id -1 without a leader. Replicas are broker ids."""
 
     leader: Leader
     replicas: tuple[NodeId, ...]
@@ -47,15 +46,15 @@ class TopicInfo:
 
     @property
     def replication_factor(self) -> int:
-        """The smallest of its partitions, 0 without partitions."""
+        """The lowest of all partitions, 0 without partitions."""
         return min((len(each.replicas) for each in self.partitions.values()), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterMetadata:
-    """One answer, or what is known from all of them. `topics` has those that exist and that we may see.
+    """One response, or the merged metadata. `topics`: existing topics that are visible to the proxy.
 
-    `missing` – topics that were asked for by name and are not there: name -> Kafka error code (3, 17, 29).
+    `missing`: requested topics that were not found: name -> Kafka error code (3, 17, 29).
     """
 
     cluster_id: str | None
@@ -70,7 +69,7 @@ _GONE: Final = {Error.UNKNOWN_TOPIC_OR_PARTITION, Error.INVALID_TOPIC_EXCEPTION,
 
 
 def from_response(response: Message) -> ClusterMetadata:
-    """Reads a Metadata response of v10 or later (topic ids). A topic with a passing error is in neither mapping."""
+    """Read a Metadata response of v10 or later (topic ids). A topic with a transient error is in neither mapping."""
     topics: dict[str, TopicInfo] = {}
     missing: dict[str, int] = {}
     for topic in response.topics:
@@ -91,9 +90,9 @@ def from_response(response: Message) -> ClusterMetadata:
 
 
 def merged(known: ClusterMetadata, news: ClusterMetadata, *, all_topics: bool) -> ClusterMetadata:
-    """What is known once `news` is added: `known` itself where that says it all.
+    """`known` updated with `news`; returns `known` itself if nothing changed.
 
-    `all_topics`: what `news` does not list does not exist.
+    `all_topics`: topics that `news` does not list do not exist.
     """
     topics = {} if all_topics else {name: info for name, info in known.topics.items() if name not in news.missing}
     for name, info in news.topics.items():
@@ -108,7 +107,7 @@ def _newer(known: TopicInfo | None, news: TopicInfo) -> TopicInfo:
         return news
     partitions = dict(news.partitions)
     for index, before in known.partitions.items():
-        # Partitions are never taken away: an answer without one lags.
+        # Kafka never removes partitions: a response without one is out of date.
         if index not in partitions or before.leader.leader_epoch > partitions[index].leader.leader_epoch:
             partitions[index] = before
     return replace(news, partitions=partitions)

@@ -1,6 +1,6 @@
-"""Is it well? And if not: what is wrong, and what to do. Whoever opens the status page at night reads this first.
+"""Health and suggested actions, shown first on the status page.
 
-Pure: `of_process` is found by each process, and `diagnose` once for all that is shown.
+Pure functions. Each process calls `of_process`; `diagnose` runs once per status page over all processes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from fencepost_proxy.transactions.watched import TransactionsReport
 
 _DAY_SECONDS: Final = 86_400
 _CERTIFICATE_DAYS: Final = 14
-#: Of a limit: from here on it is told that it will be reached.
+#: Share of a limit from which the page warns.
 _NEARLY: Final = 0.9
-#: An expansion takes less than a second where nothing is in its way, and a group some seconds to catch up.
+#: An unobstructed expansion takes less than a second, and a group some seconds to catch up.
 _EXPANSION_SECONDS: Final = 30
 _GROUP_SECONDS: Final = 600
 _VIOLATION_SECONDS: Final = 3_600
-#: Of problems of one kind.
+#: Problems of one kind that are listed.
 _NAMED_MAX: Final = 5
 
 
@@ -38,29 +38,30 @@ def of_process(
     most_from: tuple[str, int] | None = None,
     sidecar: bool = False,
 ) -> Iterator[Problem]:
-    """What one process finds; another may find the same. `now` – the wall clock's seconds.
+    """Problems of one process; several processes may report the same one. `now`: wall clock, seconds.
 
-    `most_from` – the address that most connections come from, and how many.
-    `sidecar` – it has a listener for one broker only, and says itself what is wrong with the others.
+    `most_from`: the address with the most connections, and their number.
+    `sidecar`: it has a listener for one broker only and reports problems with the others itself.
     """
     for broker in brokers:
         if broker.problem is not None:
             yield Problem(
                 True,
                 f"Broker {broker.node_id} ({broker.kafka}) cannot be reached: {broker.problem}",
-                "Is that broker up, and can this machine connect to its address? Clients of its partitions wait.",
+                "Clients of its partitions wait. Is that broker up, and can this machine connect to its address?",
             )
         elif broker.listener is None and not sidecar:
             yield Problem(
                 True,
                 f"There is no listener for broker {broker.node_id}",
-                "Its port is taken, most likely: the log names it. Free it, or set another in [broker_ports].",
+                "Its port is probably in use: the log names it. Free the port, or set another in [broker_ports].",
             )
     if connections >= _NEARLY * limits.connections_max:
         yield Problem(
             connections >= limits.connections_max,
             f"{connections:,} of {limits.connections_max:,} client connections are open",
-            "One more than that is closed on arrival. Raise limits.connections_max, or start more proxies or workers.",
+            "Connections above the limit are closed on accept. Raise limits.connections_max, or start more proxies or "
+            "workers.",
             "/clients",
         )
     if (
@@ -72,15 +73,16 @@ def of_process(
         yield Problem(
             count >= limits.address_connections_max,
             f"{count:,} of {limits.address_connections_max:,} client connections from one address, {address}, are open",
-            "One more than that is closed on arrival. A gateway with many clients behind it: raise "
-            "limits.address_connections_max. A client that opens connections without end: look at it.",
+            "Connections above the limit are closed on accept. If the address is a gateway for many clients, raise "
+            "limits.address_connections_max. If it is one client, check why it opens so many.",
             f"/clients?search={quote(address)}",
         )
     if buffered_bytes >= _NEARLY * limits.buffered_bytes_max:
         yield Problem(
             True,
-            f"{buffered_bytes:,} of {limits.buffered_bytes_max:,} bytes for requests that are held are in use",
-            "At the limit no client is read. Is a broker slow? If not, raise limits.buffered_bytes_max.",
+            f"{buffered_bytes:,} of {limits.buffered_bytes_max:,} bytes for buffered requests are in use",
+            "At the limit the proxy pauses reading from all clients. Is a broker slow? If not, raise "
+            "limits.buffered_bytes_max.",
             "/clients",
         )
     for name, ends in certificate_ends:
@@ -88,17 +90,17 @@ def of_process(
         if days < _CERTIFICATE_DAYS:
             yield Problem(
                 days < 1,
-                f"The certificate of {name} has ended"
+                f"The certificate of {name} has expired"
                 if days <= 0
-                else f"The certificate of {name} ends in {days:.0f} d",
-                "Put a new one in its place: it is read anew by itself, or at SIGHUP.",
+                else f"The certificate of {name} expires in {days:.0f} d",
+                "Replace the file: the proxy reloads it automatically, or on SIGHUP.",
             )
 
 
 def diagnose(
     snapshot: StatusSnapshot, expansions: Sequence[ExpansionStatus], groups: Sequence[WithheldStatus], now: float
 ) -> tuple[Problem, ...]:
-    """The worst first. `expansions`, `groups` – the first of them, as lists have them. `now` – the wall clock's."""
+    """Problems, worst first. `expansions`, `groups`: first page of each list. `now`: wall clock, seconds."""
     found = [
         *(Problem(True, f"Not ready: {reason}", advice.of_not_ready(reason)) for reason in snapshot.not_ready),
         *dict.fromkeys(snapshot.problems),
@@ -119,9 +121,9 @@ def _of_violations(snapshot: StatusSnapshot, now: float) -> Iterator[Problem]:
     recent = last is not None and now - last.at_ms / 1000 < _VIOLATION_SECONDS
     yield Problem(
         recent,
-        f"Appends to checked partitions that Kafka did not compare; times seen: {snapshot.violations:,}{where}",
-        "The log names the cause and the producer id (OFFSET_VIOLATION). Let no writer reach Kafka but through the "
-        "proxy, and do not lower producer.id.expiration.ms below two minutes.",
+        f"Appends to checked topics whose sequence Kafka did not compare: {snapshot.violations:,}{where}",
+        "The log names the cause and the producer id (OFFSET_VIOLATION). Let writers reach Kafka only through the "
+        "proxy, and keep producer.id.expiration.ms at two minutes or more.",
     )
 
 
@@ -132,16 +134,16 @@ def _of_transactions(seen: TransactionsReport | None) -> Iterator[Problem]:
     if any(hanging.values()):
         yield Problem(
             True,
-            f"Transactions that hang: {sum(hanging.values()):,}. Committed readers of their partitions stand still",
-            "fencepost transactions hanging --status HOST:PORT says by which command each is ended; see "
+            f"Hanging transactions: {sum(hanging.values()):,}. read_committed consumers of their partitions are stuck",
+            "fencepost transactions hanging --status HOST:PORT shows the command that ends each one; see "
             "docs/stuck-transactions.md.",
             "#transactions",
         )
     if seen.problem is not None:
         yield Problem(
             False,
-            f"Not all transactions can be looked up: {seen.problem}",
-            "May the proxy's user DESCRIBE transactional ids and READ topics? Are all brokers there?",
+            f"Some transactions cannot be read: {seen.problem}",
+            "May the proxy's user DESCRIBE transactional ids and READ topics? Are all brokers up?",
         )
 
 
@@ -151,25 +153,25 @@ def _of_expansions(
     for each in [each for each in expansions if each.state == "pending"][:_NAMED_MAX]:
         seconds = now - each.at_ms / 1000
         if seconds >= _EXPANSION_SECONDS:
-            waits = "" if each.waits_for is None else f"It waits: {each.waits_for}. "
+            waits = "" if each.waits_for is None else f"The expansion waits: {each.waits_for}. "
             yield Problem(
                 True,
-                f"Appends to {each.topic} have been held for {seconds:.0f} s: it grows to {each.to_count:,} partitions",
+                f"Appends to {each.topic} blocked for {seconds:.0f} s by its expansion to {each.to_count:,} partitions",
                 f"{waits}{_open_at(each.topic, seen)} see docs/partition-expansion.md.",
                 "/expansions",
             )
 
 
 def _open_at(topic: str, seen: TransactionsReport | None) -> str:
-    """What holds up an expansion, mostly."""
+    """The usual cause of a delayed expansion."""
     open_there = [
         one.transactional_id
         for one in (() if seen is None else seen.open)
         if any(name.rpartition("-")[0] == topic for name in one.first_partitions)
     ]
     if not open_there:
-        return "A transaction that stays open there holds it up, or a request that does not come to its end:"
-    return f"Open there: transaction {', '.join(open_there[:_NAMED_MAX])}. Let its producer end it, or stop that:"
+        return "Usual causes are an open transaction on that topic or a request that does not finish:"
+    return f"Open on that topic: transaction {', '.join(open_there[:_NAMED_MAX])}. End it, or stop its producer:"
 
 
 def _of_groups(groups: Sequence[WithheldStatus]) -> Iterator[Problem]:
@@ -181,7 +183,7 @@ def _of_groups(groups: Sequence[WithheldStatus]) -> Iterator[Problem]:
         yield Problem(
             False,
             f"Group {each.group} has waited for {each.seconds / 60:.0f} min for new partitions of {each.topic}",
-            "It lags in the old ones. Let it catch up; or give up the order: "
+            "It lags in the old partitions. Let it catch up, or give up the order: "
             f"fencepost expansions open {shlex.quote(each.topic)} {shlex.quote(each.group)} --status HOST:PORT "
             "--token-file FILE",
             "/groups",

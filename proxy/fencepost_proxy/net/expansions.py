@@ -1,7 +1,7 @@
-"""Counted topics that grow: the procedure (`topics/expanding.py`) with a Kafka, a state topic and a clock.
+"""Partition expansions: runs the procedure of `topics/expanding.py` against Kafka, the state topic and a clock.
 
-Every process follows the pending expansions in its view of the state topic and keeps its doors by them: closed in the
-very moment in which one is read, opened when its end is. One process drives; where it is gone, another one claims that.
+Every process follows the pending expansions in its view of the state topic. It closes its append barrier as soon as it
+reads an expansion, and opens it when it reads the end. One process runs the procedure; if it dies, another claims it.
 """
 
 from __future__ import annotations
@@ -29,33 +29,32 @@ _T = TypeVar("_T")
 _log = logs.get("net.expansions")
 _limited_log = logs.RateLimitedLog(_log)
 
-#: How long one question to Kafka may take: the procedure asks again.
+#: Timeout of one query to Kafka; the procedure retries.
 _QUESTION_SECONDS: Final = 5.0
-#: Questions to partitions' leaders at once.
+#: Concurrent queries to partition leaders.
 _AT_ONCE: Final = 64
-#: From then on the log says what a step waits for.
+#: Wait after which the log names what a step waits for.
 _SAY_SECONDS: Final = 1.0
-#: A topic of that name has had another id for so long: then no broker is behind with it any more.
+#: How long a topic name must have another id, so that no broker still reports the old one.
 _REPLACED_SECONDS: Final = 3600.0
-#: A client is told in time that it goes on: its own patience ends with its timeout.
+#: Share of the client's timeout after which it gets an "in progress" response.
 _OF_ITS_TIMEOUT: Final = 0.95
 
 
 class Doors(Protocol):
-    """This process's doors, by topic. A door that is not there yet is made."""
+    """This process's append barriers, by topic. Missing ones are created."""
 
     def close_door(self, topic: str, but_for: frozenset[Transactor]) -> None: ...
 
     def open_door(self, topic: str, partition_count: int | None) -> None:
-        """None: as many as it had."""
+        """`partition_count`: None for no change."""
 
     def door_empty(self, topic: str) -> bool: ...
 
 
 class Expansions:
-    """See the module. `spawn` starts a task that ends with the process.
-
-    `owner` – whether this process is the one of its workers that writes down, and counts, what all of them see.
+    """See the module. `spawn` starts a task that ends with the process. `owner`: this is the primary worker, which
+    stores and counts what all workers observe.
     """
 
     def __init__(
@@ -76,24 +75,24 @@ class Expansions:
         self._metrics = metrics
         self._spawn = spawn
         self._owner = owner
-        self._changed = asyncio.Event()  # set, and replaced, when the view has changed
+        self._changed = asyncio.Event()  # set and replaced when the view changes
         self._closings: dict[UUID, ex.Closing] = {}  # by topic id
         self._procedures: dict[UUID, ex.Procedure] = {}  # by proposal
         self._claiming: set[UUID] = set()
         self._counting: set[UUID] = set()
-        self._replaced_since: dict[UUID, float] = {}  # incarnations of which metadata shows a successor
+        self._replaced_since: dict[UUID, float] = {}  # incarnations that metadata shows as replaced
         self._running = False
         self._asking = asyncio.Semaphore(_AT_ONCE)
 
     # ---- the view
 
     def start(self) -> None:
-        """Once this process has a name among the others (`StateTopic.enter`)."""
+        """Call once this process has an identity (`StateTopic.enter`)."""
         self._running = True
         self.view_changed()
 
     def view_changed(self) -> None:
-        """At once, and before anything else that the new records mean: from here on no append passes a closed door."""
+        """Apply new records to the append barriers first: no append may pass a barrier that is closed now."""
         pending = {expansion.topic_id: expansion for expansion in self._state.view.pending_expansions}
         for topic_id, closing in list(self._closings.items()):
             expansion = pending.get(topic_id)
@@ -111,9 +110,9 @@ class Expansions:
         changed.set()
 
     def _reopen(self, expansion: Expansion, pending: Iterable[Expansion]) -> None:
-        """Not where a topic of that name, deleted around the proxy meanwhile and created anew, is to grow as well.
+        """Open the barrier, unless a new topic of the same name has an expansion too.
 
-        Doors go by names, and this process may have said that this one is closed.
+        Barriers are keyed by name, and this process may have reported this one as closed.
         """
         if any(each.topic == expansion.topic and each.topic_id != expansion.topic_id for each in pending):
             return
@@ -122,7 +121,7 @@ class Expansions:
         if growth.ended(expansion.proposal) is None:
             count = expansion.from_count if expansion.proposal in growth.failed else None
         self._doors.open_door(expansion.topic, count)
-        _log.info("appends go on", topic=expansion.topic, partitions="as before" if count is None else count)
+        _log.info("appends resumed", topic=expansion.topic, partitions="as before" if count is None else count)
 
     def _growth(self, expansion: Expansion) -> Growth:
         return self._state.view.growth(expansion.topic, expansion.topic_id)
@@ -133,7 +132,7 @@ class Expansions:
             async with asyncio.timeout(max(0.0, until - time.monotonic())):
                 await changed.wait()
 
-    # ---- this process's doors
+    # ---- append barriers of this process
 
     async def _close(self, closing: ex.Closing) -> None:
         expansion = closing.expansion
@@ -153,28 +152,31 @@ class Expansions:
                     answer = await self._append(ex.Append(records))
                     if isinstance(answer, ex.NotAppended):
                         _limited_log.warning(
-                            "closed", "cannot say that a topic is closed", topic=expansion.topic, reason=answer.reason
+                            "closed",
+                            "append barrier not reported",
+                            topic=expansion.topic,
+                            reason=answer.reason,
                         )
                         await self._view_change(time.monotonic() + 1.0)
                     else:
-                        _log.info("appends are held", topic=expansion.topic, proposal=expansion.proposal)
+                        _log.info("appends blocked", topic=expansion.topic, proposal=expansion.proposal)
                 case ex.LookAtTransactions(partitions):
                     hold = closing.handle(await self._transactions(expansion.topic, partitions), time.monotonic())
                     if hold is not None and self._closings.get(expansion.topic_id) is closing:
                         self._doors.close_door(expansion.topic, hold.but_for)
 
-    # ---- driving
+    # ---- running an expansion
 
     async def expand(self, request: ExpansionRequest, timeout_ms: int) -> ExpansionOutcome:
-        """What to tell the client who asked for it, within his timeout."""
+        """Run an expansion; return the response for its client within the client's timeout."""
         topic = request.topic
         try:
             await self._control.refresh_metadata([topic], timeout_seconds=_QUESTION_SECONDS)
             info = self._control.topic(topic)
             process = self._state.process
             if info is None or process is None:
-                return ExpansionOutcome(topic, Error.UNKNOWN_TOPIC_OR_PARTITION, f"topic={topic}: it is not there")
-            # Metadata may come from a broker that is behind.
+                return ExpansionOutcome(topic, Error.UNKNOWN_TOPIC_OR_PARTITION, f"topic={topic}: not found")
+            # A broker's metadata may be out of date.
             count = max(info.partition_count, self._state.view.growth(topic, info.topic_id).count or 0)
             outcome = self._looked_at(request, count)
             if outcome is not None:
@@ -200,12 +202,12 @@ class Expansions:
             return ExpansionOutcome(topic, ended.result().code, ended.result().message)
         where = procedure.step.value + (f": {procedure.waits_for}" if procedure.waits_for else "")
         counts = f"from={expansion.from_count} to={expansion.to_count}"
-        text = f"{ex.IN_PROGRESS} topic={topic} {counts}: it goes on by itself; it is at step {where}"
+        text = f"{ex.IN_PROGRESS} topic={topic} {counts}: the expansion continues; it is at step {where}"
         return ExpansionOutcome(topic, Error.REQUEST_TIMED_OUT, text)
 
     @staticmethod
     def _looked_at(request: ExpansionRequest, count: int) -> ExpansionOutcome | None:
-        """What can be told before anything is done; None: do it."""
+        """Response that needs no expansion; None to run it."""
         problem = ex.not_a_multiple(request.topic, count, request.to_count)
         if problem is not None and request.multiples_only:
             return ExpansionOutcome(request.topic, Error.INVALID_PARTITIONS, problem)
@@ -213,7 +215,7 @@ class Expansions:
             return ExpansionOutcome(request.topic, Error.NONE, None)
         if problem is not None and request.ordered:
             _log.warning(
-                "a topic grows to no multiple of its count: keys may move between old partitions", reason=problem
+                "new partition count is no multiple of the old: keys may move between old partitions", reason=problem
             )
         return None
 
@@ -231,7 +233,7 @@ class Expansions:
         return procedure
 
     def _drive_what_is_ours(self) -> None:
-        """What this process drives, and what nobody does any more."""
+        """Resume this process's expansions, and claim those without a live process."""
         process = self._state.process
         if process is None or not self._running:
             return
@@ -250,13 +252,13 @@ class Expansions:
 
     async def _claim(self, expansion: Expansion, claim: ex.Append) -> None:
         try:
-            await self._append(claim)  # the view says who has won
+            await self._append(claim)  # the view shows which claim won
         finally:
             self._claiming.discard(expansion.proposal)
 
     async def _drive(self, procedure: ex.Procedure, ended: asyncio.Future[ex.Ended] | None = None) -> None:
         expansion = procedure.expansion
-        end = ex.Ended(ex.Result.UNKNOWN, Error.UNKNOWN_SERVER_ERROR, "it went wrong; the proxy's log says why")
+        end = ex.Ended(ex.Result.UNKNOWN, Error.UNKNOWN_SERVER_ERROR, "internal error: see the proxy's log")
         try:
             end = await self._carried_out(procedure)
         finally:
@@ -321,7 +323,7 @@ class Expansions:
             reason=end.message,
         )
 
-    # ---- what the procedure asks for
+    # ---- effects of the procedure
 
     async def _answer(self, expansion: Expansion, wanted: ex.Effect) -> ex.Answer:
         try:
@@ -388,16 +390,16 @@ class Expansions:
 
         return ex.Ends(tuple(await _all(read(partition) for partition in partitions)))
 
-    # ---- growth that nobody held appends for
+    # ---- expansions without the proxy
 
     def look_after(self, counted: Iterable[str]) -> None:
-        """Now and then: topics that have grown around the proxy, and expansions that nobody drives any more.
+        """Periodic check for topics expanded without the proxy, and for expansions whose process died.
 
-        `counted` – the counted topics that are known.
+        `counted`: known topics with partition-count checks.
         """
         if not self._running:
             return
-        self._state.may_append(time.monotonic())  # so that it is noticed soon that a process is gone
+        self._state.may_append(time.monotonic())  # detects dead processes early
         self._drive_what_is_ours()
         if not self._owner or not self._state.fresh:
             return
@@ -413,10 +415,10 @@ class Expansions:
         self._look_for_replaced(time.monotonic())
 
     def _look_for_replaced(self, now: float) -> None:
-        """Topics that were deleted around the proxy, and created again: what is stored of the old ones is nobody's.
+        """Forget records of topics that were deleted and created again without the proxy.
 
-        Only those. A topic that is merely not shown may be one that the proxy's principal may not see just now, and its
-        thresholds would be lost for good. Configs stay in any case: the successor inherits its checks.
+        A topic that is merely not visible keeps its records: the proxy may lack authorization temporarily, and the
+        thresholds could not be restored. Configs are always kept: the new topic inherits the checks.
         """
         there = {}
         for topic_id, topic in self._state.view.counted_incarnations.items():
@@ -439,9 +441,9 @@ class Expansions:
             ):
                 return
             await self._state.append(self._state.view.forget_but_configs(topic_id))
-            _log.info("what was stored of a topic that was replaced is forgotten", topic=topic, topic_id=topic_id)
+            _log.info("records of a replaced topic forgotten", topic=topic, topic_id=topic_id)
         except FencepostError as error:
-            _limited_log.warning("forget", "what is stored of a replaced topic stays", topic=topic, reason=error)
+            _limited_log.warning("forget", "failed to forget records of a replaced topic", topic=topic, reason=error)
         finally:
             self._counting.discard(topic_id)
 
@@ -449,12 +451,12 @@ class Expansions:
         try:
             await self._note_growth(info)
         except FencepostError as error:
-            _limited_log.warning("count", "the partition count cannot be stored", topic=info.name, reason=error)
+            _limited_log.warning("count", "failed to store a partition count", topic=info.name, reason=error)
         finally:
             self._counting.discard(info.topic_id)
 
     async def _note_growth(self, info: TopicInfo) -> None:
-        """Raises UpstreamUnavailable, StateError."""
+        """Store a new partition count. Raises `UpstreamUnavailable`, `StateError`."""
         growth = self._state.view.growth(info.name, info.topic_id)
         if growth.pending is not None:
             return
@@ -467,9 +469,9 @@ class Expansions:
             )
             await self._state.append([encode_expansion(unordered)])
             if self._growth(unordered).ended(unordered.proposal) is None:
-                return  # another process has written it down, or it was an expansion after all
+                return  # another process stored it, or it was an expansion
             _log.error(
-                "UNORDERED_EXPANSION: partitions were added around the proxy, the order of keys is not kept across it",
+                "UNORDERED_EXPANSION: partitions were added without the proxy, key order is lost across this expansion",
                 topic=info.name,
                 was=growth.count,
                 partitions=info.partition_count,
@@ -477,10 +479,10 @@ class Expansions:
             self._metrics.expanded("unordered")
             self._doors.open_door(info.name, info.partition_count)
 
-    # ---- for people
+    # ---- status
 
     def status(self) -> tuple[ExpansionStatus, ...]:
-        """Pending ones first; of the others the last one of each topic that is known to be there."""
+        """Pending expansions first, then the last one of each existing topic."""
         shown = []
         for expansion in self._state.view.pending_expansions:
             procedure = self._procedures.get(expansion.proposal)
@@ -513,8 +515,8 @@ class Expansions:
 
     def warnings(self) -> tuple[str, ...]:
         return tuple(
-            f"{each.topic} has grown around the proxy from {each.from_count} to {each.to_count} partitions: the order "
-            "of keys is not kept across that"
+            f"{each.topic} was expanded without the proxy from {each.from_count} to {each.to_count} partitions: key "
+            "order is lost across this expansion"
             for each in self.status()
             if each.state == "unordered"
         )
@@ -525,7 +527,7 @@ class Spawn(Protocol):
 
 
 async def _all(questions: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """All answers, or the first failure once every question has come back."""
+    """All results; raises the first failure after all have finished."""
     answers = await asyncio.gather(*questions, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):

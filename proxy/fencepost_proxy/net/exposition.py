@@ -1,7 +1,7 @@
-"""`net/metrics.py` in Prometheus's text format. Imported when somebody scrapes for the first time.
+"""Prometheus text format of `net/metrics.py`, imported on the first scrape.
 
-`TABLE` is all that a scrape can have: what each metric is called and means, and how it is read. `docs/metrics.md` is
-made of it (`python -m tests.pages`).
+`TABLE` defines every metric: name, type, help, labels and how to read its value. `metrics_page.py` generates
+`docs/metrics.md` from it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Kind(Enum):
 
 
 class Scrape:
-    """What one scrape shows is of one moment."""
+    """Values of one scrape, all taken at the same moment."""
 
     def __init__(self, metrics: Metrics) -> None:
         metrics.look()
@@ -51,7 +51,7 @@ class Scrape:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One metric. `read` gives None where this process does not show it now."""
+    """One metric. `read` returns None if this process does not expose it now."""
 
     name: str
     kind: Kind
@@ -68,10 +68,10 @@ class Section:
 
 
 def exposition(metrics: Metrics) -> bytes:
-    """A registry for each scrape: two proxies in one process (a test) do not meet."""
+    """One registry per scrape, so that two proxies in one process (a test) stay separate."""
     registry = CollectorRegistry()
     registry.register(_Everything(metrics))
-    # Linux only; elsewhere it has nothing to say.
+    # Linux only; empty on other systems.
     ProcessCollector(registry=registry)
     return generate_latest(registry)
 
@@ -81,7 +81,7 @@ class _Everything(Collector):
         self._metrics = metrics
 
     def describe(self) -> Iterable[Metric]:
-        return ()  # else registering collects once
+        return ()  # otherwise registering collects once
 
     def collect(self) -> Iterable[Metric]:
         scrape = Scrape(self._metrics)
@@ -118,11 +118,11 @@ def _cumulated(seen: Distribution) -> list[tuple[str, float]]:
     return buckets
 
 
-# ---- how they are read
+# ---- how values are read
 
 
 def _by(counts: Mapping[str, int], *always: str) -> Labelled:
-    """`always` – what is there from the start: Prometheus sees no increase in a series that begins with 1."""
+    """`always`: labels exposed from the start, because Prometheus sees no increase in a series that begins with 1."""
     return [((name,), count) for name, count in (dict.fromkeys(always, 0) | dict(counts)).items()]
 
 
@@ -158,7 +158,7 @@ def _partitions(read: Callable[[tuple[int, int]], int]) -> Callable[[Scrape], La
 
 def _lease_seconds(scrape: Scrape) -> float | None:
     fresh_until = scrape.metrics.state_fresh_until
-    # -1 rather than minus infinity before the first reading.
+    # -1 instead of minus infinity before the first read.
     return None if fresh_until is None else max(-1.0, fresh_until() - time.monotonic())
 
 
@@ -183,7 +183,7 @@ def _build(_: Scrape) -> Mapping[str, str]:
     return {"version": fencepost_version(), "python": platform.python_version()}
 
 
-# ---- THE table
+# ---- the table
 
 _COUNTER, _GAUGE, _HISTOGRAM = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM
 _PARTITION: Final = ("topic", "partition")
@@ -191,7 +191,7 @@ _PARTITION: Final = ("topic", "partition")
 TABLE: Final[tuple[Section, ...]] = (
     Section(
         "Traffic",
-        "Of clients. What the proxy asks of Kafka on its own behalf is not in it.",
+        "Client traffic only. The proxy's own requests to Kafka are not included.",
         (
             Shown(
                 "fencepost_relayed_bytes_total",
@@ -203,38 +203,38 @@ TABLE: Final[tuple[Section, ...]] = (
             Shown(
                 "fencepost_requests_total",
                 _COUNTER,
-                "Requests of clients, by Kafka API and version; unknown: an ApiVersions newer than Kafka 4.4.",
+                "Client requests, by Kafka API and version; unknown: an ApiVersions version newer than Kafka 4.4.",
                 _requests,
                 ("api", "version"),
             ),
             Shown(
                 "fencepost_requests_in_flight",
                 _GAUGE,
-                "Requests of clients without an answer yet.",
+                "Client requests in progress.",
                 lambda s: s.traffic.requests_in_flight,
             ),
             Shown(
                 "fencepost_client_connections",
                 _GAUGE,
-                "Client connections that are open.",
+                "Open client connections.",
                 lambda s: s.metrics.connections.value,
             ),
             Shown(
                 "fencepost_client_connections_max",
                 _GAUGE,
-                "How many there may be (limits.connections_max, of all its processes together).",
+                "Limit of open client connections (limits.connections_max, for all processes of a proxy together).",
                 lambda s: s.moment.connections_max,
             ),
             Shown(
                 "fencepost_address_connections",
                 _GAUGE,
-                "Client connections in one process from the address that has the most of them there.",
+                "Client connections of the address with the most connections in one process.",
                 lambda s: s.moment.address.connections,
             ),
             Shown(
                 "fencepost_address_connections_max",
                 _GAUGE,
-                "How many there may be from one address (limits.address_connections_max, of each process).",
+                "Limit of client connections per address (limits.address_connections_max, for each process).",
                 lambda s: s.moment.address.connections_max,
             ),
             Shown(
@@ -246,41 +246,42 @@ TABLE: Final[tuple[Section, ...]] = (
             Shown(
                 "fencepost_client_connections_dropped_total",
                 _COUNTER,
-                "Client connections that the proxy ended, by reason; connections_max, address_connections_max: closed "
-                "on arrival.",
+                "Client connections closed by the proxy, by reason; connections_max, address_connections_max: closed "
+                "on accept.",
                 lambda s: _by(s.metrics.connections_closed, "connections_max", "address_connections_max"),
                 ("reason",),
             ),
             Shown(
                 "fencepost_buffered_bytes",
                 _GAUGE,
-                "Bytes of requests and answers that are held in memory.",
+                "Bytes of requests and responses buffered in memory.",
                 lambda s: s.moment.buffered_bytes,
             ),
             Shown(
                 "fencepost_buffered_bytes_max",
                 _GAUGE,
-                "How many there may be (limits.buffered_bytes_max, of all its processes together); "
-                "then nobody is read.",
+                "Limit of buffered bytes (limits.buffered_bytes_max, for all processes of a proxy together). "
+                "At the limit the proxy pauses reading from all clients.",
                 lambda s: s.moment.buffered_bytes_max,
             ),
             Shown(
                 "fencepost_added_request_seconds",
                 _HISTOGRAM,
-                "What the proxy adds to a request: from its last byte read to the broker's socket, gates not counted.",
+                "Time that the proxy adds to a request: from reading its last byte to writing it to the broker. "
+                "Waiting for a partition sequencer is not counted.",
                 lambda s: s.traffic.request_seconds,
             ),
             Shown(
                 "fencepost_added_response_seconds",
                 _HISTOGRAM,
-                "What the proxy adds to an answer: from its last byte read to the client's socket.",
+                "Time that the proxy adds to a response: from reading its last byte to writing it to the client.",
                 lambda s: s.traffic.response_seconds,
             ),
             Shown(
                 "fencepost_upstream_errors_total",
                 _COUNTER,
-                "Connections to brokers that could not be had, or were lost with requests unanswered: of clients or of "
-                "the proxy itself, by reason (unreachable, timeout, tls, login, protocol, unknown_broker, lost).",
+                "Broker connections that failed to open or were lost with requests in progress, for clients or for the "
+                "proxy itself, by reason (unreachable, timeout, tls, login, protocol, unknown_broker, lost).",
                 _upstream_errors,
                 ("of", "reason"),
             ),
@@ -288,316 +289,317 @@ TABLE: Final[tuple[Section, ...]] = (
     ),
     Section(
         "Conditional publish",
-        "Of guarded topics: those that check expected offsets.",
+        "For topics that check expected offsets.",
         (
             Shown(
                 "fencepost_refusals_total",
                 _COUNTER,
-                "Batches that the proxy refused itself, by reason: those of conditional publish, of partition counts, "
-                "of transactions and of idempotence levels; not_ready, try_again and outcome_unknown are retriable.",
+                "Batches refused by the proxy, by reason: conditional publish, partition counts, transactions and "
+                "idempotence levels. not_ready, try_again and outcome_unknown are retriable.",
                 lambda s: _by(s.metrics.refusals, "offset_mismatch", "not_ready", "try_again", "outcome_unknown"),
                 ("reason",),
             ),
             Shown(
                 "fencepost_append_errors_total",
                 _COUNTER,
-                "Errors with which Kafka answered appends to guarded partitions, by name; races that were lost, "
-                "too: OUT_OF_ORDER_SEQUENCE_NUMBER.",
+                "Errors that Kafka returned for appends to checked topics, by name. OUT_OF_ORDER_SEQUENCE_NUMBER "
+                "includes lost races.",
                 lambda s: _by(s.metrics.kafka_errors),
                 ("error",),
             ),
             Shown(
                 "fencepost_offset_violations_total",
                 _COUNTER,
-                "Conditional batches appended elsewhere: a writer bypasses the proxy, or Kafka did not compare.",
+                "Conditional batches appended at another offset than expected: a writer bypasses the proxy, or Kafka "
+                "did not compare sequences.",
                 lambda s: s.metrics.violations.value,
             ),
             Shown(
                 "fencepost_gate_wait_seconds",
                 _HISTOGRAM,
-                "How long appends waited for their turn at a guarded partition.",
+                "Time that appends waited for their partition sequencer.",
                 lambda s: s.metrics.gate_wait_seconds,
             ),
             Shown(
                 "fencepost_gates",
                 _GAUGE,
-                "Guarded partitions that were appended to lately, by what their gate is doing: open, cold (nothing is "
-                "known of the log), reading, publishing, settling (an append is in doubt).",
+                "Partition sequencers with recent appends, by phase: open, cold (fence unconfirmed), reading, "
+                "publishing, settling (resolving an in-doubt append).",
                 lambda s: _by(s.moment.gates),
                 ("phase",),
             ),
             Shown(
                 "fencepost_gate_waiting_appends",
                 _GAUGE,
-                "Appends that wait for their turn now, all partitions.",
+                "Pending appends of all partition sequencers.",
                 lambda s: s.moment.appends_waiting,
             ),
             Shown(
                 "fencepost_partition_log_end_offset",
                 _GAUGE,
-                "A guarded partition's log end, where this process knows it: what it appended itself, and what it has "
-                "read. Of several proxies take the highest.",
+                "Log end offset of a partition as this process last appended or read it. With several proxies, take "
+                "the highest.",
                 _partitions(lambda numbers: numbers[0]),
                 _PARTITION,
             ),
             Shown(
                 "fencepost_partition_stamp_shift",
                 _GAUGE,
-                "How many of its offsets were not taken by stamped appends. Where all go through proxies to a topic "
-                "with check.expected.offsets=required, it does not move.",
+                "Offsets of a partition that fenced appends did not use. It is constant if all producers use proxies "
+                "and the topic has check.expected.offsets=required.",
                 _partitions(lambda numbers: numbers[1]),
                 _PARTITION,
             ),
             Shown(
                 "fencepost_partitions_left_out",
                 _GAUGE,
-                "Guarded partitions above limits.metric_partitions_shown_max, of which these two are not shown.",
+                "Partitions above limits.metric_partitions_shown_max, omitted from these two metrics.",
                 lambda s: s.moment.partitions_left_out,
             ),
             Shown(
                 "fencepost_state_lease_seconds",
                 _GAUGE,
-                "How long the view of the virtual configs may still be acted on; not above 0: guarded appends wait.",
+                "How long the proxy may still use its copy of the virtual configs. At 0 or below, appends to checked "
+                "topics wait.",
                 _lease_seconds,
             ),
             Shown(
                 "fencepost_replaced_topics",
                 _GAUGE,
-                "Topics that were deleted and created again at Kafka and keep the checks of their predecessors until "
-                "an operator decides. The status page names them.",
+                "Topics deleted and created again without the proxy, which keep their old checks until an operator "
+                "decides. The status page names them.",
                 lambda s: s.metrics.topics_replaced.value,
             ),
             Shown(
                 "fencepost_idempotence_downgraded_batches_total",
                 _COUNTER,
-                "Batches of topics with idempotence.level=safe that went to Kafka without their producer ids, "
-                "by reason.",
+                "Batches for topics with idempotence.level=safe sent to Kafka without their producer ids, by reason.",
                 lambda s: _by(s.metrics.downgrades),
                 ("reason",),
             ),
         ),
     ),
     Section(
-        "Growing topics",
-        "Of topics that count their partitions, or grow in order.",
+        "Partition expansion",
+        "For topics with partition-count checks or ordered partition expansion.",
         (
             Shown(
                 "fencepost_expansions_total",
                 _COUNTER,
-                "Expansions of counted topics that ended, by result.",
+                "Finished expansions of topics with partition-count checks, by result.",
                 lambda s: _by(s.metrics.expansions, "done", "failed", "unordered"),
                 ("result",),
             ),
             Shown(
                 "fencepost_expansions_pending",
                 _GAUGE,
-                "Counted topics that are growing: appends to them are held. The status page names them.",
+                "Expansions in progress; appends to their topics are blocked. The status page names them.",
                 lambda s: s.metrics.expansions_pending.value,
             ),
             Shown(
                 "fencepost_expansion_held_seconds",
                 _HISTOGRAM,
-                "How long appends to a topic were held while it grew.",
+                "Time that an expansion blocked appends to its topic.",
                 lambda s: s.metrics.expansion_held_seconds,
             ),
             Shown(
                 "fencepost_door_wait_seconds",
                 _HISTOGRAM,
-                "How long Produce requests were held at the doors of topics that count their partitions.",
+                "Time that Produce requests waited at append barriers of topics with partition-count checks.",
                 lambda s: s.metrics.door_wait_seconds,
             ),
             Shown(
                 "fencepost_withheld_partitions",
                 _GAUGE,
-                "New partitions that groups wait for, each group and partition once (each process that it goes "
-                "through).",
+                "New partitions gated for consumer groups: one per group, partition and proxy process that serves it.",
                 lambda s: s.metrics.partitions_withheld.value,
             ),
             Shown(
                 "fencepost_withheld_partitions_handed_over_total",
                 _COUNTER,
-                "New partitions that groups got after they had waited for them.",
+                "Gated partitions that were assigned to their groups.",
                 lambda s: s.metrics.partitions_handed_over.value,
             ),
             Shown(
                 "fencepost_withheld_partitions_waited_out_total",
                 _COUNTER,
-                "Of those: to groups that committed nothing further on prior partitions for as long as "
-                "limits.withheld_without_commit_seconds and ..._without_progress_seconds say; order is not promised.",
+                "Gated partitions assigned because the group committed no progress on prior partitions within "
+                "limits.withheld_without_commit_seconds and ..._without_progress_seconds. Order is not guaranteed.",
                 lambda s: s.metrics.partitions_waited_out.value,
             ),
         ),
     ),
     Section(
         "Transactions",
-        "What begins with `fencepost_kafka_` or `fencepost_watch` is the cluster's, not this process's: every proxy "
-        "that looks says the same. It is left out with `watch_transactions = false`. The partitions that are named are "
-        "the worst `limits.watched_shown_max` of each kind ([stuck transactions](stuck-transactions.md)).",
+        "Metrics that begin with `fencepost_kafka_` or `fencepost_watch` describe the cluster: every proxy reports the "
+        "same values. `watch_transactions = false` omits them. Per-partition metrics show the worst "
+        "`limits.watched_shown_max` partitions ([stuck transactions](stuck-transactions.md)).",
         (
             Shown(
                 "fencepost_commits_total",
                 _COUNTER,
-                "Commits of transactions that were looked into: pass, unknown (told to ask again), or why refused.",
+                "Transaction commits that the proxy validated: pass, unknown (the client must retry), or the reason "
+                "for the refusal.",
                 lambda s: _by(s.metrics.commits),
                 ("outcome",),
             ),
             Shown(
                 "fencepost_commit_wait_seconds",
                 _HISTOGRAM,
-                "How long commits of transactions were held until it was known whether they may pass.",
+                "Time that transaction commits waited for their validation.",
                 lambda s: s.metrics.commit_wait_seconds,
             ),
             Shown(
                 "fencepost_kafka_producer_ids",
                 _GAUGE,
-                "Producer ids that partition leaders remember, each partition's counted.",
+                "Producer ids in the state of partition leaders, summed over partitions.",
                 _transactions(lambda t: t.producer_ids),
             ),
             Shown(
                 "fencepost_kafka_last_stable_offset_lag_partitions",
                 _GAUGE,
-                "Partitions whose last stable offset is behind the high watermark.",
+                "Partitions whose last stable offset is below the high watermark.",
                 _transactions(lambda t: t.partitions_behind),
             ),
             Shown(
                 "fencepost_kafka_last_stable_offset_lag_max",
                 _GAUGE,
-                "Offsets that committed readers cannot get yet, at the partition that has most.",
+                "Offsets that read_committed consumers cannot read yet, highest of all partitions.",
                 _transactions(lambda t: t.lag_max),
             ),
             Shown(
                 "fencepost_kafka_last_stable_offset_lag_all_partitions",
                 _GAUGE,
-                "Offsets that committed readers cannot get yet, all partitions.",
+                "Offsets that read_committed consumers cannot read yet, sum of all partitions.",
                 _transactions(lambda t: t.lag_total),
             ),
             Shown(
                 "fencepost_kafka_last_stable_offset_stuck_seconds_max",
                 _GAUGE,
-                "How long a last stable offset behind the high watermark has stood still, the longest.",
+                "Longest time that a last stable offset below the high watermark has not advanced.",
                 _transactions(lambda t: t.behind_seconds_max),
             ),
             Shown(
                 "fencepost_kafka_open_transactions",
                 _GAUGE,
-                "Transactions that are open.",
+                "Open transactions.",
                 _transactions(lambda t: t.open_transactions),
             ),
             Shown(
                 "fencepost_kafka_open_transaction_age_seconds_max",
                 _GAUGE,
-                "Age of the oldest transaction that is open.",
+                "Age of the oldest open transaction.",
                 _transactions(lambda t: t.oldest_seconds),
             ),
             Shown(
                 "fencepost_kafka_hanging_transactions",
                 _GAUGE,
-                "Transactions that will not end as they should, by reason; the status page names them.",
+                "Hanging transactions, by reason. The status page names them.",
                 _transactions(lambda t: _by(t.hanging_by_reason)),
                 ("reason",),
             ),
             Shown(
                 "fencepost_kafka_transactional_ids",
                 _GAUGE,
-                "Transactional ids that coordinators remember, by state.",
+                "Transactional ids known to coordinators, by state.",
                 _transactions(lambda t: _by(t.transactional_ids)),
                 ("state",),
             ),
             Shown(
                 "fencepost_kafka_last_stable_offset",
                 _GAUGE,
-                "Of the partitions where it is furthest behind.",
+                "Last stable offset of the partitions where it lags most.",
                 _transactions(lambda t: [((b.topic, str(b.partition)), b.last_stable_offset) for b in t.behind]),
                 _PARTITION,
             ),
             Shown(
                 "fencepost_kafka_last_stable_offset_lag",
                 _GAUGE,
-                "High watermark minus last stable offset, where it is largest; 0 where a partition is not named.",
+                "High watermark minus last stable offset, of the partitions where it lags most; 0 for all others.",
                 _transactions(lambda t: [((b.topic, str(b.partition)), b.lag) for b in t.behind]),
                 _PARTITION,
             ),
             Shown(
                 "fencepost_kafka_partition_producer_ids",
                 _GAUGE,
-                "Of the partitions that have most.",
+                "Producer ids of the partitions with the most.",
                 _transactions(lambda t: [((m.topic, str(m.partition)), m.producer_ids) for m in t.most_producers]),
                 _PARTITION,
             ),
             Shown(
                 "fencepost_watched_partitions",
                 _GAUGE,
-                "Partitions that were looked at.",
+                "Partitions watched.",
                 _transactions(lambda t: t.partitions),
             ),
             Shown(
                 "fencepost_watched_partitions_unreadable",
                 _GAUGE,
-                "Partitions that could not be looked at the last time, for lack of a leader or of rights.",
+                "Partitions not read in the last sweep: no leader, or not authorized.",
                 _transactions(lambda t: t.partitions_unreadable),
             ),
             Shown(
                 "fencepost_watched_partitions_left_out",
                 _GAUGE,
-                "Partitions above the number that is looked at.",
+                "Partitions not watched because of the limit on watched partitions.",
                 _transactions(lambda t: t.partitions_left_out),
             ),
             Shown(
                 "fencepost_watch_sweep_seconds",
                 _GAUGE,
-                "How long it took to look at all partitions, the last time; 0 before.",
+                "Duration of the last sweep over all partitions; 0 before the first.",
                 _transactions(lambda t: t.sweep_seconds or 0.0),
             ),
             Shown(
                 "fencepost_watch_requests_total",
                 _COUNTER,
-                "Requests sent to look at transactions and partitions.",
+                "Requests sent to watch transactions and partitions.",
                 _transactions(lambda t: t.requests),
             ),
         ),
     ),
     Section(
         "Security",
-        "Words that begin a reason stand in [security](security.md).",
+        "[Security](security.md) explains the first words of reasons.",
         (
             Shown(
                 "fencepost_tls_handshakes_total",
                 _COUNTER,
-                "TLS handshakes of clients: ok, or why they failed.",
+                "TLS handshakes of clients: ok, or the reason for the failure.",
                 lambda s: _by(s.metrics.tls_handshakes, "ok"),
                 ("result",),
             ),
             Shown(
                 "fencepost_upstream_tls_failures_total",
                 _COUNTER,
-                "Connections to brokers that did not come to TLS, by reason.",
+                "Failed TLS handshakes with brokers, by reason.",
                 lambda s: _by(s.metrics.upstream_tls_failures),
                 ("reason",),
             ),
             Shown(
                 "fencepost_client_login_failures_total",
                 _COUNTER,
-                "Logins of clients that Kafka refused.",
+                "Client logins refused by Kafka.",
                 lambda s: s.metrics.client_logins_failed.value,
             ),
             Shown(
                 "fencepost_control_logins_total",
                 _COUNTER,
-                "Logins of the proxy itself at brokers.",
+                "Logins of the proxy itself to brokers.",
                 lambda s: _by(s.metrics.logins, "ok", "failed"),
                 ("result",),
             ),
             Shown(
                 "fencepost_certificate_reloads_total",
                 _COUNTER,
-                "Changed files with certificates or keys: read, or the old ones stay in force.",
+                "Reloads of changed certificate or key files: ok, or failed (the old files stay in use).",
                 lambda s: _by(s.metrics.certificate_reloads, "ok", "failed"),
                 ("result",),
             ),
             Shown(
                 "fencepost_certificate_not_after_timestamp_seconds",
                 _GAUGE,
-                "When the proxy's own certificates end, seconds since 1970.",
+                "When the proxy's own certificates expire, seconds since 1970.",
                 lambda s: [((of,), seconds) for of, seconds in s.metrics.certificate_ends],
                 ("of",),
             ),
@@ -605,38 +607,38 @@ TABLE: Final[tuple[Section, ...]] = (
     ),
     Section(
         "The process",
-        "Beside these there are the usual `process_*` metrics; with worker processes they are the supervisor's, and "
-        "`fencepost_worker_*` are there.",
+        "The usual `process_*` metrics are exposed too. With worker processes they describe the supervisor, and "
+        "`fencepost_worker_*` describe the workers.",
         (
             Shown(
                 "fencepost_ready",
                 _GAUGE,
-                "1: clients should be sent here. 0: /readyz says why not.",
+                "1: ready for clients. 0: not ready, /readyz gives the reason.",
                 lambda s: None if s.metrics.ready is None else float(s.metrics.ready),
             ),
             Shown(
                 "fencepost_event_loop_late_seconds",
                 _HISTOGRAM,
-                "How late the event loop was, looked at four times a second. Above 0.05 the log names what it ran.",
+                "Event loop delay, measured four times a second. Above 0.05 s the log names the code that ran.",
                 lambda s: s.metrics.loop_late_seconds,
             ),
             Shown(
                 "fencepost_log_lines_total",
                 _COUNTER,
-                "Lines of the log, by level; left_out: not written, since there were too many of their kind.",
+                "Log lines, by level; left_out: not written because of the rate limit for their kind.",
                 lambda s: _by(s.metrics.log_lines),
                 ("level",),
             ),
             Shown(
                 "fencepost_handovers_total",
                 _COUNTER,
-                "Connections that went to the owner process.",
+                "Connections migrated to the primary worker.",
                 lambda s: s.metrics.handed_over.value if s.metrics.workers else None,
             ),
             Shown(
                 "fencepost_worker_client_connections",
                 _GAUGE,
-                "Client connections that are open.",
+                "Open client connections.",
                 _workers(lambda w: w.connections),
                 ("worker",),
             ),
@@ -650,7 +652,7 @@ TABLE: Final[tuple[Section, ...]] = (
             Shown(
                 "fencepost_worker_requests_total",
                 _COUNTER,
-                "Requests of clients.",
+                "Client requests.",
                 _workers(lambda w: w.requests),
                 ("worker",),
             ),
@@ -678,11 +680,11 @@ TABLE: Final[tuple[Section, ...]] = (
             Shown(
                 "fencepost_worker_open_fds",
                 _GAUGE,
-                "Open files and sockets; process_max_fds is each one's limit.",
+                "Open files and sockets; process_max_fds is the limit of each worker.",
                 _workers(lambda w: w.open_files),
                 ("worker",),
             ),
-            Shown("fencepost_build_info", Kind.INFO, "What is running.", _build, ("version", "python")),
+            Shown("fencepost_build_info", Kind.INFO, "Version of Fencepost and Python.", _build, ("version", "python")),
         ),
     ),
 )

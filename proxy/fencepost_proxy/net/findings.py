@@ -1,4 +1,4 @@
-"""What `fencepost check` finds: one row of its list each."""
+"""Results of `fencepost check`, one per row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class State(StrEnum):
-    """`UNKNOWN` – it cannot be found out from here; `said` says why."""
+    """`UNKNOWN`: cannot be checked from here; `said` gives the reason."""
 
     OK = "ok"
     UNKNOWN = "unknown"
@@ -17,7 +17,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`group` – the heading it belongs to. `todo` – what to do about it; empty where all is well."""
+    """`group`: its heading. `todo`: suggested action, empty if there is no problem."""
 
     group: str
     what: str

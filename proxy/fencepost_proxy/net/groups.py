@@ -1,7 +1,7 @@
-"""Groups of topics that grow in order, as Kafka knows them: how far they are, and what they still have to read.
+"""Group progress tracker: what consumer groups of topics with ordered expansion committed and still have to read.
 
-Answers the questions of `groups/desk.py`, and looks once a second whether groups that wait for a new partition may have
-it by now. The rights that the control client needs for it: DESCRIBE on those groups and topics, READ on the topics.
+It answers the queries of `groups/desk.py`, and checks once a second whether gated partitions may be assigned. The
+control client needs DESCRIBE on these groups and topics, and READ on the topics.
 """
 
 from __future__ import annotations
@@ -49,27 +49,27 @@ from fencepost_proxy.types import Offset, TopicPartition
 _log = logs.get("net.groups")
 _limited_log = logs.RateLimitedLog(_log)
 
-#: A coordinator's answer is held for so long at most: members give up a request only after many seconds. Kafka is asked
-#: for a part of it, so that there is time to store what came of that.
+#: A coordinator's response is delayed this long at most: members time out only after many seconds. Queries to Kafka get
+#: a part of it, which leaves time to store the decision.
 _REPLY_SECONDS: Final = 2.0
 _DECIDE_SECONDS: Final = 1.5
-#: Between one group and the next: fifty in a second, however many wait.
+#: Pause between two groups: at most fifty per second.
 _BETWEEN_LOOKS_SECONDS: Final = 0.02
 _ASK_SECONDS: Final = 5.0
-#: What members of a group may lack is forgotten after so long without one: whoever knows better says so again.
+#: Gated partitions of a group are forgotten after this long without a member; an active process stores them again.
 _RECORDED_SECONDS: Final = 86_400.0
 _TIDY_SECONDS: Final = 600.0
 _NOT_ALLOWED: Final = frozenset({Error.TOPIC_AUTHORIZATION_FAILED, 30})  # 30: GROUP_AUTHORIZATION_FAILED
-#: What was found in the log is looked for again where a group stands still before it: it may be gone meanwhile.
+#: Records found in the log are searched again if a group does not advance to them: they may be deleted.
 _LOOK_AGAIN_SECONDS: Final = 10.0
-#: A group of which nobody was heard here for so long is not looked at.
+#: A group without requests in this process for this long is not checked.
 _ACTIVE_SECONDS: Final = 120.0
-#: How long it is remembered after all was released that members of a group may hold less than the coordinator thinks.
+#: After the last gated partition, how long members may have fewer partitions than the coordinator assigned.
 _REMEMBERED_SECONDS: Final = 1800.0
 _LOG_START_SECONDS: Final = 5.0
 _SHOWN_AS_STANDING_SECONDS: Final = 60.0
 _FETCH_BYTES: Final = 1_048_576
-#: Searching for consumable records, all together.
+#: Rate limit of all searches for consumable records.
 _SEARCH_BYTES_PER_SECOND: Final = 32_000_000
 _FIRST_WINDOW: Final = 2
 _WINDOW_GROWTH: Final = 32
@@ -83,15 +83,15 @@ _PASSES_BUT_ASSIGNING: Final = passes_but_for(ASSIGNING)
 _PASSES_BUT_FOLLOWING: Final = passes_but_for(FOLLOWING)
 
 _Client = tuple[str, "str | None"]
-#: Of one incarnation of a topic.
+#: A new partition of one incarnation of a topic.
 _Born = tuple[UUID, TopicPartition]
-#: Of prior partitions; -1 for one without.
+#: Commits on prior partitions; -1 for none.
 _Commits = dict[int, int]
 
 
 @dataclass(slots=True)
 class _Looked:
-    """A tail, and when it was last looked at."""
+    """A log-end snapshot, and when it was last read."""
 
     tail: Tail
     at: float
@@ -99,11 +99,10 @@ class _Looked:
 
 @dataclass(slots=True)
 class _Story:
-    """Of one group: since when which partition is withheld, where it stood, and which clients its members have.
+    """Per group: gated partitions with start times, progress, and its members' clients.
 
-    `idle_since` – of a new partition that waits for nothing but prior ones that the group may read: its commits there,
-    and since when they have not moved.
-    `silent` – none of its members was heard of here lately.
+    `idle_since`: for a gated partition whose prior partitions are all assigned: commits there, and since when they have
+    not advanced. `silent`: no member sent a request here recently.
     """
 
     since: dict[TopicPartition, float] = field(default_factory=dict)
@@ -116,13 +115,13 @@ class _Story:
     silent: bool = False
 
     def stood_seconds(self, topic: str, wait: Wait, now: float) -> float:
-        """Since it was last seen to get further on that prior partition."""
+        """Time since the group last advanced on that prior partition."""
         position, since = self.stood.get(TopicPartition(topic, wait.prior), (-1, now))
         return now - since if position == wait.position else 0.0
 
 
 class GroupKeeper:
-    """`policy` – of a topic, None for one that the proxy does nothing about. `topic_id` – None where not known."""
+    """`policy`: of a topic, None without checks. `topic_id`: None if unknown."""
 
     def __init__(
         self,
@@ -147,7 +146,7 @@ class GroupKeeper:
         self._stories: dict[str, _Story] = {}
         self._tails: OrderedDict[tuple[UUID, int, int], _Looked] = OrderedDict()
         self._starts: dict[_Born, tuple[int, float]] = {}
-        # When a client last asked for a place in a partition, and whether it ever asked for another one than the end.
+        # When a client last queried an offset of a partition, and whether it ever queried another one than the end.
         self._looked_up: OrderedDict[tuple[_Client, TopicPartition], tuple[float, bool]] = OrderedDict()
         self._with_tasks: set[str] = set()
         self._to_store: list[StateRecord] = []
@@ -159,23 +158,23 @@ class GroupKeeper:
         self._metrics = metrics
 
     def attach(self, state: StateTopic) -> None:
-        """From when the state topic is known."""
+        """Set the state topic once it is loaded."""
         self._state = state
 
     @property
     def _view(self) -> StateView | None:
         return None if self._state is None else self._state.view
 
-    # ---- what is at stake (groups.desk.Stakes)
+    # ---- expansion view (groups.desk.Stakes)
 
     def refresh(self) -> None:
-        """The state topic says something new."""
+        """Update from the state topic after a change."""
         view = self._view
         if view is None:
             return
         ids = {topic: configs.topic_id for topic, configs in view.topic_configs.items()}
         ids.update((each.topic, each.topic_id) for each in (*view.grown, *view.pending_expansions))
-        # A record may be of a topic that was deleted: then metadata knows better.
+        # A record may be from a deleted topic: metadata takes precedence.
         self._ids = {topic: self._topic_id(topic) or topic_id for topic, topic_id in ids.items() if self.grows(topic)}
         self._names = {topic_id: topic for topic, topic_id in self._ids.items()}
         grown = any(each.topic in self._ids for each in (*view.grown, *view.pending_expansions))
@@ -207,10 +206,10 @@ class GroupKeeper:
             return None
         return view.growth(topic, self._topic_id(topic))
 
-    # ---- questions
+    # ---- queries
 
     async def answer(self, question: Question, host: str) -> Reply:
-        """Never raises, and takes no longer than members wait. What is not known is withheld, or asked for again."""
+        """Answer within the time that members wait; never raises. Unknown partitions are gated and checked again."""
         try:
             async with asyncio.timeout(_REPLY_SECONDS):
                 match question:
@@ -224,9 +223,9 @@ class GroupKeeper:
                         return IsAssigned(None if found is None else tuple((t, tuple(ps)) for t, ps in found))
         except (FencepostError, TimeoutError) as error:
             reason = _reason_of(error)
-            _limited_log.warning(question.group, "a group cannot be looked up", group=question.group, reason=reason)
+            _limited_log.warning(question.group, "group lookup failed", group=question.group, reason=reason)
         except Exception as error:
-            _log.crash("looking up a group crashed", error, group=question.group)
+            _log.crash("group lookup crashed", error, group=question.group)
         match question:
             case MayHave(group, _, partitions):
                 unknown = dict.fromkeys(partitions, Verdict(Why.UNKNOWN))
@@ -244,7 +243,7 @@ class GroupKeeper:
             del story.clients[next(iter(story.clients))]
         verdicts, failed = await self._verdicts(group, question.partitions, _DECIDE_SECONDS)
         for reason in set(failed.values()):
-            _limited_log.warning(group, "a group cannot be looked up", group=group, reason=_reason_of(reason))
+            _limited_log.warning(group, "group lookup failed", group=group, reason=_reason_of(reason))
         verdicts |= dict.fromkeys(failed, Verdict(Why.UNKNOWN))
         self._note(group, verdicts, question.partitions)
         if verdicts:
@@ -268,7 +267,7 @@ class GroupKeeper:
         asked: Iterable[TopicPartition],
         now: float,
     ) -> None:
-        """What is new of a group, to whoever reads the log."""
+        """Log and count changes of a group's gated partitions."""
         story = self._stories.setdefault(group, _Story())
         story.silent = False
         for partition in asked:
@@ -278,13 +277,13 @@ class GroupKeeper:
                 story.verdicts.pop(partition, None)
                 if since is not None:
                     self._metrics.partitions_handed_over.inc()
-                    _log.info("a group gets a new partition", group=group, partition=partition, waited=now - since)
+                    _log.info("gated partition assigned", group=group, partition=partition, waited=now - since)
                 continue
             story.verdicts[partition] = verdict
             if partition not in story.since:
                 story.since[partition] = now
                 _log.info(
-                    "a new partition is withheld from a group",
+                    "new partition gated for a group",
                     group=group,
                     partition=partition,
                     reason=verdict.why.value if verdict.why else None,
@@ -298,7 +297,7 @@ class GroupKeeper:
         self._metrics.partitions_withheld.value = sum(told)
 
     async def _remember(self, group: str) -> None:
-        """That its members may lack something, before one does: a process that starts anew has to know."""
+        """Store the gated partitions before a member lacks one, because a restarted process must know them."""
         view, watched = self._view, self.watch.groups.get(group)
         if view is None or watched is None or self._state is None or not watched.withheld:
             return
@@ -315,11 +314,11 @@ class GroupKeeper:
         try:
             await self._state.append([encode_withheld(group, partitions, ids, at_ms)], timeout_seconds=_REPLY_SECONDS)
         except FencepostError as error:
-            # It is tried again. Until then the partition would stay away only if all proxies ended.
-            _limited_log.warning("remember", "not stored that a group waits for partitions", group=group, reason=error)
+            # Retried. Meanwhile members would miss the partition only if all proxies ended.
+            _limited_log.warning("remember", "failed to store gated partitions", group=group, reason=error)
 
     async def _beginnings(self, question: WhereToBegin) -> Mapping[TopicPartition, int]:
-        """For a group that was there before the topic grew; any other begins by its own policy."""
+        """Start offsets for a group that existed before the expansion; others use their own reset policy."""
         group = question.group
         view = self._view
         if view is None:
@@ -352,10 +351,9 @@ class GroupKeeper:
     async def _verdicts(
         self, group: str, partitions: Iterable[TopicPartition], seconds: float
     ) -> tuple[dict[TopicPartition, Verdict], dict[TopicPartition, Exception]]:
-        """Those of them that are withheld; and those of which that cannot be found out, with the reason.
+        """Gated partitions with decisions, and partitions whose lookup failed with reasons.
 
-        Topics stand alone: one that was deleted around the proxy, has lost a leader, or may not be looked at, keeps
-        nobody from the others' partitions.
+        Topics are independent: a deleted, leaderless or unauthorized topic does not affect partitions of the others.
         """
         topics: dict[str, list[TopicPartition]] = {}
         for partition in partitions:
@@ -378,7 +376,7 @@ class GroupKeeper:
         return withheld, failed
 
     async def _of_topic(self, group: str, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, Verdict]:
-        """Those of one topic's that are withheld. Raises UpstreamUnavailable."""
+        """Gated partitions of one topic. Raises `UpstreamUnavailable`."""
         withheld: dict[TopicPartition, Verdict] = {}
         asked: dict[TopicPartition, Expansion] = {}
         view = self._view
@@ -394,7 +392,7 @@ class GroupKeeper:
         priors = {TopicPartition(each.topic, prior) for each, by in asked.items() for prior in by.priors}
         commits = await self._commits(group, priors | asked.keys())
         behind = [prior for prior in priors if self._is_behind(prior, commits, asked.values())]
-        if behind:  # else none of it is withheld, wherever it begins
+        if behind:  # otherwise nothing is gated, wherever the logs start
             behind += [each for each in asked if commits.get(each, 0) > 0 and each not in behind]
         starts = await self._log_starts(next(iter(asked.values())).topic_id, behind)
         for partition, expansion in asked.items():
@@ -404,7 +402,7 @@ class GroupKeeper:
         return withheld
 
     def _let_go(self, view: StateView, group: str, partition: TopicPartition, expansion: Expansion) -> bool:
-        """By an operator, or since it was waited for long enough: no matter how far the group is."""
+        """Whether an operator or a timeout stopped gating, whatever the group committed."""
         story = self._stories.get(group)
         waited_out = story is not None and (expansion.topic_id, partition) in story.waited_out
         return waited_out or view.groups.released(expansion.topic_id, expansion.to_count, group)
@@ -461,7 +459,7 @@ class GroupKeeper:
                 await self._search(expansion, topic, search)
 
     def _passed(self, group: str, partition: TopicPartition, expansion: Expansion) -> frozenset[int]:
-        """Prior partitions without a commit that need not be waited for: a member began at their ends."""
+        """Prior partitions without a commit that a member started reading at the end, so none of them is awaited."""
         story = self._stories.get(group)
         if story is None:
             return frozenset()
@@ -472,15 +470,15 @@ class GroupKeeper:
         )
 
     def _began_at_end(self, client: _Client, partition: TopicPartition) -> bool:
-        """Who asks for other places as well may have begun there, and want to know how far it has to go."""
+        """A client that also queried other offsets may have started there and queried the end to measure its lag."""
         looked_up = self._looked_up.get((client, partition))
         return looked_up is not None and not looked_up[1]
 
     def _after_waiting(self, group: str, partition: TopicPartition, expansion: Expansion, verdict: Verdict) -> Verdict:
-        """Bounds the wait for a group that commits nothing, or nothing further.
+        """Bound the wait for a group that commits nothing, or nothing further.
 
-        Not for one that cannot commit yet: a topic grows from 1 to 2 and to 4, and a group lags in the first partition
-        for an hour. Once it is done there, it gets the second one, and has committed nothing on it.
+        The limit does not apply while a prior partition is itself gated. Example: a topic is expanded from 1 to 2 to 4
+        partitions, and a group lags in the first one for an hour. It then gets the second one, without commits on it.
         """
         story, born, now = self._stories.get(group), (expansion.topic_id, partition), time.monotonic()
         if story is None:
@@ -499,13 +497,13 @@ class GroupKeeper:
         if now - since < getattr(self._limits, limit):
             return verdict
         story.waited_out.add(born)
-        # For good, and for all processes: or each rebalance would begin the wait anew.
+        # Stored for all processes, or each rebalance would restart the wait.
         now_ms = int(time.time() * 1000)
         self._to_store.append(encode_released(expansion.topic_id, expansion.to_count, group, now_ms))
         self._metrics.partitions_waited_out.inc()
         _log.warning(
-            "a group gets a new partition although it has not committed the prior ones to their thresholds, and "
-            "nothing further for as long as the limit says: records of a key may reach it out of order",
+            "gating timed out: the group committed nothing further on prior partitions within the limit, and may read "
+            "records of a key out of order",
             group=group,
             partition=partition,
             commits=commits,
@@ -516,7 +514,7 @@ class GroupKeeper:
     # ---- the log
 
     async def _search(self, expansion: Expansion, topic: str, search: Search) -> None:
-        """Looks backwards from the threshold for the last record that a consumer can get, as far as is needed."""
+        """Search backwards from the threshold for the last consumable record, as far as needed."""
         key = expansion.topic_id, search.prior, search.threshold
         async with self._searching:
             looked = self._tails.get(key)
@@ -545,7 +543,7 @@ class GroupKeeper:
             pause = len(fetched.records) / _SEARCH_BYTES_PER_SECOND
             self._search_again_at = max(self._search_again_at, time.monotonic()) + pause
             if fetched.out_of_range:
-                # Below the log start nothing is left; above its end nothing is there (any more).
+                # No records below the log start or above the log end.
                 start = await self._control.log_start(partition, timeout_seconds=_ASK_SECONDS)
                 if start <= offset:
                     return highest
@@ -569,10 +567,10 @@ class GroupKeeper:
             offset = max(found.next_offset, offset + 1)
         return highest
 
-    # ---- looking again
+    # ---- periodic checks
 
     async def run(self) -> None:
-        """For ever: whether groups that wait may have by now what they wait for."""
+        """Check indefinitely whether gated partitions may be assigned."""
         tidied_at = time.monotonic()
         while True:
             began = time.monotonic()
@@ -587,7 +585,7 @@ class GroupKeeper:
                 await self._tidy(began)
 
     async def _look(self, group: str) -> bool:
-        """Whether Kafka was asked."""
+        """Check one group. Returns whether Kafka was queried."""
         watched, view = self.watch.groups.get(group), self._view
         now = time.monotonic()
         if watched is None or view is None:
@@ -609,22 +607,20 @@ class GroupKeeper:
             self._tell(group, verdicts, partitions - failed.keys(), now)
             self._stands(group, verdicts, now)
             for reason in set(failed.values()):
-                _limited_log.warning(
-                    group, "a group that waits cannot be looked up", group=group, reason=_reason_of(reason)
-                )
+                _limited_log.warning(group, "lookup of a waiting group failed", group=group, reason=_reason_of(reason))
             self._let_go_unseen(group, [each for each, reason in failed.items() if _is_not_allowed(reason)], now)
             if verdicts or as_before:
                 await self._remember(group)
             else:
                 await self._forgive(group, now)
         except FencepostError as error:
-            _limited_log.warning(group, "not stored yet that groups need not wait any more", group=group, reason=error)
+            _limited_log.warning(group, "failed to store the end of gating", group=group, reason=error)
         except Exception as error:
-            _log.crash("looking up a group crashed", error, group=group)
+            _log.crash("group lookup crashed", error, group=group)
         return True
 
     def _hears_nothing(self, group: str, watched: Group, now: float) -> None:
-        """It is not looked at, so nobody is told that it waits: it may be gone. Then it is forgotten in the end."""
+        """Stop reporting a group without requests, which may no longer exist, and forget it after a day."""
         story = self._stories.get(group)
         if story is not None and not story.silent:
             story.silent = True
@@ -635,7 +631,7 @@ class GroupKeeper:
             self._stories.pop(group, None)
 
     def _let_go_unseen(self, group: str, partitions: Iterable[TopicPartition], now: float) -> None:
-        """Kafka does not tell us how far the group is, and never will: it waits as one that commits nothing."""
+        """Without authorization the group's progress is unknown: it waits like a group without commits."""
         story = self._stories.setdefault(group, _Story())
         for partition in partitions:
             since = story.since.setdefault(partition, now)
@@ -649,8 +645,8 @@ class GroupKeeper:
             story.waited_out.add(born)
             self._metrics.partitions_waited_out.inc()
             _log.error(
-                "a group gets a new partition although it is not known how far it has read: the proxy's principal may "
-                "not look it up. It needs DESCRIBE on groups and topics, and READ on topics that grow in order",
+                "gating timed out: the group's progress is unknown, because the proxy is not authorized (its "
+                "principal needs DESCRIBE on groups and topics, and READ on topics with ordered expansion)",
                 group=group,
                 partition=partition,
             )
@@ -665,7 +661,7 @@ class GroupKeeper:
         }
 
     def _look_again_where_it_stands(self, group: str, now: float) -> None:
-        """Compaction, retention or a truncation may have taken what the group waits for."""
+        """Search again where a group does not advance: compaction, retention or truncation may have removed records."""
         story = self._stories.get(group)
         if story is None:
             return
@@ -678,7 +674,7 @@ class GroupKeeper:
                     del self._tails[key]
 
     async def _forgive(self, group: str, now: float) -> None:
-        """Nothing is withheld any more. Once all members can be taken to know, it need not be remembered."""
+        """Nothing is gated: delete the record once all members must have their partitions."""
         story, view = self._stories.get(group), self._view
         if story is None or view is None or self._state is None:
             return
@@ -697,11 +693,11 @@ class GroupKeeper:
         try:
             await self._state.append(self._to_store)
             self._to_store = []
-        except FencepostError as error:  # stored twice says the same
-            _limited_log.warning("store", "not stored yet that groups need not wait any more", reason=error)
+        except FencepostError as error:  # retried; storing twice is harmless
+            _limited_log.warning("store", "failed to store the end of gating", reason=error)
 
     async def _tidy(self, now: float) -> None:
-        """What the state topic says of groups that are gone."""
+        """Delete state records of groups that are no longer active."""
         view = self._view
         if view is None or self._state is None:
             return
@@ -715,7 +711,7 @@ class GroupKeeper:
         try:
             await self._state.append([encode_withheld_tombstone(group) for group in silent])
         except FencepostError as error:
-            _limited_log.warning("tidy", "the state topic cannot be tidied", reason=error)
+            _limited_log.warning("tidy", "state topic cleanup failed", reason=error)
 
     def _forget_old(self, now: float) -> None:
         remembered_seconds = self._limits.withheld_without_commit_seconds
@@ -724,7 +720,7 @@ class GroupKeeper:
         if len(self._starts) > _TAILS_MAX:
             self._starts.clear()
 
-    # ---- what shows by the way
+    # ---- notices from sessions
 
     def notice(self, notice: Notice, host: str) -> None:
         now = time.monotonic()
@@ -733,8 +729,8 @@ class GroupKeeper:
                 if group not in self._with_tasks and len(self._with_tasks) < _CLIENTS_MAX:
                     self._with_tasks.add(group)
                     _log.warning(
-                        "a group assigns tasks, not only partitions (Kafka Streams?): nothing is withheld from it, so "
-                        "records of a key may reach it out of order after its topic has grown",
+                        "group assigns tasks, not only partitions (Kafka Streams?): its partitions are not gated, and "
+                        "it may read records of a key out of order after an expansion",
                         group=group,
                     )
             case LookedUp(client_id, latest, others):
@@ -750,19 +746,19 @@ class GroupKeeper:
     # ---- for operators
 
     async def release(self, group: str, topic: str) -> str:
-        """Opens a topic's new partitions, as they are now, for a group; gives back what there is to say."""
+        """Stop gating a topic's current new partitions for a group; return a result message."""
         growth, view = self._growth(topic), self._view
         if growth is None or view is None or self._state is None or not growth.ordered:
-            return f"{topic} has not grown in order (here, as far as is known): nothing is withheld for it"
+            return f"{topic} has no ordered expansion known to this process: nothing is gated"
         closed = [each for each in growth.ordered if not view.groups.released(each.topic_id, each.to_count, group)]
         now_ms = int(time.time() * 1000)
         try:
             await self._state.append([encode_released(each.topic_id, each.to_count, group, now_ms) for each in closed])
         except FencepostError as error:
-            return f"not stored, try again: {error}"
+            return f"not stored: {error} (try again)"
         if closed:
             _log.warning(
-                "an operator opened a topic's new partitions for a group: records of a key may reach it out of order",
+                "operator stopped gating a topic for a group, which may read records of a key out of order",
                 group=group,
                 topic=topic,
             )
@@ -790,7 +786,7 @@ class GroupKeeper:
 
 
 def _reason_of(error: Exception) -> str:
-    return str(error) or "Kafka did not say in time"
+    return str(error) or "Kafka did not respond in time"
 
 
 def _is_not_allowed(error: Exception) -> bool:

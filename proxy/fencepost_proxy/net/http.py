@@ -1,10 +1,9 @@
-"""Status over HTTP: pages for people, the same as JSON, `/metrics` (Prometheus), `/livez`, `/readyz` (orchestrators).
+"""HTTP status server: HTML pages, the same as JSON, `/metrics` (Prometheus), `/livez`, `/readyz` (orchestrators).
 
-Off unless an address is given. It shows topic names and addresses, so give it a loopback or private one. GET and HEAD,
-and one POST by which an operator lets a group have a topic's new partitions, with a token (`status_token_file`). One
-request per connection, bounded in size, time and number: this is no place for a web framework, nor for a client that
-wants to stay. Silent clients cannot keep others out: the one that has been silent for longest is dropped for a new
-one. `/livez` is answered whatever else is going on, and `/readyz` does not wait for other pages.
+Off unless an address is configured. It shows topic names and addresses, so use a loopback or private address. It serves
+GET and HEAD, and one POST with a token (`status_token_file`) by which an operator stops gating a group's partitions.
+One request per connection, bounded in size, time and number. At the connection limit, the connection that has been
+silent longest is dropped. `/livez` is always served, and `/readyz` does not wait for other pages.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ _log = logs.get("net.http")
 
 _HEAD_BYTES_MAX: Final = 8_192
 _REQUEST_SECONDS: Final = 5.0
-#: For what is ours: other workers are asked, and on a busy machine the first scrape's imports take their time.
+#: For the server's own work: it queries other workers, and the imports of the first scrape are slow.
 _ANSWER_SECONDS: Final = 60.0
-#: Connections whose client is to send its request, or to take its answer; for one more the oldest is dropped.
+#: Connections that wait for their client to send a request or read a response; above this the oldest is dropped.
 _WAITING_MAX: Final = 64
-#: Requests at once, each of `/readyz` and of all else; one more is answered 503.
+#: Concurrent requests, for `/readyz` and for all other paths; above this the server responds 503.
 _ANSWERING_MAX: Final = 32
 _REASONS: Final = {
     200: "OK",
@@ -55,10 +54,10 @@ _REASONS: Final = {
 }
 _TEXT: Final = "text/plain; charset=utf-8"
 _JSON: Final = "application/json"
-#: Of a text in JSON, and of what is searched for.
+#: Length limit of JSON strings and of search terms.
 _CHARACTERS_MAX: Final = 400
 _FIELDS_MAX: Final = 16
-#: Of one answer, unless a single expansion has more.
+#: In one response, unless a single expansion has more.
 _THRESHOLDS_MAX: Final = 20_000
 _LISTS: Final[Mapping[str, What]] = {
     "topics": "topics",
@@ -68,12 +67,12 @@ _LISTS: Final[Mapping[str, What]] = {
     "expansions": "expansions",
     "groups": "groups",
 }
-#: Of these the first page shows some.
+#: Lists on the overview page.
 _FIRST: Final[tuple[What, ...]] = ("topics", "refusals", "software", "expansions", "groups")
 _FIRST_SHOWN: Final = 20
 _FIRST_IN_JSON: Final = 100
 _JSON_NAMES: Final[Mapping[str, str]] = {"topics": "guarded_topics", "groups": "withheld", "refusals": "last_refusals"}
-_PATHS: Final = "there are /, /status.json, /metrics, /livez and /readyz; " + ", ".join(
+_PATHS: Final = "not found: paths are /, /status.json, /metrics, /livez and /readyz; " + ", ".join(
     f"/{name} and /{name}.json" for name in _LISTS
 )
 _GROUPS: Final = "/groups/"
@@ -85,7 +84,7 @@ Lists = Callable[[Sequence[Wanted]], Awaitable[Sequence[Listed]]]
 
 
 def _header(head: bytes, wanted: bytes) -> bytes:
-    """The first header of that name, in small letters; empty where there is none."""
+    """Value of the first header named `wanted` (lower case); empty without one."""
     for line in head.split(b"\r\n")[1:]:
         name, _, value = line.partition(b":")
         if name.strip().lower() == wanted:
@@ -94,13 +93,13 @@ def _header(head: bytes, wanted: bytes) -> bytes:
 
 
 def _host(head: bytes) -> str:
-    """Of the request's Host, without the port; empty where there is none."""
+    """The Host header without its port; empty without one."""
     host = _header(head, b"host").decode("ascii", "replace")
     return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 
 def _is_loopback_name(host: str) -> bool:
-    """Else a page of any site may read this one in a browser on this machine: its own name may lead here, too."""
+    """Prevents DNS rebinding: a web site whose name resolves to this machine must not read the page in a browser."""
     if not host or host.lower() == "localhost":
         return True
     try:
@@ -121,7 +120,7 @@ class _Refused(Exception):
 
 
 class _Request(NamedTuple):
-    """`token` – of `Authorization: Bearer`. `from_a_page` – a page in somebody's browser has sent it."""
+    """`token`: from `Authorization: Bearer`. `from_a_page`: a web page in a browser sent the request."""
 
     method: str
     path: str
@@ -138,10 +137,10 @@ class _Page:
 
 
 class StatusServer:
-    """`snapshot` is called for each page; it must not block. `refresh` is awaited before. `lists` – pages of lists.
+    """`snapshot`: called for each page, must not block. `refresh`: awaited before. `lists`: returns pages of lists.
 
-    `release` – lets a group have a topic's new partitions (group, topic); gives back what came of it.
-    `token_file` – its first line is what a client has to show for that; None: no client may.
+    `release`: stops gating for (group, topic) and returns a result message.
+    `token_file`: its first line authorizes `release`; None forbids it.
     """
 
     def __init__(
@@ -163,19 +162,19 @@ class StatusServer:
         self._metrics = metrics
         self._server: asyncio.Server | None = None
         self._handlers: set[asyncio.Task[None]] = set()
-        self._waiting: dict[asyncio.Task[None], None] = {}  # the one that waits for longest first
-        self._answering: dict[bool, set[asyncio.Task[None]]] = {True: set(), False: set()}  # `/readyz`, all else
+        self._waiting: dict[asyncio.Task[None], None] = {}  # longest wait first
+        self._answering: dict[bool, set[asyncio.Task[None]]] = {True: set(), False: set()}  # `/readyz`, all others
 
     async def start(self, address: Address) -> Address:
-        """Listens; returns the address with the port that was taken. Raises OSError."""
+        """Listen; return the bound address. Raises `OSError`."""
         self._server = await asyncio.start_server(self._serve, address.host, address.port, limit=_HEAD_BYTES_MAX)
         bound = Address(*self._server.sockets[0].getsockname()[:2])
-        _log.info("status page", url=f"http://{bound}/")
+        _log.info("status page started", url=f"http://{bound}/")
         self._loopback = ip_address(bound.host).is_loopback
         if not self._loopback:
             _log.warning(
-                "the status page can be reached from other machines: whoever reaches it sees names of topics and "
-                "groups, addresses and client ids",
+                "status page is reachable from other machines: it shows topic and group names, addresses and client "
+                "ids",
                 address=bound,
             )
         return bound
@@ -199,8 +198,8 @@ class StatusServer:
             async with asyncio.timeout(_REQUEST_SECONDS) as patience:
                 await self._answer(task, reader, writer, patience)
         except (TimeoutError, OSError, asyncio.CancelledError):
-            # A client that is too slow or gone, or the process ends: none of it is worth a line. Not re-raised: the
-            # streams would report a cancelled handler as an error.
+            # A slow or closed client, or shutdown: not logged. Not re-raised, because asyncio streams would report a
+            # cancelled handler as an error.
             writer.transport.abort()
         finally:
             self._handlers.discard(task)
@@ -239,7 +238,7 @@ class StatusServer:
             return
         except Exception as e:
             _log.crash("status page crashed", e)
-            answer = _Page(500, _TEXT, b"this page crashed; the log says why\n")
+            answer = _Page(500, _TEXT, b"internal error: the log has the stack trace\n")
         head = [
             f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}",
             f"Content-Type: {answer.content_type}",
@@ -256,12 +255,12 @@ class StatusServer:
         if answer.status == 401:
             head.append("WWW-Authenticate: Bearer")
         self._wait_for_client(task)
-        patience.reschedule(now() + _REQUEST_SECONDS)  # to be taken in
+        patience.reschedule(now() + _REQUEST_SECONDS)  # for reading the response
         writer.write("\r\n".join([*head, "", ""]).encode() + (b"" if method == "HEAD" else answer.body))
         await writer.drain()
         if writer.can_write_eof():
             writer.write_eof()
-            # Closing with unread bytes of the client in our buffer would reset the connection, and the answer with it.
+            # Closing with unread bytes in the receive buffer would reset the connection and lose the response.
             with suppress(OSError):
                 while await reader.read(_HEAD_BYTES_MAX):
                     pass
@@ -269,11 +268,11 @@ class StatusServer:
     async def _made(self, task: asyncio.Task[None], request: _Request) -> _Page:
         answering = self._answering[request.path == "/readyz"]
         if len(answering) >= _ANSWERING_MAX:
-            raise _Refused(503, f"{_ANSWERING_MAX} requests are being answered; ask again")
+            raise _Refused(503, f"{_ANSWERING_MAX} requests are in progress; retry")
         answering.add(task)
         try:
             if request.path == "/metrics":
-                # The first time it takes as long as a start does: clients must not wait for it.
+                # The first import is slow; it must not block clients.
                 await asyncio.to_thread(load_exposition)
             if self._refresh is not None:
                 await self._refresh()
@@ -287,42 +286,42 @@ class StatusServer:
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
-            raise _Refused(431, f"the request's head is longer than {_HEAD_BYTES_MAX} bytes") from None
+            raise _Refused(431, f"request head is longer than {_HEAD_BYTES_MAX} bytes") from None
         parts = head.split(b"\r\n", 1)[0].decode("ascii", "replace").split(" ")
         if len(parts) != 3 or not parts[2].startswith("HTTP/1."):
-            raise _Refused(400, "this is an HTTP/1.1 server; Kafka is at another port")
+            raise _Refused(400, "this port serves HTTP/1.1; Kafka clients use another port")
         method, target, _ = parts
         path, _, query = target.partition("?")
         if method not in ("GET", "HEAD") and not (method == "POST" and path.startswith(_GROUPS)):
-            raise _Refused(405, f"only GET and HEAD, and POST {_GROUPS}GROUP{_RELEASE}?topic=TOPIC")
+            raise _Refused(405, f"allowed: GET and HEAD, and POST {_GROUPS}GROUP{_RELEASE}?topic=TOPIC")
         if self._loopback and path != "/livez" and not _is_loopback_name(_host(head)):
-            raise _Refused(421, "this page is only told to who asks for it by address, or as localhost")
+            raise _Refused(421, "wrong Host header: use an IP address or localhost")
         kind, _, token = _header(head, b"authorization").partition(b" ")
         token = token.strip() if kind.lower() == b"bearer" else b""
         return _Request(method, path, query, token, b"\r\norigin:" in head.lower())
 
     async def _posted(self, request: _Request) -> _Page:
-        """What an operator wants done. Not for pages of other sites, which a browser lets post to this address, too."""
+        """An operator's action. Requests from web pages are refused, because browsers let other sites post here."""
         group, slash, what = request.path.removeprefix(_GROUPS).rpartition("/")
         topics = parse_qs(request.query).get("topic", [])
         if self._release is None or slash + what != _RELEASE or not group or len(topics) != 1:
-            raise _Refused(404, f"there is POST {_GROUPS}GROUP{_RELEASE}?topic=TOPIC")
+            raise _Refused(404, f"not found: use POST {_GROUPS}GROUP{_RELEASE}?topic=TOPIC")
         if request.from_a_page:
-            raise _Refused(403, "not from a web page")
+            raise _Refused(403, "requests from web pages are not allowed")
         self._authorize(request.token)
         return _Page(200, _TEXT, f"{await self._release(unquote(group), topics[0])}\n".encode())
 
     def _authorize(self, token: bytes) -> None:
         if self._token_file is None:
-            raise _Refused(403, "nothing can be changed here: set status_token_file in the proxy's configuration")
+            raise _Refused(403, "actions are disabled: set status_token_file in the proxy's configuration")
         try:
             expected = secret("status_token_file", self._token_file)
         except ConfigError as error:
-            _log.warning("no action is taken", reason=error)
-            raise _Refused(403, "nothing can be changed here: the file of status_token_file cannot be used") from None
+            _log.warning("action refused", reason=error)
+            raise _Refused(403, "actions are disabled: the file in status_token_file is not usable") from None
         if not hmac.compare_digest(token, expected.encode()):
             raise _Refused(
-                401, "give the token, the first line of the proxy's status_token_file: Authorization: Bearer TOKEN"
+                401, "token required: send the first line of status_token_file as Authorization: Bearer TOKEN"
             )
 
     async def _page(self, path: str, query: str) -> _Page:
@@ -355,7 +354,7 @@ class StatusServer:
 
 
 def _html(shown: page.Page, query: str, version: str) -> _Page:
-    """The whole page; or, for the script in it, what has changed."""
+    """The complete page, or only its sections for the script."""
     if "live" in _asked(query):
         return _Page(200, _JSON, json.dumps({"title": shown.title, "sections": shown.sections}).encode())
     return _Page(200, "text/html; charset=utf-8", page.html(shown, version).encode())
@@ -365,7 +364,7 @@ def _asked(query: str) -> dict[str, str]:
     try:
         return dict(parse_qsl(query, keep_blank_values=True, max_num_fields=_FIELDS_MAX))
     except ValueError:
-        raise _Refused(400, f"more than {_FIELDS_MAX} fields in the query") from None
+        raise _Refused(400, f"query has more than {_FIELDS_MAX} fields") from None
 
 
 def _wanted(what: What, query: str) -> Wanted:
@@ -384,7 +383,7 @@ def _number(asked: Mapping[str, str], name: str, default: int, least: int, most:
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) < 10 and least <= int(text) <= most):
-        raise _Refused(400, f"{name} is a number from {least} to {most}")
+        raise _Refused(400, f"{name} must be a number from {least} to {most}")
     return int(text)
 
 
@@ -421,7 +420,7 @@ def _list_as_json(path: str, wanted: Wanted, listed: Listed) -> dict[str, object
 
 
 def _with_thresholds(rows: Sequence[ExpansionStatus]) -> Sequence[ExpansionStatus]:
-    """One for each old partition: a topic may have thousands. What they are too many for comes with the next answer."""
+    """Rows that fit into `_THRESHOLDS_MAX`; the next page has the rest. A topic has one threshold per old partition."""
     count = 0
     for index, each in enumerate(rows):
         count += len(each.thresholds)
@@ -435,7 +434,7 @@ def _json(value: object) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """What JSON has. Texts that peers have chosen are cut: an answer is bounded, whatever they are called."""
+    """Convert to JSON types. Long strings are clipped, which bounds the response."""
     if is_dataclass(value):
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     match value:

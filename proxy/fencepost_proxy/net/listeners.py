@@ -1,7 +1,6 @@
-"""Where clients connect: the bootstrap listener and one listener per broker.
+"""Client listeners: the bootstrap listener and one listener per broker.
 
-A listener's socket is bound and listening before anybody is told of it; a client that connects a moment before its
-connections are accepted waits in the kernel's queue.
+A socket listens before its address is advertised; connections that arrive before `accept` wait in the kernel's queue.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ BACKLOG = 1024
 _log = logs.get("net.listeners")
 _limited_log = logs.RateLimitedLog(_log)
 _ACCEPTED_AT_ONCE_MAX = 64
-#: This process or the whole machine has used something up.
+#: A resource of this process or machine is exhausted.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_SECONDS = 1.0
-#: How long a process leaves a connection to those that have fewer.
+#: How long a process leaves a connection to workers with fewer connections.
 _TURN_SECONDS = 0.002
 
 
 def bind(address: Address, what: str) -> socket.socket:
-    """A listening socket. Raises ConfigError saying what to change where the address cannot be had."""
+    """A listening socket. Raises `ConfigError` with the remedy."""
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -40,7 +39,7 @@ def bind(address: Address, what: str) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             why = "another process listens there; stop it or choose another port"
         elif error.errno in (errno.EACCES, errno.EPERM):
-            why = "this user may not listen there; ports below 1024 belong to root"
+            why = "permission denied; ports below 1024 need root"
         else:
             why = error.strerror or str(error)
         raise ConfigError(f"cannot listen on {address} for {what}: {why}") from error
@@ -48,10 +47,10 @@ def bind(address: Address, what: str) -> socket.socket:
 
 
 class Acceptor:
-    """Takes the connections of one listening socket; `accepted` gets each, with its peer's address.
+    """Accept connections of one socket; `accepted` gets each with its peer address.
 
-    `others_turn` – where processes share the socket: whether another one should have the next connection. It is left
-    to them for a moment, once; whoever is still needed then takes it.
+    `others_turn`: for a shared socket, whether another process should accept the next connection. This process then
+    defers once, for a moment.
     """
 
     def __init__(
@@ -70,7 +69,7 @@ class Acceptor:
         self._loop.add_reader(sock, self._readable)
 
     def close(self) -> None:
-        """Accepts nobody any more; the socket is its owner's to close."""
+        """Stop accepting. The caller closes the socket."""
         if self._pause is not None:
             self._pause.cancel()
         self._loop.remove_reader(self._sock)
@@ -90,8 +89,8 @@ class Acceptor:
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
                     raise
-                # They wait in the kernel's queue. Without a pause this would be called again at once, for ever.
-                _limited_log.error("accept", "no connection can be accepted now", reason=error.strerror)
+                # Connections wait in the kernel's queue. Without a pause the loop would call this again immediately.
+                _limited_log.error("accept", "cannot accept connections", reason=error.strerror)
                 self._loop.remove_reader(self._sock)
                 self._pause = self._loop.call_later(_PAUSE_SECONDS, self._go_on)
                 return
@@ -103,7 +102,7 @@ class Acceptor:
 
 
 async def connect(address: Address) -> socket.socket:
-    """A connection to the first of a name's addresses that takes one. Raises OSError."""
+    """Connect to the first reachable address of a host. Raises `OSError`."""
     loop = asyncio.get_running_loop()
     infos = await loop.getaddrinfo(*address, type=socket.SOCK_STREAM)
     failure: OSError = OSError(f"{address.host} has no address")

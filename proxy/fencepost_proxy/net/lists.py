@@ -1,8 +1,8 @@
-"""What there may be thousands of, a page at a time: topics, partitions, refusals, clients, expansions, groups.
+"""Paged lists of the status page: topics, partitions, refusals, clients, expansions, groups.
 
-Each look costs what it takes to find the page, not to tell of everything: names are gone through, and only the rows
-that are shown are made. With several workers each of them makes its own (`Lists.found`), and `merged` puts them
-together: rows are ordered by what names them, so the first rows of all are among the first rows of each.
+A query scans names and builds only the rows of the requested page. With several workers each builds its own rows
+(`Lists.found`), and `merged` combines them. Rows are ordered by name, so the first rows overall are among the first
+rows of each worker.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from fencepost_proxy.types import Address, TopicPartition
 _T = TypeVar("_T")
 _S = TypeVar("_S", str, TopicPartition)
 
-#: Partitions, and topics, whose last refusal is remembered; the one refused longest ago goes first.
+#: Partitions and topics whose last refusal is retained; the oldest refusal is evicted first.
 _REFUSALS_MAX: Final = 10_000
-#: Names of software come from clients: what is above is told together.
+#: Clients choose software names; names above this number are counted as `others`.
 _SOFTWARE_MAX: Final = 1_000
-#: Client ids come from clients, too, and may have 32,767 bytes.
+#: Clients choose client ids, which may have 32,767 bytes.
 CHARACTERS_MAX: Final = 200
 OTHERS: Final = "others"
 _HEAP_PAYS: Final = 16
@@ -64,7 +64,7 @@ class _Last(NamedTuple):
 
 
 class Refusals:
-    """The last one of each partition, and of each topic. Noting one takes about a microsecond: writers race."""
+    """The last refusal of each partition and topic. `note` takes about 1 µs, as refusals are frequent in races."""
 
     def __init__(self) -> None:
         self._of_partition: OrderedDict[TopicPartition, _Last] = OrderedDict()
@@ -125,7 +125,7 @@ def _told(last: _Last | None) -> tuple[int, RefusalStatus | None]:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What lists are made of. `topics` – those that have virtual configs set, or that appends to gates were to."""
+    """Data sources of the lists. `topics`: topics with virtual configs or with partition sequencers."""
 
     links: Mapping[int, Link]
     gates: Mapping[TopicPartition, Gate]
@@ -145,7 +145,7 @@ class Lists:
         return self.found(wanted).listed(wanted)
 
     def found(self, wanted: Wanted, *, with_names: bool = False) -> Found:
-        """`with_names` – for `merged`: others may have the same."""
+        """`with_names`: include all names, for `merged`, because other workers may have the same."""
         skipped = 0 if with_names else wanted.offset
         until = wanted.offset + wanted.limit
         match wanted.what:
@@ -181,7 +181,7 @@ class Lists:
                 return Found(len(waiting), tuple(waiting[: wanted.offset + wanted.limit]), tuple(keys))
 
     def _topics(self) -> Iterator[str]:
-        """Those that are there, and checked in some way."""
+        """Existing checked topics."""
         source = self._from
         for topic in source.topics():
             if source.policy(topic) is not None and source.info(topic) is not None:
@@ -219,7 +219,7 @@ class Lists:
         return ends
 
     def _partitions(self, wanted: Wanted) -> list[TopicPartition]:
-        """All of a checked topic; of no topic in particular: those that have a gate."""
+        """All partitions of a checked topic; without a topic, all partitions with a sequencer."""
         source = self._from
         if wanted.topic is None:
             names = list(source.gates)
@@ -292,7 +292,7 @@ def _names(link: Link) -> tuple[str, str, str]:
 
 
 def _first(count: int, names: list[_S]) -> list[_S]:
-    """The first of them in order. A heap is quicker for few of many, and far slower for many."""
+    """The first names in order. A heap is faster for few of many names, and far slower for many."""
     return nsmallest(count, names) if count * _HEAP_PAYS < len(names) else sorted(names)[:count]
 
 
@@ -305,14 +305,14 @@ def _of(wanted: Wanted, topic: str, *names: str) -> bool:
     return wanted.topic in (None, topic) and _fits(wanted, topic, *names)
 
 
-# --- of several workers ---------------------------------------------------------------------------------------------
+# --- several workers ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What one process has: the first `offset + limit` rows, but for so many `skipped`.
+    """Rows of one process: the first `offset + limit`, without the first `skipped`.
 
-    `names` – of all, where others may have the same. `ends` – of topics: by partition, as far as this process knows.
+    `names`: of all rows, if other workers may have the same. `ends`: known log ends by topic and partition.
     """
 
     matching: int
@@ -330,7 +330,7 @@ class Found:
 
 
 def merged(wanted: Wanted, found: Sequence[Found]) -> Listed:
-    """`found` – of every worker, the owner's first."""
+    """`found`: one per worker, the primary worker's first."""
     rows = [row for each in found for row in each.rows]
     matching = sum(each.matching for each in found)
     match wanted.what:
@@ -354,10 +354,10 @@ def merged(wanted: Wanted, found: Sequence[Found]) -> Listed:
         case "clients":
             rows.sort(key=lambda row: (row.client_id or "", row.address))
         case "expansions":
-            # All follow the same state topic; only the owner drives an expansion, and knows at which step it is.
+            # All workers read the same state topic; only the primary worker runs expansions and knows their steps.
             rows, matching = list(found[0].rows), found[0].matching
         case "groups":
-            # Members of one group may go through several workers, each of which looks how far it is.
+            # Members of one group may use several workers, each of which tracks the group's progress.
             rows = _together(rows, attrgetter("group", "topic", "partition"), lambda one, other: one)
             matching = len({name for each in found for name in each.names})
     return Found(matching, tuple(rows)).listed(wanted)
@@ -381,7 +381,7 @@ def _same_topic(one: GuardedTopicStatus, other: GuardedTopicStatus) -> GuardedTo
 
 
 def _with_ends(row: GuardedTopicStatus, found: Sequence[Found]) -> GuardedTopicStatus:
-    """Each worker knows what its own gates have seen. An end only grows, but for a truncation: the higher is newer."""
+    """Merge the log ends that workers observed. Except after a truncation, the higher end is the newer one."""
     ends: dict[int, int] = {}
     for each in found:
         for partition, end in each.ends.get(row.topic, {}).items():

@@ -1,9 +1,9 @@
-"""The process in numbers. Labels are words of our own, or partitions, at most so many: the number of series is bounded.
+"""Metrics of the process. Label values are fixed words or a limited number of partitions, which bounds the series.
 
-What a number means, and under which name it is shown, stands in the table of `net/exposition.py`.
+The table in `net/exposition.py` defines names and meanings and produces the Prometheus text on a scrape.
 
-Everything here is a plain integer: a `prometheus_client` counter takes a lock each time, and importing that library
-takes longer than half of a start. `net/exposition.py` makes Prometheus's text of it, when somebody scrapes.
+Values are plain integers: a `prometheus_client` counter takes a lock each time, and importing that library takes more
+than half of the start time.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from fencepost_proxy.types import Monotonic, TopicPartition
 from fencepost_proxy.wire.apis import APIS
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-#: Reasons are words of our own; should one ever be made from a peer's text, it ends as `other`.
+#: Reasons are fixed words. If one came from a peer's text, it would be counted as `other` above this limit.
 _REASONS_MAX: Final = 64
 _OTHER: Final = "other"
-#: A relay takes tens of microseconds; what takes a thousand times as long waited for something.
+#: A relay takes tens of microseconds; a thousand times more means waiting.
 _ADDED_SECONDS: Final = (
     *(each * 1e-6 for each in (5, 10, 15, 20, 30, 40, 50, 75, 100, 150, 250, 500, 750)),
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1),
 )
 _WAIT_SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _LATE_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-#: An expansion takes some hundred milliseconds where nothing is under way, and waits for transactions where there are.
+#: An expansion takes some hundred milliseconds, or waits for open transactions.
 _HELD_SECONDS: Final = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 
 
@@ -60,7 +60,7 @@ class Count:
 
 
 class Distribution:
-    """How often what was observed fell below each of `bounds`: a Prometheus histogram, not cumulated yet."""
+    """A Prometheus histogram with counts per bucket, not cumulated."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -74,14 +74,14 @@ class Distribution:
         self.total += value * times
 
     def plus(self, other: Distribution) -> Distribution:
-        """Of both together; `other` has the same bounds."""
+        """The sum of both; `other` has the same bounds."""
         whole = Distribution(self.bounds)
         whole.counts = [one + another for one, another in zip(self.counts, other.counts, strict=True)]
         whole.total = self.total + other.total
         return whole
 
     def quantile_bound(self, quantile: float) -> float | None:
-        """The bound below which that part of all lies; None while there is nothing, infinite above the last bound."""
+        """Upper bound of that quantile; None without observations, infinite above the last bound."""
         wanted = quantile * sum(self.counts)
         below = 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
@@ -94,10 +94,9 @@ class Distribution:
 class Traffic:
     """Counters of the hot path: `traffic.bytes_to_kafka += n`, `traffic.requests[api_key][version] += 1`.
 
-    `requests` has every API of the table, with a place for each version up to its highest, and one behind them for
-    `UNKNOWN_VERSION`. `request_seconds`, `response_seconds` – the time that the proxy adds to a request, and to its
-    answer: from the read that brought its last byte to where it was handed to the other socket. What a request waits
-    for at gates is not in it (`Metrics.gate_wait_seconds`).
+    `requests`: per API, one counter per version, then one for `UNKNOWN_VERSION`. `request_seconds`,
+    `response_seconds`: time that the proxy adds to a request and to its response, from reading its last byte to writing
+    it to the other socket, without waiting for partition sequencers (`Metrics.gate_wait_seconds`).
     """
 
     __slots__ = (
@@ -123,25 +122,25 @@ class Traffic:
 
 
 class PartitionNumbers(NamedTuple):
-    """A guarded partition's gate. `shift` – by how many offsets the stamp's sequence is behind the log end."""
+    """One partition sequencer. `shift`: log end offset minus fence sequence."""
 
     log_end_offset: int
     shift: int
 
 
 class AddressNumbers(NamedTuple):
-    """Client connections from the address that most come from in one process, and how many there may be."""
+    """Client connections of the address with the most in one process, and their limit."""
 
     connections: int = 0
     connections_max: int = 0
 
 
 class Moment:
-    """What is looked at when somebody asks, and not counted meanwhile.
+    """Values read on a scrape, not counted continuously.
 
-    `connections_max`, `buffered_bytes_max` – the process's limits, beside what there is. `address` – of those that
-    clients come from. `gates` – of guarded partitions, by phase. `partitions` – what is known of some of them, the
-    others of which are `partitions_left_out`.
+    `connections_max`, `buffered_bytes_max`: limits of the process. `address`: the address with the most connections.
+    `gates`: partition sequencers by phase. `partitions`: values of some of them; `partitions_left_out`: number of the
+    others.
     """
 
     __slots__ = (
@@ -167,7 +166,7 @@ class Moment:
 
 
 class WorkerNumbers(NamedTuple):
-    """What only tells something for each worker process by itself."""
+    """Values that are shown per worker process."""
 
     number: int
     connections: int
@@ -180,11 +179,11 @@ class WorkerNumbers(NamedTuple):
 
 
 def seen() -> None:
-    """For a `Metrics.look` where there is nothing to look at any more: it goes to another process."""
+    """`Metrics.look` without effect, for metrics that are sent to another process."""
 
 
 class Metrics:
-    """All of it. `state_fresh_until` gives until when the view of the state topic may be acted on."""
+    """All metrics. `state_fresh_until` returns until when the view of the state topic is valid."""
 
     def __init__(self, state_fresh_until: Callable[[], Monotonic] | None = None) -> None:
         self.traffic = Traffic()
@@ -204,16 +203,16 @@ class Metrics:
         self.partitions_handed_over = Count()
         self.partitions_waited_out = Count()
         self.state_fresh_until = state_fresh_until
-        #: Whether clients should be sent here; None where that is not known.
+        #: Whether the process is ready for clients; None if unknown.
         self.ready: bool | None = None
         self.moment = Moment()
-        #: Brings these two up to date, and `log_lines`. To be called before they are shown.
+        #: Updates `ready`, `moment` and `log_lines`; call it before they are shown.
         self.look: Callable[[], None] = seen
         #: By level, and `left_out`.
         self.log_lines: dict[str, int] = {}
-        #: What is known of the cluster's transactions; None where nobody looks.
+        #: Transactions of the cluster; None if not watched.
         self.transactions: Callable[[], TransactionsReport] | None = None
-        #: Where this is the sum of several worker processes: each of them.
+        #: If this is a sum over worker processes: each of them.
         self.workers: Sequence[WorkerNumbers] = ()
         self._refusals: dict[str, int] = {}
         self._closed: dict[str, int] = {}
@@ -226,12 +225,12 @@ class Metrics:
         self._upstream_errors: dict[str, dict[str, int]] = {"clients": {}, "proxy": {}}
         self._kafka_errors: dict[str, int] = {}
         self._certificate_reloads: dict[str, int] = {}
-        #: When each of our own certificates ends, seconds since 1970; not a sum, where there are several workers.
+        #: Expiry of each own certificate, seconds since 1970; not summed over workers.
         self.certificate_ends: tuple[tuple[str, float], ...] = ()
 
     @property
     def tls_handshakes(self) -> Mapping[str, int]:
-        """TLS handshakes of clients: `ok`, or why they failed."""
+        """TLS handshakes of clients: `ok`, or the reason for the failure."""
         return self._tls_handshakes
 
     def tls_handshake(self, result: str) -> None:
@@ -239,7 +238,7 @@ class Metrics:
 
     @property
     def upstream_tls_failures(self) -> Mapping[str, int]:
-        """Connections to brokers that TLS did not come to, by reason."""
+        """Failed TLS handshakes with brokers, by reason."""
         return self._upstream_tls_failures
 
     def upstream_tls_failed(self, reason: str) -> None:
@@ -265,7 +264,7 @@ class Metrics:
 
     @property
     def upstream_errors(self) -> Mapping[str, Mapping[str, int]]:
-        """Connections to brokers that could not be had or were lost: whose (`clients`, `proxy`), and by reason."""
+        """Broker connections that failed or were lost, by owner (`clients`, `proxy`) and reason."""
         return self._upstream_errors
 
     def upstream_failed(self, of: str, reason: str) -> None:
@@ -273,7 +272,7 @@ class Metrics:
 
     @property
     def kafka_errors(self) -> Mapping[str, int]:
-        """Errors that Kafka answered guarded appends with, by name."""
+        """Errors that Kafka returned for appends to checked topics, by name."""
         return self._kafka_errors
 
     def kafka_refused(self, error: str) -> None:
@@ -281,7 +280,7 @@ class Metrics:
 
     @property
     def downgrades(self) -> Mapping[str, int]:
-        """Batches of `safe` topics that went to Kafka without their producer ids, by reason."""
+        """Batches for `safe` topics sent to Kafka without their producer ids, by reason."""
         return self._downgrades
 
     def downgraded(self, why: str, batches: int) -> None:
@@ -289,7 +288,7 @@ class Metrics:
 
     @property
     def commits(self) -> Mapping[str, int]:
-        """Commits of transactions that were looked into: `pass`, or why they were not let through."""
+        """Validated transaction commits: `pass`, or the reason for the refusal."""
         return self._commits
 
     def judged(self, outcome: str) -> None:
@@ -297,7 +296,7 @@ class Metrics:
 
     @property
     def expansions(self) -> Mapping[str, int]:
-        """Expansions of counted topics that ended here, by result."""
+        """Finished expansions of topics with partition-count checks, by result."""
         return self._expansions
 
     def expanded(self, result: str) -> None:
@@ -310,55 +309,55 @@ class Metrics:
 
     @property
     def connections_closed(self) -> Mapping[str, int]:
-        """Client connections that the proxy ended so far, by reason."""
+        """Client connections closed by the proxy, by reason."""
         return self._closed
 
     def refused(self, reason: str) -> None:
-        """Counts a batch that the proxy answered itself with an error."""
+        """Count a batch that the proxy refused."""
         _count(self._refusals, reason)
 
     def closed(self, reason: str) -> None:
-        """Counts a client connection that the proxy ended: a limit's name, `protocol`, `drain`, …"""
+        """Count a client connection closed by the proxy: a limit's name, `protocol`, `drain`, …"""
         _count(self._closed, reason)
 
     def ended(self) -> None:
-        """Its process is gone. Counters never go down, so they stay; all that rises and falls is nothing now."""
+        """Reset gauges after the process ended; counters stay, because they never decrease."""
         for each in (self.connections, self.expansions_pending, self.partitions_withheld, self.topics_replaced):
             each.value = 0
         self.traffic.requests_in_flight = 0
         self.moment = Moment()
 
     def plus(self, other: Metrics) -> Metrics:
-        """Of both processes together."""
+        """The sum of two processes."""
         whole: Metrics = _together(self, other)
         return whole
 
     def added_seconds(self) -> tuple[float, float] | None:
-        """Below which the proxy adds to half of all requests and answers, and to 99 % of them; gates not counted."""
+        """Upper bounds of the time added to requests and responses (median, p99), without sequencer waits."""
         both = self.traffic.request_seconds.plus(self.traffic.response_seconds)
         half, nearly_all = both.quantile_bound(0.5), both.quantile_bound(0.99)
         return None if half is None or nearly_all is None else (half, nearly_all)
 
     def exposition(self) -> bytes:
-        """What a scrape gets; see `CONTENT_TYPE`. The first call imports Prometheus's client: see `load_exposition`."""
-        from fencepost_proxy.net.exposition import exposition  # noqa: PLC0415 - not before somebody scrapes
+        """Response to a scrape (`CONTENT_TYPE`). The first call imports `prometheus_client`: see `load_exposition`."""
+        from fencepost_proxy.net.exposition import exposition  # noqa: PLC0415 - on the first scrape
 
         return exposition(self)
 
 
 def load_exposition() -> None:
-    """Imports what `Metrics.exposition` needs: some 50 ms, for a thread to spend."""
+    """Import what `Metrics.exposition` needs (about 50 ms), in a thread."""
     import fencepost_proxy.net.exposition  # noqa: F401, PLC0415
 
 
 def _together(one: Any, other: Any) -> Any:
-    """Sums all the way down. Bounds are equal; what is no number is the first one's."""
+    """Recursive sum. Bounds are equal; other values that are not numbers are taken from `one`."""
     if isinstance(one, Distribution):
         return one.plus(other)
     if isinstance(one, int | float):
         return one + other
     if isinstance(one, PartitionNumbers | AddressNumbers):
-        return max(one, other)  # of several gates of a partition, the one that knows more; limits are of each process
+        return max(one, other)  # the sequencer with the higher log end; limits are per process
     if isinstance(one, list):
         return [_together(each, others) for each, others in zip(one, other, strict=True)]
     if isinstance(one, dict):

@@ -8,7 +8,7 @@
     if (paused || document.hidden) return;
     try {
       const answer = await fetch(url, {cache: "no-store", signal: AbortSignal.timeout(20000)});
-      if (!answer.ok) throw new Error(`it answered ${answer.status}`);
+      if (!answer.ok) throw new Error(`HTTP status ${answer.status}`);
       const page = await answer.json();
       for (const [id, html] of Object.entries(page.sections)) {
         const there = document.getElementById(id);
@@ -21,9 +21,9 @@
       heard = new Date();
       lost.hidden = true;
     } catch (error) {
-      document.title = "No answer \u2013 Fencepost";
-      lost.textContent = `No answer from the proxy since ${heard.toLocaleTimeString()}: what stands here is old. `
-        + `Does it still run? (${error.message})`;
+      document.title = "No response \u2013 Fencepost";
+      lost.textContent = `No response from the proxy since ${heard.toLocaleTimeString()}: this page is out of date. `
+        + `Is the proxy still running? (${error.message})`;
       lost.hidden = false;
     }
   };
@@ -33,7 +33,7 @@
   pause.hidden = false;
   pause.addEventListener("click", () => {
     paused = !paused;
-    pause.textContent = paused ? "Go on" : "Pause";
+    pause.textContent = paused ? "Resume" : "Pause";
     look();
   });
 })();

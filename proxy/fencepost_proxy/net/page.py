@@ -1,8 +1,8 @@
-"""The status page in HTML. Pure: values in, text out, and every text of a value is escaped on its way (`_text`).
+"""HTML of the status page. Pure functions; `_text` escapes every value.
 
-A page is a list of sections, each with an id. What a browser gets first is whole and needs no script. The script asks
-for the sections again, as JSON, and exchanges those that have changed. Style and script are in the page itself, so that
-a page that was saved is the page that was seen; the Content-Security-Policy names them by their hashes.
+A page is a list of sections with ids. The first response is a complete page and needs no script. The script fetches
+the sections again as JSON and replaces those that changed. Style and script are inline, so a saved page looks the same;
+the Content-Security-Policy names them by hash.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from fencepost_proxy.net.status import (
 )
 from fencepost_proxy.transactions.watched import WHY, TransactionsReport
 
-#: How often a page looks again.
+#: Refresh interval of a page.
 LOOK_SECONDS: Final = 5
 _CHARACTERS_MAX: Final = 200
 _PROBLEM_CHARACTERS_MAX: Final = 600
 _THRESHOLDS_SHOWN: Final = 8
 _WAITS_SHOWN: Final = 3
-#: What is longer than so many characters is a sentence, and takes several lines.
+#: Cells longer than this wrap.
 _PROSE_FROM: Final = 40
 _DASH: Final = "–"
 
@@ -70,7 +70,7 @@ CONTENT_SECURITY_POLICY: Final = "; ".join(
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """Everything that the first page tells. `lists` – the first rows of each."""
+    """Content of the overview page. `lists`: the first rows of each list."""
 
     snapshot: StatusSnapshot
     problems: tuple[Problem, ...]
@@ -78,7 +78,7 @@ class Overview:
 
 
 class Page(NamedTuple):
-    """`sections` – HTML by id. `path` – its own; `search` – what its form holds, None where there is none."""
+    """`path`: of this page. `sections`: HTML by id. `search`: content of its form, None without a form."""
 
     path: str
     title: str
@@ -98,10 +98,10 @@ _PAGES: Final = (
 
 WELL, ATTENTION, TROUBLE, NOT_READY = "well", "attention", "trouble", "not_ready"
 _VERDICTS: Final = {
-    WELL: ("good", "✓ All is well", "It serves, and knows of nothing that is wrong."),
-    ATTENTION: ("warn", "△ It serves; look at this", ""),
-    TROUBLE: ("bad", "✕ It serves, but something is wrong", ""),
-    NOT_READY: ("bad", "✕ Not ready", "Clients should not be sent here at the moment."),
+    WELL: ("good", "✓ Healthy", "Serving; no problems found."),
+    ATTENTION: ("warn", "△ Serving, with warnings", ""),
+    TROUBLE: ("bad", "✕ Serving, but degraded", ""),
+    NOT_READY: ("bad", "✕ Not ready", "Do not send clients here at the moment."),
 }
 
 
@@ -112,7 +112,7 @@ def state_of(snapshot: StatusSnapshot, problems: Iterable[Problem]) -> str:
 
 
 def overview(seen: Overview, now: float) -> Page:
-    """`now` – the wall clock's seconds."""
+    """`now`: wall clock, seconds."""
     snapshot, lists = seen.snapshot, seen.lists
     state = state_of(snapshot, seen.problems)
     sections = {
@@ -139,7 +139,7 @@ def overview(seen: Overview, now: float) -> Page:
 
 
 def list_page(wanted: Wanted, listed: Listed, now: float) -> Page:
-    """One of the lists, a page of it."""
+    """One page of a list."""
     match wanted.what:
         case "topics":
             title, table = "Topics", _topics_table(listed, now)
@@ -151,7 +151,7 @@ def list_page(wanted: Wanted, listed: Listed, now: float) -> Page:
         case "expansions":
             title, table = "Expansions", _expansions_table(listed, now)
         case "groups":
-            title, table = "Groups that wait", _groups_table(listed)
+            title, table = "Waiting groups", _groups_table(listed)
         case _:
             title, table = "Clients", _clients_table(listed)
     path = f"/{wanted.what}"
@@ -160,7 +160,7 @@ def list_page(wanted: Wanted, listed: Listed, now: float) -> Page:
     return Page(path, f"{title} – Fencepost", {"list": body}, wanted.search, hidden)
 
 
-#: The form is above this one, and stays as it is when sections are exchanged.
+#: The form precedes this section, so replacing sections keeps its input.
 _BELOW_FORM: Final = ("topics", "list")
 
 
@@ -174,7 +174,7 @@ def html(page: Page, version: str) -> str:
         f"{body}</section>"
         for name, body in page.sections.items()
     )
-    # A form that somebody fills in must not vanish.
+    # A refresh would clear a form that is being filled in.
     refresh = f'<noscript><meta http-equiv="refresh" content="{2 * LOOK_SECONDS}"></noscript>'
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{_text(page.title)}</title>
@@ -183,8 +183,8 @@ def html(page: Page, version: str) -> str:
 <header class="bar"><h1>Fencepost</h1><nav aria-label="Pages">{links}</nav></header>
 <main><p id="lost" role="alert" hidden></p>
 {shown}</main>
-<footer>fencepost {_text(version)} · <a href="{_text(_json_path(page))}">the same as JSON</a> ·
-<a href="/metrics">metrics</a> · looks again every {LOOK_SECONDS} s
+<footer>fencepost {_text(version)} · <a href="{_text(_json_path(page))}">JSON</a> ·
+<a href="/metrics">metrics</a> · refreshed every {LOOK_SECONDS} s
 <button id="pause" type="button" hidden>Pause</button></footer><script>{_SCRIPT}</script></body></html>
 """
 
@@ -198,7 +198,7 @@ def _json_path(page: Page) -> str:
 
 def _form(page: Page) -> str:
     if page.search is None:
-        # From the first page: to the topics.
+        # The overview page searches topics.
         return '<form action="/topics" role="search">' + _SEARCH.format(label="Find a topic", value="") + "</form>"
     hidden = "".join(f'<input type="hidden" name="{name}" value="{_text(value)}">' for name, value in page.hidden)
     label = {"/clients": "Client id, address or software", "/groups": "Group or topic"}.get(page.path, "Topic")
@@ -219,7 +219,7 @@ _SEARCH: Final = (
 
 
 def _verdict(state: str) -> str:
-    """By itself: a screen reader is told when it changes, and not of every second that a problem lasts."""
+    """A separate section: screen readers announce its changes only, not each refresh of a problem."""
     tone, title, text = _VERDICTS[state]
     return f'<div class="is-{tone}"><h2>{title}</h2>{f"<p>{text}</p>" if text else ""}</div>'
 
@@ -232,7 +232,7 @@ def _problems(problems: Sequence[Problem]) -> str:
         + "</li>"
         for each in problems
     ]
-    return f'<ul aria-label="What is wrong, and what to do">{"".join(items)}</ul>' if items else ""
+    return f'<ul aria-label="Problems and actions">{"".join(items)}</ul>' if items else ""
 
 
 def _figures(s: StatusSnapshot, lists: Mapping[What, Listed]) -> str:
@@ -249,11 +249,11 @@ def _figures(s: StatusSnapshot, lists: Mapping[What, Listed]) -> str:
             ("requests in flight", f"{s.requests_in_flight:,}"),
             ("to Kafka", _bytes(s.bytes_to_kafka)),
             ("to clients", _bytes(s.bytes_to_clients)),
-            ("held in memory", _bytes(s.buffered_bytes)),
+            ("buffered in memory", _bytes(s.buffered_bytes)),
             ("time added (median, p99)", _added(s.added_seconds)),
             ("checked topics", f"{lists['topics'].matching:,}"),
             ("refusals", f"{sum(s.refusals.values()):,}"),
-            ("writes around the proxy", f"{s.violations:,}"),
+            ("offset violations", f"{s.violations:,}"),
             ("config lease left", lease),
         ]
     )
@@ -261,15 +261,17 @@ def _figures(s: StatusSnapshot, lists: Mapping[What, Listed]) -> str:
 
 def _topics_table(listed: Listed, now: float, more: str = "") -> str:
     def row(t: GuardedTopicStatus) -> tuple[object, ...]:
-        checks = [f"offsets {t.check}"] * (t.check != "false") + [f"count {t.count_check}"] * (t.count_check != "false")
-        checks += ["grows in order"] * t.ordered + [f"idempotence {t.idempotence}"] * (t.idempotence != "off")
+        checks = [f"offsets {t.check}"] * (t.check != "false") + [f"partition count {t.count_check}"] * (
+            t.count_check != "false"
+        )
+        checks += ["ordered expansion"] * t.ordered + [f"idempotence {t.idempotence}"] * (t.idempotence != "off")
         ends = f"{t.log_end_offsets:,}" if t.ends_known else _DASH
         if 0 < t.ends_known < t.partitions:
             ends += f" in {t.ends_known:,}"
         name = Cell(t.topic, href=f"/partitions?topic={quote(t.topic, safe='')}")
         return name, ", ".join(checks), t.partitions, Cell(ends, number=True), t.waiting, t.refusals, _last(t, now)
 
-    columns = ("topic", "checked", "partitions", "log ends, summed", "waiting", "refused", "last refusal")
+    columns = ("topic", "checks", "partitions", "log ends, sum", "waiting", "refused", "last refusal")
     return _table("Checked topics", columns, [row(each) for each in listed.rows], listed.matching, more)
 
 
@@ -292,7 +294,7 @@ def _partitions_table(title: str, listed: Listed, now: float) -> str:
         )
         for p in listed.rows
     ]
-    columns = ("partition", "leader", "gate", "log end", "shift", "waiting", "refused", "last refusal")
+    columns = ("partition", "leader", "sequencer", "log end", "sequence offset", "waiting", "refused", "last refusal")
     return _table(title, columns, rows)
 
 
@@ -310,7 +312,7 @@ def _expansions_table(listed: Listed, now: float, more: str = "") -> str:
     def row(e: ExpansionStatus) -> tuple[object, ...]:
         state: object = e.state
         if e.state == "pending":
-            step = e.step or "driven by another process"
+            step = e.step or "run by another process"
             state = Cell(f"{step}: {e.waits_for}" if e.waits_for else step, tone="warn")
         elif e.state == "unordered":
             state = Cell(e.state, tone="warn")
@@ -320,9 +322,9 @@ def _expansions_table(listed: Listed, now: float, more: str = "") -> str:
         thresholds = " ".join(shown) + more_thresholds or _DASH
         return e.topic, f"{e.from_count:,} → {e.to_count:,}", state, _ago(e.at_ms, now), held, thresholds
 
-    columns = ("topic", "partitions", "state", "when", "appends held", "thresholds")
+    columns = ("topic", "partitions", "state", "when", "appends blocked", "thresholds")
     rows = [row(each) for each in listed.rows]
-    return _table("Topics that grow, or have grown", columns, rows, listed.matching, more)
+    return _table("Partition expansions", columns, rows, listed.matching, more)
 
 
 def _groups_table(listed: Listed, more: str = "") -> str:
@@ -330,20 +332,20 @@ def _groups_table(listed: Listed, more: str = "") -> str:
         waits = [*w.waits[:_WAITS_SHOWN], *([f"{len(w.waits) - _WAITS_SHOWN:,} more"] * (len(w.waits) > _WAITS_SHOWN))]
         return w.group, f"{w.topic}-{w.partition}", duration(w.seconds), w.records_max, "; ".join(waits) or w.why
 
-    columns = ("group", "new partition", "for", "records left, at most", "behind in")
+    columns = ("group", "gated partition", "for", "records left, at most", "lags in")
     rows = [row(each) for each in listed.rows]
-    return _table("Groups that wait for a new partition", columns, rows, listed.matching, more)
+    return _table("Consumer groups with gated partitions", columns, rows, listed.matching, more)
 
 
 def _software_table(listed: Listed, more: str = "") -> str:
     def row(s: SoftwareStatus) -> tuple[object, ...]:
         if s.software is None:
-            return Cell("not said", tone="soft"), _DASH, s.connections
+            return Cell("unknown", tone="soft"), _DASH, s.connections
         name = Cell(s.software, href=f"/clients?{urlencode({'search': s.software})}")
         return name, s.version or _DASH, s.connections
 
     rows = [row(each) for each in listed.rows]
-    return _table("Clients connected", ("software", "version", "connections"), rows, listed.matching, more)
+    return _table("Client software", ("software", "version", "connections"), rows, listed.matching, more)
 
 
 def _clients_table(listed: Listed) -> str:
@@ -351,18 +353,22 @@ def _clients_table(listed: Listed) -> str:
         software = _DASH if c.software is None else f"{c.software} {c.version}"
         broker = "bootstrap" if c.node_id is None else f"broker {c.node_id}"
         doing = (
-            "waits" if c.waits else f"{c.in_flight:,} in flight" if c.in_flight else f"idle {duration(c.idle_seconds)}"
+            "waiting"
+            if c.waits
+            else f"{c.in_flight:,} in flight"
+            if c.in_flight
+            else f"idle {duration(c.idle_seconds)}"
         )
         return c.client_id or _DASH, c.address, software, broker, duration(c.connected_seconds), doing
 
-    columns = ("client id", "from", "software", "at", "connected for", "doing")
+    columns = ("client id", "from", "software", "listener", "connected for", "activity")
     return _table("Clients", columns, [row(each) for each in listed.rows])
 
 
 def _transactions(s: StatusSnapshot) -> str:
-    """Always there, where somebody looks: that nothing hangs is worth knowing too."""
+    """Always shown if transactions are watched, even if none hangs."""
     poisoned = _table(
-        "Transactions that will not commit",
+        "Abort-only transactions",
         ("transactional id", "producer", "for", "why"),
         [(d.transactional_id, f"{d.producer_id}/{d.producer_epoch}", duration(d.seconds), d.why) for d in s.poisoned],
     )
@@ -374,12 +380,12 @@ def _watched(t: TransactionsReport) -> str:
     hanging = sum(t.hanging_by_reason.values())
     tiles: list[tuple[str, str | Cell]] = [
         ("open", f"{t.open_transactions:,}"),
-        ("the oldest", duration(t.oldest_seconds) if t.open_transactions else _DASH),
+        ("oldest", duration(t.oldest_seconds) if t.open_transactions else _DASH),
         ("hanging", Cell(f"{hanging:,}", tone="bad" if hanging else "")),
         ("transactional ids", f"{sum(t.transactional_ids.values()):,}"),
         ("producer ids, all partitions", f"{t.producer_ids:,}"),
-        ("partitions with a lag of the LSO", f"{t.partitions_behind:,} of {t.partitions:,}"),
-        ("all partitions looked at", swept),
+        ("partitions with LSO lag", f"{t.partitions_behind:,} of {t.partitions:,}"),
+        ("last sweep of all partitions", swept),
     ]
     return (
         "<h2>Transactions of the cluster</h2>"
@@ -401,7 +407,7 @@ def _watched(t: TransactionsReport) -> str:
         )
         + _table(
             "Open transactions",
-            ("transactional id", "state", "age", "producer", "coordinator", "partitions", "what is wrong"),
+            ("transactional id", "state", "age", "producer", "coordinator", "partitions", "problem"),
             [
                 (
                     o.transactional_id,
@@ -416,8 +422,8 @@ def _watched(t: TransactionsReport) -> str:
             ],
         )
         + _table(
-            "Last stable offset behind the high watermark",
-            ("partition", "LSO", "high watermark", "lag", "stands there for"),
+            "Last stable offset below the high watermark",
+            ("partition", "LSO", "high watermark", "lag", "unchanged for"),
             [
                 (f"{b.topic}-{b.partition}", b.last_stable_offset, b.high_watermark, b.lag, duration(b.seconds))
                 for b in t.behind
@@ -431,7 +437,7 @@ def _watched(t: TransactionsReport) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """`text` that is a link, has a tone, or is aligned as numbers are."""
+    """Text of a table cell with an optional link, tone or number alignment."""
 
     text: str
     href: str = ""
@@ -440,7 +446,7 @@ class Cell:
 
 
 def _text(value: object, characters_max: int = _CHARACTERS_MAX) -> str:
-    """What anybody may have chosen, as text: clipped, without control characters, escaped."""
+    """Untrusted value as HTML text: clipped, without control characters, escaped."""
     text = str(value)
     if len(text) > characters_max:
         text = f"{text[:characters_max]}…"
@@ -458,7 +464,7 @@ def _table(
     matching: int | None = None,
     more: str = "",
 ) -> str:
-    """Nothing, where there are no rows. `more` – where all `matching` are, if these are not."""
+    """HTML table, empty without rows. `more`: link to all `matching` rows, if these are not all."""
     if not rows:
         return ""
     numbers = [index > 0 and _are_numbers([row[index] for row in rows]) for index in range(len(columns))]
@@ -525,7 +531,7 @@ def _pages(path: str, wanted: Wanted, listed: Listed) -> str:
     links = [link(max(0, wanted.offset - wanted.limit), "previous")] * bool(wanted.offset)
     links += [link(last, "next")] * (last < listed.matching)
     return (
-        f'<nav class="pages" aria-label="Parts of the list"><span class="soft">{first:,} to {last:,} of '
+        f'<nav class="pages" aria-label="List pages"><span class="soft">{first:,} to {last:,} of '
         f"{listed.matching:,}</span>{''.join(links)}</nav>"
     )
 
@@ -545,7 +551,7 @@ def _bytes(count: float) -> str:
 
 
 def _added(bounds: tuple[float, float] | None) -> str:
-    """They are bounds of a histogram: below them it was."""
+    """Upper bounds from histogram buckets."""
     if bounds is None:
         return _DASH
     return " · ".join(f"< {each * 1e6:.0f} µs" if each < 0.001 else f"< {each * 1e3:g} ms" for each in bounds)

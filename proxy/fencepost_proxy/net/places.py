@@ -1,7 +1,7 @@
-"""Where a process runs: by that, another one on the same machine can tell at once that it is gone.
+"""Process identity: lets another process on the same machine detect immediately that a process is dead.
 
-Signs of life come every 20 seconds, so it takes a minute and a half until the others are sure. What is started again on
-the same machine need not wait for that: no process of that number, or another one by now, is proof.
+Heartbeats come every 20 seconds, so other instances need 90 seconds to consider a process dead. On the same machine a
+missing or reused process id proves it without that wait.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 _PROC: Final = Path("/proc")
-_STATE, _STARTED = 0, 19  # of the fields of /proc/<pid>/stat behind the name, which may contain anything
+_STATE, _STARTED = 0, 19  # fields of /proc/<pid>/stat after the name, which may contain any character
 
 
 @cache
 def _machine() -> str | None:
-    """Two processes with the same one see each other's process ids; None where that cannot be known (not Linux)."""
+    """Id of this boot and process-id namespace, in which processes see each other. None if unknown (not Linux)."""
     try:
         boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink(_PROC / "self/ns/pid")
@@ -28,13 +28,13 @@ def _machine() -> str | None:
 
 
 def own_place() -> str | None:
-    """`machine/process id/when it was started`; None where nobody could make use of it."""
+    """`machine/process id/start time`; None if unknown."""
     machine, stat = _machine(), _stat(os.getpid())
     return None if machine is None or stat is None else f"{machine}/{os.getpid()}/{stat[_STARTED]}"
 
 
 def is_gone(place: str) -> bool:
-    """Certainly: a process that was there is not any more. False wherever that cannot be told from here."""
+    """Whether the process is certainly dead; False if unknown."""
     machine, _, rest = place.partition("/")
     pid, _, started = rest.partition("/")
     if machine != _machine() or not pid.isdecimal():
@@ -44,7 +44,7 @@ def is_gone(place: str) -> bool:
     except ProcessLookupError:
         return True
     except OSError:
-        pass  # it is there, and another user's
+        pass  # it exists and belongs to another user
     stat = _stat(int(pid))
     return stat is not None and (stat[_STARTED] != started or stat[_STATE] in "ZX")
 

@@ -1,4 +1,4 @@
-"""What the gates want to know of the log, asked of Kafka: one coroutine per effect, each giving back a gate's event."""
+"""Runs the log reads of partition sequencers against Kafka: one coroutine per effect, each returns an event."""
 
 from __future__ import annotations
 
@@ -30,36 +30,35 @@ from fencepost_proxy.wire.batch import HeaderNames, parse_batch_header
 _log = logs.get("net.reads")
 _limited_log = logs.RateLimitedLog(_log)
 
-#: A topic's Kafka configs are read again after that.
+#: Maximum age of a topic's Kafka configs.
 FACTS_SECONDS = 10.0
-#: No fence is relied on that was confirmed by a `producer.id.expiration.ms` read longer ago. Several times
-#: `FACTS_SECONDS`, and long before the shortest value that makes sense.
+#: Maximum age of the `producer.id.expiration.ms` behind a confirmed fence: several times `FACTS_SECONDS`, and far below
+#: the shortest sensible value.
 KNOWN_SECONDS = 60.0
 _READ_SECONDS = 5.0
-#: More, or what has to be unpacked, is compared outside the event loop.
+#: Larger or compressed batches are compared outside the event loop.
 _COMPARED_HERE_BYTES = 8 * 1024
-#: How often a tail is read at once again because the log moved meanwhile: waiting would leave every offset to whoever
-#: moves it.
+#: Immediate repeats of a log-end snapshot if the log moved meanwhile; pauses would give every offset to other writers.
 _CONSISTENT_READS_MAX = 10
 _RESEND_TIMEOUT_MS = 5_000
-#: What the states of a transaction begin with whose markers are being written (PrepareCommit, PrepareAbort).
+#: Prefix of transaction states while markers are written (PrepareCommit, PrepareAbort).
 _ENDING = "Prepare"
 
 
 class ProducerExpiration:
-    """`producer.id.expiration.ms`, as reads of all brokers show it. Times are monotonic seconds.
+    """`producer.id.expiration.ms` over all brokers. Times are monotonic seconds.
 
-    A lower value counts at once, a higher one once every read of `KNOWN_SECONDS` has shown it. `known_until` – from
-    then on no fence is relied on, unless all brokers have answered a later read.
+    A lower value applies immediately, a higher one after all reads of `KNOWN_SECONDS` returned it. `known_until`: no
+    fence is valid after it, unless all brokers responded to a later read.
     """
 
     def __init__(self) -> None:
         self.milliseconds = BrokerFacts().producer_id_expiration_ms
         self.known_until = float("-inf")
-        self._raised: tuple[float, int] | None = (float("-inf"), sys.maxsize)  # the first read counts at once
+        self._raised: tuple[float, int] | None = (float("-inf"), sys.maxsize)  # the first read applies immediately
 
     def observe(self, facts: BrokerFacts, requested_at: float) -> bool:
-        """Whether the value that counts is now a lower one."""
+        """Returns whether the applied value decreased."""
         before, read = self.milliseconds, facts.producer_id_expiration_ms
         if facts.complete:
             self.known_until = requested_at + KNOWN_SECONDS
@@ -76,7 +75,7 @@ class ProducerExpiration:
 
 
 class GateReads:
-    """Answers for one process. `frame_bytes_max` bounds a batch that is read back, `unpacked_bytes_max` its records."""
+    """Reads for one process. `frame_bytes_max` bounds a batch that is read, `unpacked_bytes_max` its records."""
 
     def __init__(
         self,
@@ -96,16 +95,16 @@ class GateReads:
         self.expiration = ProducerExpiration()
 
     async def carry_out(self, wanted: ForControl) -> gates.Event:
-        """Never raises: what cannot be read is an event too, since a gate that hears nothing waits for ever."""
+        """Never raises: a failed read is an event too, because a sequencer without an event waits indefinitely."""
         try:
             return await self._carry_out(wanted)
         except Exception as error:
-            _log.crash("reading a partition crashed", error, partition=wanted.partition)
+            _log.crash("partition read crashed", error, partition=wanted.partition)
             match wanted.effect:
                 case gates.ReadTail():
-                    return gates.TailUnknown(f"reading it crashed: {error!r}")
+                    return gates.TailUnknown(f"read crashed: {error!r}")
                 case gates.Look(ticket):
-                    return gates.Looked(ticket, gates.Unreadable(f"reading it crashed: {error!r}"))
+                    return gates.Looked(ticket, gates.Unreadable(f"read crashed: {error!r}"))
                 case gates.Resend(ticket):
                     return gates.Resent(ticket, None)
                 case gates.PublishBase():
@@ -134,10 +133,9 @@ class GateReads:
         return facts
 
     async def changed_facts(self, topics: Sequence[str]) -> list[str]:
-        """Reads the Kafka configs of all these topics anew; gives back those for which they are not what they were.
+        """Read the Kafka configs of these topics again, in few requests; return the topics whose configs changed.
 
-        In few requests, however many topics there are. A topic that is not there any more is left out. Raises
-        UpstreamUnavailable.
+        Deleted topics are omitted. Raises `UpstreamUnavailable`.
         """
         facts = await self._control.facts_of_topics(topics, timeout_seconds=_READ_SECONDS)
         now = time.monotonic()
@@ -154,7 +152,7 @@ class GateReads:
     ) -> gates.TailRead | gates.TailUnknown:
         try:
             facts = await self.facts(partition.topic)
-            # Before the log end: where a transaction is over, its marker is in what is read behind.
+            # Read before the log end, so that the snapshot contains the marker of each ended transaction.
             asked_at = time.monotonic()
             ended, ending, producer_ids = await self._transactions(partition, transactional_ids)
             for _ in range(_CONSISTENT_READS_MAX):
@@ -162,10 +160,10 @@ class GateReads:
                 if reading.consistent:
                     break
         except UpstreamUnavailable as error:
-            _limited_log.warning(f"tail {partition}", "the log end cannot be read", partition=partition, reason=error)
+            _limited_log.warning(f"tail {partition}", "cannot read the log end", partition=partition, reason=error)
             return gates.TailUnknown(str(error), error.error_code)
         if not reading.consistent:
-            return gates.TailUnknown("the log moved while it was read")
+            return gates.TailUnknown("the log advanced during the read")
         topic = self._control.topic(partition.topic)
         base = None if topic is None else self._state.view.stamp_base(topic.topic_id, partition.partition)
         number = 0 if base is None else base.producer_epoch // PRODUCER_EPOCHS
@@ -204,8 +202,8 @@ class GateReads:
     async def _transactions(
         self, partition: TopicPartition, transactional_ids: Sequence[str]
     ) -> tuple[frozenset[str], frozenset[str], Mapping[str, int]]:
-        """Those that are not on the partition, as their coordinators know it; those of the others that are about to
-        leave it; and whose they are, see `Tail`."""
+        """Transactional ids whose coordinators no longer list the partition, ids that are ending there, and their
+        producer ids; see `Tail`."""
         ended, ending = set(), set()
         producer_ids = dict.fromkeys(transactional_ids, -1)
         for transactional_id in transactional_ids:
@@ -214,8 +212,8 @@ class GateReads:
             except UpstreamUnavailable as error:
                 _limited_log.error(
                     f"transaction {transactional_id}",
-                    "a transaction's state cannot be read: conditional appends beside it have to wait. The proxy's "
-                    "principal needs DESCRIBE on transactional ids",
+                    "cannot read a transaction's state: conditional appends to its partition wait (the proxy's "
+                    "principal needs DESCRIBE on transactional ids)",
                     transactional_id=transactional_id,
                     partition=partition,
                     reason=error,
@@ -254,7 +252,7 @@ class GateReads:
         return gates.Found(found.batch, offset, landed)
 
     async def producer_at(self, partition: TopicPartition, offset: int) -> int | None:
-        """Whose batch lies there: -1 if it names no producer, None if it cannot be read."""
+        """Producer id of the batch at `offset`: -1 if it has none, None if it is not readable."""
         found = await self._look(partition, offset)
         return parse_batch_header(found.batch).producer_id if isinstance(found, gates.Found) else None
 
@@ -272,7 +270,7 @@ class GateReads:
     ) -> gates.BasePublished:
         topic = self._control.topic(partition.topic)
         _log.warning(
-            "the log moved without its stamp: the proxies agree on a new base for it",
+            "log advanced without fenced appends: proposing a new fence base",
             partition=partition,
             reason=reason,
             new_epoch=producer_epoch,
@@ -286,12 +284,12 @@ class GateReads:
         number, used = divmod(producer_epoch, PRODUCER_EPOCHS)
         try:
             async with asyncio.timeout(_READ_SECONDS):
-                # The next one long before the first partition needs it.
+                # Acquire the next producer id long before the first partition needs it.
                 for each in (number, number + 1) if used >= PRODUCER_EPOCHS // 2 else (number,):
                     await self._state.acquire_producer_id(each, timeout_seconds=_READ_SECONDS)
                 await self._state.append([record, *older])
         except (FencepostError, TimeoutError) as error:
-            _log.error("the new stamp base could not be stored", partition=partition, reason=error)
+            _log.error("failed to store the new fence base", partition=partition, reason=error)
             return gates.BasePublished(False)
         won = view.stamp_base_proposal(topic.topic_id, partition.partition, epoch)
         return gates.BasePublished(True, ours=won == record.key)

@@ -1,9 +1,9 @@
-"""What Kafka lets the control client do, found out without changing anything.
+"""Checks what Kafka authorizes the control client to do, without changing anything.
 
-Which topics are checked, the file says, and the state topic, which is read to its end. Of topics that are there Kafka's
-Metadata tells it (authorized operations). For all else the request itself is tried in a form that does nothing: with
-`validate_only`, or of a topic, a group or a transactional id that is not there, of which Kafka says only to who may
-that it is not. One thing is really done: a producer id is taken, as at each start of a proxy.
+The configuration file and the state topic, read to its end, define the checked topics. For existing topics, Metadata
+returns the authorized operations. Everything else is tried with a request that has no effect: with `validate_only`, or
+for a topic, group or transactional id that does not exist, which Kafka reports to authorized clients only. One effect
+remains: a producer id is allocated, as at each start of a proxy.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from fencepost_proxy.types import NO_TOPIC_ID, LeaderEpoch, NodeId
 from fencepost_proxy.wire import apis
 from fencepost_proxy.wire.schema import Message
 
-GROUP: Final = "what Kafka lets the proxy do"
-#: Of a group and a transactional id that nobody has.
+GROUP: Final = "Kafka ACLs of the proxy"
+#: A group and transactional id that do not exist.
 _NOBODYS: Final = "fencepost-check"
 _DESCRIBE_GROUPS: Final = 15
 _DESCRIBE_ACLS: Final = 29
@@ -42,13 +42,13 @@ _SECURITY_DISABLED: Final = 54
 _INVALID_REPLICATION_FACTOR: Final = 38
 _NOT_TOLD: Final = -(1 << 31)
 _NAMED_MAX: Final = 5
-#: In one command; the next check tells of the rest.
+#: Topics in one command; the next check lists the rest.
 _IN_ONE_COMMAND_MAX: Final = 50
-#: Where a topic's checks come from.
-OF_THE_FILE: Final = "topics of the file"
+#: Source of a topic's checks.
+OF_THE_FILE: Final = "topics in the file"
 OF_ADMINS: Final = "topics set by admins"
 NO_LEADER: Final = Leader(NO_NODE, LeaderEpoch(-1))
-#: What a topic with checks needs.
+#: Operations that a checked topic needs.
 _GUARDED: Final = ("READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS")
 #: AclOperation codes, which are the bits of authorized operations.
 _OPERATIONS: Final = {"READ": 3, "WRITE": 4, "ALTER": 7, "DESCRIBE": 8, "DESCRIBE_CONFIGS": 10}
@@ -56,7 +56,7 @@ _OPERATIONS: Final = {"READ": 3, "WRITE": 4, "ALTER": 7, "DESCRIBE": 8, "DESCRIB
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """`error_code` – 0, 3 where it is not there, 29 where we may not know. `operations` – None: Kafka does not tell."""
+    """`error_code`: 0, 3 (does not exist) or 29 (not authorized). `operations`: None if Kafka does not report them."""
 
     name: str
     error_code: int
@@ -73,7 +73,7 @@ async def rights(
     cluster: ClusterMetadata,
     links: Mapping[NodeId, BrokerConnection],
 ) -> list[Finding]:
-    """`links` – to brokers that can be asked. Never raises UpstreamUnavailable: what cannot be asked is a finding."""
+    """`links`: connections to reachable brokers. Failed requests become findings, never exceptions."""
     ask = _Asker(connection, config, cluster, links)
     found: list[Finding] = []
     for look in (ask.authorizer, ask.state_topic, ask.stored, ask.producer_ids, ask.broker_configs, ask.topics):
@@ -87,7 +87,7 @@ async def _tried(look: Callable[[], Awaitable[list[Finding]]]) -> list[Finding]:
     try:
         return await look()
     except UpstreamUnavailable as error:
-        return [unknown(GROUP, "one of the questions", f"could not be asked: {error}")]
+        return [unknown(GROUP, "one of the checks", f"request failed: {error}")]
 
 
 class _Asker:
@@ -102,11 +102,11 @@ class _Asker:
         self._config = config
         self._cluster = cluster
         self._links = links
-        self._state: _Topic | None = None  # where it is there, and may be read
-        self._set: StateView | None = None  # what admins have set; None: that is not known
+        self._state: _Topic | None = None  # if it exists and is readable
+        self._set: StateView | None = None  # configs set by admins, None if unknown
         sasl = config.control_sasl
         self._who = sasl.username if sasl is not None and sasl.username else "PRINCIPAL"
-        self._open = False  # nobody is forbidden anything
+        self._open = False  # Kafka has no authorizer
         configured = [config.unlisted_topics, *(each.configs for each in config.topic_patterns)]
         self._policies = [TopicPolicy.of(each) for each in configured]
 
@@ -116,7 +116,7 @@ class _Asker:
         return await self._connection.request(api_key, version, message, deadline=deadline)
 
     def _allow(self, operations: Iterable[str], resource: str) -> str:
-        """For a shell. `admin.properties` – an administrator's own login."""
+        """Shell command. `admin.properties`: an administrator's login."""
         servers = ",".join(map(str, self._config.upstream))
         wanted = " ".join(f"--operation {_of_the_tool(each)}" for each in operations)
         return (
@@ -124,7 +124,7 @@ class _Asker:
             f"--add --allow-principal {shlex.quote(f'User:{self._who}')} {wanted} {resource}"
         )
 
-    # ---- whether there is anything to ask
+    # ---- authorizer
 
     async def authorizer(self) -> list[Finding]:
         message = Message(
@@ -139,7 +139,7 @@ class _Asker:
         answer = await self._ask(_DESCRIBE_ACLS, message, at_least=1, at_most=3)
         self._open = answer.error_code == _SECURITY_DISABLED
         if self._open:
-            return [ok(GROUP, "authorizer", "Kafka has none: everybody may do everything")]
+            return [ok(GROUP, "authorizer", "none: all operations are allowed")]
         return []
 
     # ---- the state topic
@@ -150,26 +150,26 @@ class _Asker:
         todo = self._allow(("CREATE", "READ", "WRITE", "DESCRIBE", "DESCRIBE_CONFIGS"), f"--topic {name}")
         (topic,) = await self._described([name])
         if topic.error_code == Error.TOPIC_AUTHORIZATION_FAILED and self._open:
-            said = "is hidden, though nobody is forbidden anything: does upstream lead to a proxy?"
-            return [failed(GROUP, what, said, "name Kafka's own brokers in upstream")]
+            said = "hidden although Kafka has no authorizer: is upstream a proxy?"
+            return [failed(GROUP, what, said, "set upstream to Kafka's own brokers")]
         if topic.error_code == Error.TOPIC_AUTHORIZATION_FAILED:
-            return [failed(GROUP, what, "Kafka does not let the proxy see it (DESCRIBE)", todo)]
+            return [failed(GROUP, what, "the proxy may not DESCRIBE it", todo)]
         if topic.error_code == Error.UNKNOWN_TOPIC_OR_PARTITION:
             self._set = StateView(self._cluster.cluster_id or "")
             return [await self._creating(name, what, todo, brokers), *await self._not_there_yet(name, what, todo)]
         if topic.error_code:
-            return [unknown(GROUP, what, f"Metadata answered error {topic.error_code}")]
+            return [unknown(GROUP, what, f"Metadata returned error {topic.error_code}")]
         missing = self._missing(topic, ("READ", "WRITE"))
         if "READ" not in missing:
             self._state = topic
         if missing:
             return [failed(GROUP, what, f"the proxy may not {' and '.join(missing)} it", todo)]
-        found = [ok(GROUP, what, "is there, and may be read and written")]
+        found = [ok(GROUP, what, "exists, and may be read and written")]
         if "DESCRIBE_CONFIGS" in self._missing(topic, ("DESCRIBE_CONFIGS",)):
-            said = "its configs may not be read: min.insync.replicas=2 and cleanup.policy=compact are taken for granted"
+            said = "its configs may not be read: min.insync.replicas=2 and cleanup.policy=compact are assumed"
             found.append(warning(GROUP, what, said, self._allow(("DESCRIBE_CONFIGS",), f"--topic {name}")))
         if topic.replicas < min(3, brokers):
-            said = f"it has {topic.replicas} replica(s): losing it means losing what admins have switched on"
+            said = f"it has {topic.replicas} replica(s): if they are lost, so are all virtual configs"
             found.append(warning(GROUP, what, said, "add replicas with kafka-reassign-partitions"))
         return found
 
@@ -187,11 +187,11 @@ class _Asker:
         answer = await self._ask(apis.CREATE_TOPICS, message, at_least=2, at_most=7)
         code, said = answer.topics[0].error_code, answer.topics[0].error_message
         if not code or code == Error.TOPIC_ALREADY_EXISTS:
-            return ok(GROUP, what, f"is not there yet, and may be created ({replicas} replica(s))")
+            return ok(GROUP, what, f"does not exist yet, and may be created ({replicas} replica(s))")
         if code in (Error.TOPIC_AUTHORIZATION_FAILED, Error.CLUSTER_AUTHORIZATION_FAILED):
-            return failed(GROUP, what, "is not there yet, and the proxy may not create it", todo)
+            return failed(GROUP, what, "does not exist yet, and the proxy may not create it", todo)
         if code == _INVALID_REPLICATION_FACTOR:
-            return failed(GROUP, what, f"cannot be created: {said}", "wait until all brokers are there")
+            return failed(GROUP, what, f"cannot be created: {said}", "wait until all brokers are up")
         return failed(
             GROUP,
             what,
@@ -200,7 +200,7 @@ class _Asker:
         )
 
     async def _not_there_yet(self, name: str, what: str, todo: str) -> list[Finding]:
-        """Who may not is told so, even of a topic that is not there."""
+        """Kafka refuses unauthorized clients even if the topic does not exist."""
         may_not = []
         partition = Message(
             partition=0, current_leader_epoch=-1, fetch_offset=0, last_fetched_epoch=-1, partition_max_bytes=1
@@ -225,17 +225,17 @@ class _Asker:
             may_not.append("WRITE")
         if not may_not:
             return []
-        return [failed(GROUP, what, f"once it is there, the proxy may not {' and '.join(may_not)} it", todo)]
+        return [failed(GROUP, what, f"once it exists, the proxy may not {' and '.join(may_not)} it", todo)]
 
     async def stored(self) -> list[Finding]:
-        """What admins have set on topics, for `topics`."""
-        what = "what admins have set"
+        """Read the configs set by admins, for `topics`."""
+        what = "configs set by admins"
         if self._state is None:
-            return [] if self._set is not None else [unknown(GROUP, what, "is not known: the state topic is not read")]
+            return [] if self._set is not None else [unknown(GROUP, what, "unknown: the state topic is not readable")]
         name, leader = self._config.state_topic, self._state.leader
         link = self._links.get(leader.node_id)
         if link is None:
-            return [unknown(GROUP, what, f"is not known: the leader of {name} ({leader.node_id}) cannot be asked")]
+            return [unknown(GROUP, what, f"unknown: the leader of {name} ({leader.node_id}) is unreachable")]
         try:
             self._set = await read_stored(
                 link,
@@ -257,13 +257,13 @@ class _Asker:
         answer = await self._ask(apis.INIT_PRODUCER_ID, message, at_most=4)
         if answer.error_code == Error.CLUSTER_AUTHORIZATION_FAILED:
             todo = self._allow(("IDEMPOTENT_WRITE",), "--cluster")
-            return [failed(GROUP, what, "Kafka gives the proxy none, and without one nothing can be stamped", todo)]
+            return [failed(GROUP, what, "Kafka refuses one, and fenced appends need it", todo)]
         if answer.error_code:
-            return [unknown(GROUP, what, f"InitProducerId answered error {answer.error_code}; ask again in a moment")]
-        return [ok(GROUP, what, "is given (IDEMPOTENT_WRITE)")]
+            return [unknown(GROUP, what, f"InitProducerId returned error {answer.error_code}; retry in a moment")]
+        return [ok(GROUP, what, "allowed (IDEMPOTENT_WRITE)")]
 
     async def broker_configs(self) -> list[Finding]:
-        what = "settings of brokers"
+        what = "broker configs"
         message = Message(
             resources=[
                 Message(
@@ -276,7 +276,7 @@ class _Asker:
         answer = await self._ask(apis.DESCRIBE_CONFIGS, message, at_least=1, at_most=4)
         code = answer.results[0].error_code
         if code == Error.CLUSTER_AUTHORIZATION_FAILED:
-            said = "may not be read: the proxy takes Kafka's default of producer.id.expiration.ms (1 day) for granted"
+            said = "may not be read: the proxy assumes Kafka's default of producer.id.expiration.ms (1 day)"
             return [warning(GROUP, what, said, self._allow(("DESCRIBE_CONFIGS",), "--cluster"))]
         return [ok(GROUP, what, "may be read (DESCRIBE_CONFIGS)")]
 
@@ -306,15 +306,15 @@ class _Asker:
         found = [*await self._guarded_topics(OF_THE_FILE, by_file), *await self._guarded_topics(OF_ADMINS, by_admins)]
         found += await self._hidden({each.name for each in topics})
         if switched_off:
-            found.append(ok(GROUP, OF_ADMINS, f"not checked, though the file would: {_some(switched_off)}"))
+            found.append(ok(GROUP, OF_ADMINS, f"unchecked despite the file: {_some(switched_off)}"))
         if not by_file and not self._open:
             found += self._not_there(self._config)
         free = [each for each in others if not self._missing(each, ("READ", "WRITE", "DESCRIBE"))]
         if others:
-            said = f"{len(free)} of the {len(others)} that the proxy sees could be guarded by an admin (READ, WRITE)"
+            said = f"checks could be enabled on {len(free)} of {len(others)} visible topics (READ, WRITE)"
             found.append(ok(GROUP, "other topics", said))
         elif not topics and not self._open:
-            found.append(unknown(GROUP, "topics", "none is there that the proxy may see (DESCRIBE)"))
+            found.append(unknown(GROUP, "topics", "none visible to the proxy (DESCRIBE)"))
         return [*found, *self._watched(seen)]
 
     def _not_there(self, config: ProxyConfig) -> Iterator[Finding]:
@@ -323,25 +323,25 @@ class _Asker:
             policy = TopicPolicy.of(configs)
             if not policy.read:
                 continue
-            said = f"none that the file guards ({glob}) is there yet, so what the proxy may do there is not known"
+            said = f"no topic matches {glob} yet, so its ACLs are unknown"
             resource, exact = _topics_of(glob)
-            said += "" if exact else "; Kafka has no such pattern, so the command allows more topics"
+            said += "" if exact else "; Kafka has no such pattern, so the command covers more topics"
             wanted = (*_GUARDED, *(("ALTER",) if policy.ordered else ()))
             yield unknown(GROUP, OF_THE_FILE, said, self._allow(wanted, resource))
 
     def _watched(self, seen: Sequence[_Topic]) -> list[Finding]:
         what = "transaction watch"
         if self._config.status is None or not self._config.watch_transactions or not seen:
-            return []  # it is shown on the status page alone
+            return []  # shown on the status page only
         unread = [each.name for each in seen if self._missing(each, ("READ",))]
         if not unread:
-            return [ok(GROUP, what, f"all {len(seen)} topics that the proxy sees may be looked at (READ)")]
-        said = f"not READ, so their open and hanging transactions are not seen: {_some(unread)} "
-        said += "(watch_transactions = false switches the watch off)"
+            return [ok(GROUP, what, f"all {len(seen)} visible topics may be read (READ)")]
+        said = f"without READ, open and hanging transactions are not visible: {_some(unread)} "
+        said += "(watch_transactions = false disables the watch)"
         return [warning(GROUP, what, said, self._allow(("READ", "DESCRIBE"), "--topic '*'"))]
 
     async def _hidden(self, seen: Set[str]) -> list[Finding]:
-        """Topics that admins have set something on, and that Kafka does not show us: gone, or kept from us."""
+        """Topics with configs set by admins that are not visible to the proxy: deleted, or not authorized."""
         names = sorted(() if self._set is None else self._set.topic_configs.keys() - seen)
         hidden = []
         for start in range(0, len(names), TOPICS_DESCRIBED_AT_ONCE):
@@ -350,7 +350,7 @@ class _Asker:
                     hidden.append(each.name)
         if not hidden:
             return []
-        said = f"Kafka does not let the proxy see (DESCRIBE), if they are still there: {_some(hidden)}"
+        said = f"the proxy may not DESCRIBE them, if they still exist: {_some(hidden)}"
         todo = self._allow(_GUARDED, _each(hidden))
         return [warning(GROUP, OF_ADMINS, said, todo)]
 
@@ -369,15 +369,15 @@ class _Asker:
             said = f"the proxy may not {' and '.join(operations)}: {_some(names)}"
             found.append(failed(GROUP, what, said, self._allow(operations, _each(names))))
         if blind:
-            said = f"their Kafka configs may not be read, so defaults are taken for granted: {_some(blind)}"
+            said = f"Kafka configs may not be read, so defaults are assumed: {_some(blind)}"
             found.append(warning(GROUP, what, said, self._allow(("DESCRIBE_CONFIGS",), _each(blind))))
         if guarded and not lacking:
             names = [topic.name for topic, _ in guarded]
-            found.append(ok(GROUP, what, f"all that it needs on {len(guarded)} topic(s): {_some(names)}"))
+            found.append(ok(GROUP, what, f"all required operations on {len(guarded)} topic(s): {_some(names)}"))
         return found + await self._losing(what, [topic for topic, policy in guarded if policy.guarded])
 
     async def _losing(self, what: str, topics: Sequence[_Topic]) -> list[Finding]:
-        """Where Kafka itself may lose what was won."""
+        """Warn if Kafka may lose acknowledged appends."""
         by_reason: dict[tuple[str, str], list[str]] = {}
         for start in range(0, len(topics), TOPICS_DESCRIBED_AT_ONCE):
             some = {each.name: each for each in topics[start : start + TOPICS_DESCRIBED_AT_ONCE]}
@@ -422,12 +422,12 @@ class _Asker:
         message = Message(groups=[_NOBODYS], include_authorized_operations=False)
         answer = await self._ask(_DESCRIBE_GROUPS, message, at_most=6)
         if answer.groups[0].error_code != _GROUP_AUTHORIZATION_FAILED:
-            return [ok(GROUP, what, "may be described, whatever they are called")]
-        said = "not every group may be described; whether those of topics that grow in order may, is not known"
+            return [ok(GROUP, what, "all may be described")]
+        said = "not all groups may be described; groups of topics with ordered expansion need it"
         todo = self._allow(("DESCRIBE",), "--group '*'")
         if ordered:
             return [warning(GROUP, what, said, todo)]
-        return [unknown(GROUP, what, f"{said}. No topic grows in order, so nothing depends on it")]
+        return [unknown(GROUP, what, f"{said}. No topic has it, so nothing depends on this")]
 
     async def transactional_ids(self) -> list[Finding]:
         what = "transactional ids"
@@ -435,8 +435,8 @@ class _Asker:
         answer = await self._ask(apis.DESCRIBE_TRANSACTIONS, message, at_most=0)
         code = answer.transaction_states[0].error_code
         if code != Error.TRANSACTIONAL_ID_AUTHORIZATION_FAILED:
-            return [ok(GROUP, what, "may be described, whatever they are called")]
-        said = "not every one may be described: commits of those on guarded topics cannot be looked into, and their "
+            return [ok(GROUP, what, "all may be described")]
+        said = "not all may be described: commits of the others on checked topics cannot be validated, and their "
         said += "transactions are not shown"
         return [warning(GROUP, what, said, self._allow(("DESCRIBE",), "--transactional-id '*'"))]
 
@@ -448,7 +448,7 @@ def _operations(bits: int) -> frozenset[str] | None:
 
 
 def _of_the_tool(operation: str) -> str:
-    """As kafka-acls spells it: DESCRIBE_CONFIGS is DescribeConfigs there."""
+    """Name in kafka-acls: DescribeConfigs for DESCRIBE_CONFIGS."""
     return "".join(word.capitalize() for word in operation.split("_"))
 
 
@@ -457,7 +457,7 @@ def _each(names: Sequence[str]) -> str:
 
 
 def _topics_of(glob: str) -> tuple[str, bool]:
-    """The topics that a glob matches, or more where Kafka has no such pattern: whether they are exactly those."""
+    """kafka-acls arguments for the topics of a glob, and whether they match exactly these or more."""
     start = re.split(r"[*?[]", glob, maxsplit=1)[0]
     if start == glob:
         return f"--topic {shlex.quote(glob)}", True
@@ -470,7 +470,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED_MAX]) + (f" and {rest} more" if rest > 0 else "")
 
 
-#: What the proxy itself asks, the versions that it can ask in, and what lacks where a broker has none of them.
+#: APIs that the proxy itself uses, with the versions it supports.
 NEEDED: Final[Mapping[int, tuple[int, int]]] = {
     apis.PRODUCE: (3, 13),
     apis.FETCH: (9, 13),

@@ -1,7 +1,7 @@
-"""The proxy's own login at a broker: SaslHandshake and SaslAuthenticate, over a connection that is told how to ask.
+"""The proxy's own SASL login at a broker: SaslHandshake and SaslAuthenticate, sent with a given `ask` function.
 
-What the mechanisms say to each other is kafka-python's, whose classes only turn bytes into bytes. Clients' logins pass
-through the proxy and are none of this.
+kafka-python implements the mechanisms; its classes only map bytes to bytes. Client logins are relayed and do not use
+this module.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from fencepost_proxy.net.certificates import secret
 from fencepost_proxy.wire.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from fencepost_proxy.wire.schema import Message
 
-#: A login takes one or two of these; a broker that never ends it is not one.
+#: A login takes one or two steps; this bounds a faulty broker.
 _STEPS_MAX: Final = 8
 _SAID_MAX: Final = 200
-#: v1: what follows is SaslAuthenticate requests, not bare tokens. v1 of that tells the session's lifetime.
+#: Handshake v1 is followed by SaslAuthenticate requests, not bare tokens. SaslAuthenticate v1 has the session lifetime.
 HANDSHAKE_VERSION: Final = 1
 AUTHENTICATE_VERSION: Final = 1
 
 
 class LoginFailed(Exception):
-    """In words. `error_code` – Kafka's, where it is one."""
+    """`error_code`: Kafka's error code, if any."""
 
     def __init__(self, reason: str, error_code: int | None = None) -> None:
         super().__init__(reason)
@@ -39,8 +39,8 @@ class _Mechanism(Protocol):
 
 
 def _mechanism(sasl: ControlSasl) -> _Mechanism:
-    """Raises ConfigError where the file with the secret cannot be read."""
-    # Not before somebody logs in: they bring what other mechanisms need.
+    """Raises `ConfigError` if the secret's file is not readable."""
+    # Imported on the first login: these modules import much.
     from kafka.net.sasl.oauth import AbstractTokenProvider, SaslMechanismOAuth  # noqa: PLC0415
     from kafka.net.sasl.plain import SaslMechanismPlain  # noqa: PLC0415
     from kafka.net.sasl.scram import SaslMechanismScram  # noqa: PLC0415
@@ -59,7 +59,7 @@ def _mechanism(sasl: ControlSasl) -> _Mechanism:
     assert sasl.password_file is not None
     name, made = sasl.username, SaslMechanismPlain
     if sasl.mechanism != "PLAIN":
-        # RFC 5802: these two would end the name.
+        # RFC 5802: "=" and "," must be escaped in names.
         name, made = name.replace("=", "=3D").replace(",", "=2C"), SaslMechanismScram
     password = secret("control_sasl.password_file", sasl.password_file)
     mechanism: _Mechanism = made(sasl_mechanism=sasl.mechanism, sasl_plain_username=name, sasl_plain_password=password)
@@ -67,24 +67,26 @@ def _mechanism(sasl: ControlSasl) -> _Mechanism:
 
 
 def _short(text: str) -> str:
-    """What a broker says may be of any length, and goes to logs and pages."""
+    """Clip broker texts for logs and pages."""
     return text if len(text) <= _SAID_MAX else f"{text[:_SAID_MAX]}…"
 
 
-#: API key, version, message → answer.
+#: (API key, version, message) -> response.
 Ask = Callable[[int, int, Message], Awaitable[Message]]
 
 
 async def log_in(ask: Ask, sasl: ControlSasl) -> float:
-    """For how many seconds Kafka lets this login stand, 0: for ever. Raises LoginFailed, ConfigError, and what `ask`
-    raises."""
+    """Log in; return the session lifetime in seconds, 0 if unlimited.
+
+    Raises `LoginFailed`, `ConfigError`, and errors of `ask`.
+    """
     answer = await ask(SASL_HANDSHAKE, HANDSHAKE_VERSION, Message(mechanism=sasl.mechanism))
     who = f"SASL {sasl.mechanism}" + (f" as {sasl.username}" if sasl.username else "")
     if answer.error_code:
         enabled = _short(", ".join(answer.mechanisms)) or "nothing"
         why = f"this listener takes {enabled}"
         if answer.error_code == Error.ILLEGAL_SASL_STATE:
-            why = "this listener takes no logins; name another one in upstream, or leave control_sasl out"
+            why = "this listener takes no logins; use another one in upstream, or omit control_sasl"
         elif answer.error_code != Error.UNSUPPORTED_SASL_MECHANISM:
             why = f"error {answer.error_code}"
         raise LoginFailed(f"{who}: {why} (control_sasl.mechanism)", answer.error_code)
@@ -101,15 +103,15 @@ async def log_in(ask: Ask, sasl: ControlSasl) -> float:
         _said(who, lambda told=told: mechanism.receive(told))  # type: ignore[misc]
         if mechanism.is_done():
             if not mechanism.is_authenticated():
-                raise LoginFailed(f"{who}: Kafka did not end the login as it must")
+                raise LoginFailed(f"{who}: Kafka ended the login without authenticating itself")
             lifetime_ms: int = answer.session_lifetime_ms
             return lifetime_ms / 1000
-    raise LoginFailed(f"{who}: no end after {_STEPS_MAX} steps")
+    raise LoginFailed(f"{who}: not finished after {_STEPS_MAX} steps")
 
 
 def _said(who: str, what: Callable[[], Any]) -> Any:
-    """A peer that does not know the password cannot prove that it does; or it speaks another language."""
+    """Call `what`; an error means that the broker's proof or message is invalid."""
     try:
         return what()
     except (ValueError, KeyError, IndexError) as error:
-        raise LoginFailed(f"{who}: what the broker says is not right: {_short(str(error))}") from error
+        raise LoginFailed(f"{who}: invalid message from the broker: {_short(str(error))}") from error

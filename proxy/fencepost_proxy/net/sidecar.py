@@ -1,10 +1,10 @@
-"""Whether Kafka sends clients to this sidecar: its broker has to advertise the sidecar's own address.
+"""Checks whether Kafka sends clients to this sidecar: its broker must advertise the sidecar's address.
 
-Nothing is rewritten in `mode = "sidecar"`, so where clients go is what the broker says of its listener. A broker that
-advertises itself there sends them around the proxy. And the proxy's own connections must not go through sidecars, where
-the state topic is closed: `upstream` names a listener of its own.
+In `mode = "sidecar"` the proxy does not rewrite addresses, so clients connect to what the broker advertises. A broker
+that advertises its own address makes clients bypass the proxy. The proxy's own connections must not go through
+sidecars, which deny access to the state topic: `upstream` names another listener.
 
-Who the broker is behind `broker` it tells nobody; but it describes its own configs only.
+Kafka has no request for a broker's own id, but a broker describes only its own configs.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _limited_log = logs.RateLimitedLog(_log)
 
 _CLIENT_ID: Final = "fencepost-sidecar"
 _BROKER_RESOURCE: Final = 4
-#: After a look that found all well, and after one that did not: somebody is mending it.
+#: Interval after a check without and with a problem.
 _LOOK_SECONDS: Final = 30.0
 _LOOK_AGAIN_SECONDS: Final = 2.0
 
 
 class SidecarLook:
-    """`problem` – what is wrong, and what to change; None: nothing. `advertised` – by broker, where clients are sent.
+    """`problem`: the problem and its fix, or None. `advertised`: address that clients get, by broker.
 
-    `known` gives what the control client knows of the cluster: its id, and the brokers by `upstream`.
+    `known` returns the control client's view of the cluster: its id, and the brokers' addresses through `upstream`.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class SidecarLook:
         self._listens_on = listens_on
         self._known = known
         self._access = access if config.broker_tls else replace(access, tls=PLAIN.tls)
-        self.problem: str | None = f"the broker at {config.broker} was not asked yet what it advertises"
+        self.problem: str | None = f"the advertised address of the broker at {config.broker} is not known yet"
         self.asked = False
         self.node_id: NodeId | None = None
         self.advertised: Mapping[NodeId, Address] = {}
@@ -64,16 +64,16 @@ class SidecarLook:
             try:
                 self.problem = await self.look()
             except UpstreamUnavailable as error:
-                self.problem = f"its broker cannot be asked what it advertises: {error}"
+                self.problem = f"cannot read the broker's advertised address: {error}"
             self.asked = True
             if self.problem is not None:
-                _limited_log.error("problem", "clients are not sent to this sidecar", reason=self.problem)
+                _limited_log.error("problem", "broker does not send clients to this sidecar", reason=self.problem)
             elif before is not None:
-                _log.info("clients are sent to this sidecar", broker=self.node_id, by=self._broker)
+                _log.info("broker sends clients to this sidecar", broker=self.node_id, by=self._broker)
             await asyncio.sleep(_LOOK_SECONDS if self.problem is None else _LOOK_AGAIN_SECONDS)
 
     async def look(self) -> str | None:
-        """Once: what is wrong, None for nothing. Raises UpstreamUnavailable."""
+        """Check once; return the problem or None. Raises `UpstreamUnavailable`."""
         limits = self._config.limits
         connection = await BrokerConnection.open(self._broker, limits=limits, client_id=_CLIENT_ID, access=self._access)
         try:
@@ -97,7 +97,7 @@ class SidecarLook:
             return f"broker = {self._broker} is of cluster {told.cluster_id}, upstream is of {cluster_id}"
         own = self._listens_on()
         if own is None:
-            return "it does not listen yet"
+            return "the sidecar does not listen yet"
         host, port = self._config.advertised_host, own.port
         wanted = f"{host or 'HOST'}:{port}"
         here = {node: address for node, address in told.brokers.items() if _same(address, host, port)}
@@ -105,17 +105,17 @@ class SidecarLook:
         if not here or (node_id is not None and node_id not in here):
             named = "a broker" if node_id is None else f"broker {node_id}"
             return (
-                f"{named} at {self._broker} does not advertise this sidecar, {wanted}, for that listener, but "
+                f"{named} at {self._broker} does not advertise this sidecar, {wanted}, for that listener but "
                 f"{told.brokers.get(node_id, advertised) if node_id is not None else advertised}: set it in the "
-                "broker's advertised.listeners (or advertised_host here, if this is the sidecar by another name)"
+                "broker's advertised.listeners (or advertised_host here, if this is another name of the sidecar)"
             )
         if node_id is None and len(here) > 1 and host is not None:
             return f"{len(here)} brokers advertise {wanted}: each needs a sidecar of its own"
         through = sorted(node for node, address in by_upstream.items() if told.brokers.get(node) == address)
         if through:
             return (
-                f"upstream leads to the sidecars too: there brokers {through} advertise the same addresses. Name a "
-                "listener in upstream that clients do not use, such as the one between brokers"
+                f"upstream leads to the sidecars too: brokers {through} advertise the same addresses there. Set "
+                "upstream to a listener that clients do not use, such as the inter-broker listener"
             )
         return None
 
@@ -125,7 +125,7 @@ def _same(address: Address, host: str | None, port: int) -> bool:
 
 
 async def _is(connection: BrokerConnection, node_id: NodeId, seconds: float) -> bool:
-    """Whether this broker answers. Another one refuses to speak for it; False, too, where we may not ask."""
+    """Whether the connection is to this broker. Other brokers refuse; False also without DESCRIBE_CONFIGS."""
     version = connection.version(apis.DESCRIBE_CONFIGS, at_most=4)
     resource = Message(
         resource_type=_BROKER_RESOURCE, resource_name=str(node_id), configuration_keys=["advertised.listeners"]

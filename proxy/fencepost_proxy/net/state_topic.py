@@ -1,17 +1,16 @@
-"""The state topic kept in view: created if need be, read to its end, followed from there, appended to.
+"""The state topic: creates it if needed, reads it to its end, follows it and appends to it.
 
-Every proxy of a cluster follows the same topic, so what one stores the others know within `lease_seconds`, or they
-know that they do not: `fresh_until` moves only when the topic's leader has said where it ends, and it is read to
-there. It counts from when that question was sent, since a record that was acknowledged before is in front of that end.
+Every proxy of a cluster follows the same topic. Each knows what the others stored within `lease_seconds`, or knows
+that its view is out of date: `fresh_until` advances only after the leader reported the end offset and the proxy read
+up to it. The lease starts when that request was sent, because records acknowledged earlier are below that end.
 
-A leader that was deposed may not know it: one that is cut off from the other brokers, but not from us, answers as
-leader for as long as it is. So where what is stored takes several replicas (`min.insync.replicas`) others are asked
-too, and none of them may know of a later leader (docs/decisions/0014 has the proof). Where it takes one, nobody can
-tell.
+A deposed leader that is cut off from the other brokers, but not from this proxy, still responds as leader. Therefore,
+if `min.insync.replicas` is above 1, other replicas are queried too, and none may know a later leader
+(docs/decisions/0014 has the proof). With 1 this cannot be detected.
 
-Fails closed. A topic that was created again, lost records or belongs to another cluster means that what it protected
-may be unknown: `failure` says so, `fresh_until` stands still, and only a person can decide. Merely unreachable, or
-gone without another in its place, is waited for.
+Fails closed. If the topic was created again, lost records or belongs to another cluster, the checks it stored may be
+lost: `failure` is set, `fresh_until` no longer advances, and an operator must decide. If the topic is unreachable or
+deleted, the proxy waits.
 """
 
 from __future__ import annotations
@@ -53,20 +52,20 @@ from fencepost_proxy.wire.plain_batch import encode_plain_batch, read_plain_reco
 _log = logs.get("net.state_topic")
 _limited_log = logs.RateLimitedLog(_log)
 
-#: `uncompressed`: no record of it can unpack to more than was read.
-#: `segment.ms`, `min.cleanable.dirty.ratio`: signs of life are many, and a start reads what compaction has left.
+#: `uncompressed`: records cannot decompress to more than was read.
+#: `segment.ms`, `min.cleanable.dirty.ratio`: heartbeats are frequent, and a start reads what compaction left.
 TOPIC_CONFIGS: Final = {
     "cleanup.policy": "compact",
     "compression.type": "uncompressed",
     "segment.ms": "3600000",
     "min.cleanable.dirty.ratio": "0.1",
 }
-#: How often a process says that it lives, and after what silence the others take it for gone.
+#: Heartbeat interval, and the silence after which other instances consider an instance dead.
 _ALIVE_SECONDS: Final = 20.0
 _GONE_SECONDS: Final = 90.0
-#: The same, as long as it is not certain that the others have ever heard of it.
+#: Heartbeat interval until the other instances are certain to have observed a first heartbeat.
 _UNHEARD_SECONDS: Final = 1.0
-#: A process that could not say so for that long does not serve guarded topics: soon the others think that it is gone.
+#: Without a stored heartbeat for this long, an instance stops serving checked topics before others consider it dead.
 _SILENT_SECONDS_MAX: Final = 75.0
 _LEAVE_SECONDS: Final = 2.0
 _ANY_SEQUENCE: Final = 77
@@ -75,11 +74,11 @@ _IN_SYNC_REPLICAS_MAX: Final = 2
 _FETCH_WAIT_MAX_MS: Final = 250
 _FETCH_BYTES_MAX: Final = 1_048_576
 _LOOK_AGAIN_SECONDS: Final = 0.1
-#: Of a lease: half of it and more is left for a leader that moves.
+#: Share of the lease after which it is renewed; the rest covers a leader change.
 _RENEWED_AFTER: Final = 1 / 6
 _CLIENT_ID: Final = "fencepost-state"
 
-#: With base offset -1, these say that nothing was appended: the batch may be sent again.
+#: With base offset -1 these errors mean that nothing was appended: the batch may be sent again.
 _NOT_APPENDED: Final = frozenset(
     {
         Error.UNKNOWN_TOPIC_OR_PARTITION,
@@ -92,7 +91,7 @@ _NOT_APPENDED: Final = frozenset(
 
 
 def created_with(brokers: int) -> tuple[int, Mapping[str, str]]:
-    """Of a state topic that is not there yet: its replicas, and its configs."""
+    """Replication factor and configs of a new state topic."""
     replicas = min(_REPLICAS_MAX, brokers)
     return replicas, {**TOPIC_CONFIGS, "min.insync.replicas": str(min(_IN_SYNC_REPLICAS_MAX, replicas))}
 
@@ -101,23 +100,23 @@ def _wrong_cleanup_policy(topic: str, facts: TopicFacts) -> str | None:
     if facts.assumed or facts.cleanup_policy == {"compact"}:
         return None
     return (
-        f"{topic} has cleanup.policy={','.join(sorted(facts.cleanup_policy))}: Kafka would delete what "
-        "must be kept for ever. Set it to compact, before the first record is gone"
+        f"{topic} has cleanup.policy={','.join(sorted(facts.cleanup_policy))}: Kafka would delete "
+        "records that must be kept. Set it to compact before records are lost"
     )
 
 
 class _End(NamedTuple):
-    """Where the topic ended at some time since it was asked."""
+    """End offset of the topic at some time after `asked_at`."""
 
     asked_at: Monotonic
     offset: Offset
 
 
 class StateTopic:
-    """See the module. `control` must be started; owned by the same event loop.
+    """See the module. `control` must be started and use the same event loop.
 
-    `on_change` is called with the records just applied to `view`, in order, for each answer that had any: during
-    `start` too, and with the winners and losers of proposals alike.
+    `on_change` is called with the records just applied to `view`, in order, once per Fetch response with records. That
+    includes records read during `start` and proposals that lost.
     """
 
     def __init__(
@@ -130,7 +129,7 @@ class StateTopic:
         on_change: Callable[[Sequence[StateRecord]], None] = lambda records: None,
     ) -> None:
         if control.cluster_id is None:
-            raise ValueError("the control client must be started before the state topic")
+            raise ValueError("control client is not started: start it before the state topic")
         self._control = control
         self._cluster_id = control.cluster_id
         self._tp = TopicPartition(name, 0)
@@ -138,16 +137,16 @@ class StateTopic:
         self._limits = limits
         self._on_change = on_change
         self.view = StateView(self._cluster_id)
-        #: While `start` waits: why, as of the last attempt.
+        #: Why `start` waits, as of the last attempt.
         self.waits_because: str | None = None
         self._topic_id: UUID | None = None
-        self._in_sync = 1  # so many replicas take part in what is stored
+        self._in_sync = 1  # replicas that acknowledge an append
         self._position = Offset(0)
-        #: When was sent what said that the view was whole: the last Fetch, and the last question that others confirmed.
+        #: Send times of the last Fetch that reached the end, and of the last end offset that replicas confirmed.
         self._read_as_of = self._confirmed_as_of = float("-inf")
         self._fresh_until = Monotonic(float("-inf"))
         self._failure: str | None = None
-        self._created = False  # by this process, so that it is there even where no broker shows it yet
+        self._created = False  # by this process: it exists even if brokers do not report it yet
         self._link: BrokerLink | None = None
         self._tail: asyncio.Task[None] | None = None
         self._renewal: asyncio.Task[None] | None = None
@@ -159,17 +158,17 @@ class StateTopic:
         self._tag = 0
         self._tag_as_of = Offset(-1)
         self._process: UUID | None = None
-        self._names: set[UUID] = set()  # all that this process has gone by
-        self._others: dict[UUID, float] = {}  # when they were heard of last
-        self._found_gone: dict[UUID, float] = {}  # of this machine: when that was seen first
-        self._heard_until = float("inf")  # until when the others take this one for alive
-        self._said_at = float("-inf")  # when it first told them of its present name
-        self._former: set[UUID] = set()  # names given up, of which it is not certain that the others know that
+        self._names: set[UUID] = set()  # all identities of this process
+        self._others: dict[UUID, float] = {}  # time of the last heartbeat
+        self._found_gone: dict[UUID, float] = {}  # processes of this machine: when they were first found dead
+        self._heard_until = float("inf")  # until when the others consider this one live
+        self._said_at = float("-inf")  # when its present identity was first sent
+        self._former: set[UUID] = set()  # retired identities whose tombstones may not be stored yet
         self._signs: asyncio.Task[None] | None = None
 
     @property
     def fresh_until(self) -> Monotonic:
-        """Until when (`time.monotonic()`) the view may be acted on: what others stored is in it or not yet valid."""
+        """Until when (`time.monotonic()`) the view may be used: it contains every record that is already in force."""
         return Monotonic(min(self._fresh_until, self._heard_until))
 
     @property
@@ -178,18 +177,18 @@ class StateTopic:
 
     @property
     def unheard(self) -> bool:
-        """Whether the others may not know of this process at all."""
+        """Whether the other instances may not know this process."""
         return self._heard_until == float("-inf")
 
     @property
     def failure(self) -> str | None:
-        """Why the view can never be fresh again in this process, None while it can."""
+        """Why the view can never be fresh again in this process, otherwise None."""
         return self._failure
 
     async def start(self) -> None:
-        """Finds or creates the topic and returns once it is read to its end; waits for Kafka as long as it takes.
+        """Find or create the topic and read it to its end. Waits for Kafka indefinitely.
 
-        Raises StateError if the topic is not one that can be relied on.
+        Raises `StateError` if the topic is unusable.
         """
         while True:
             try:
@@ -243,12 +242,13 @@ class StateTopic:
         timeout_seconds: float | None = None,
         producer_id: ProducerId | None = None,
     ) -> list[Offset]:
-        """Stores the records in one batch with acks=all; returns their offsets once `view` has them.
+        """Append the records in one batch with acks=all; return their offsets once `view` has them.
 
-        `producer_id` – one that was never used: the batch goes under it, and does not begin at sequence 0 (`enter` says
-        why). Sent again only where Kafka said that nothing was appended. Raises UpstreamUnavailable if nothing was
-        stored, OutcomeUnknown if it may have been or may yet be, or was stored but not read back in time: never send
-        the same proposal again then. Raises StateError after a failure.
+        `producer_id`: a new one; the batch uses it and does not start at sequence 0 (see `enter`). The batch is sent
+        again only if Kafka reported that nothing was appended.
+
+        Raises `UpstreamUnavailable` if nothing was stored, and `StateError` after a failure. Raises `OutcomeUnknown` if
+        the batch may have been or may still be stored, or was not read back in time: never send that proposal again.
         """
         if not records:
             return []
@@ -264,16 +264,15 @@ class StateTopic:
             result = await self._control.produce(self._tp, batch, timeout_ms=timeout_ms, topic_id=self._topic_id)
             if not result.error_code:
                 break
-            text = f"{self._tp.topic}: Produce answered error {result.error_code} ({result.error_message or 'no text'})"
+            text = f"{self._tp.topic}: Produce returned error {result.error_code} ({result.error_message or 'no text'})"
             if result.error_code in (Error.REQUEST_TIMED_OUT, Error.NOT_ENOUGH_REPLICAS_AFTER_APPEND) or (
                 result.base_offset >= 0
             ):
                 raise OutcomeUnknown(text)
             if result.error_code == Error.OUT_OF_ORDER_SEQUENCE_NUMBER and producer_id is not None:
                 raise StateError(
-                    "this Kafka wants every producer to begin at sequence 0; conditional appends rely on its letting "
-                    "one that it does not know begin anywhere. Guarded topics cannot be served here: use a release "
-                    "that is tested"
+                    "this Kafka requires new producers to begin at sequence 0, but conditional appends need any first "
+                    "sequence. Checked topics cannot be served: use a tested Kafka release"
                 )
             if result.error_code not in _NOT_APPENDED:
                 raise UpstreamUnavailable(text, error_code=result.error_code)
@@ -287,9 +286,9 @@ class StateTopic:
         return [Offset(result.base_offset + delta) for delta in range(len(records))]
 
     async def read_to_end(self, *, timeout_seconds: float) -> None:
-        """Returns once `view` has all that was stored before this call. Calls at the same time share the question.
+        """Wait until `view` has all records stored before this call. Concurrent calls share a request.
 
-        Raises UpstreamUnavailable if that cannot be found out in time, StateError after a failure.
+        Raises `UpstreamUnavailable` on timeout, `StateError` after a failure.
         """
         deadline = deadline_in(timeout_seconds)
         self._raise_failure()
@@ -300,7 +299,7 @@ class StateTopic:
             asked.add_done_callback(self._end_told)
         done, _ = await asyncio.wait({asked}, timeout=remaining(deadline))
         if not done or asked.cancelled():
-            raise UpstreamUnavailable(f"{self._tp.topic}: its leader did not say in time where it ends")
+            raise UpstreamUnavailable(f"{self._tp.topic}: its leader did not report the end offset in time")
         end = asked.result()
         await self._applied(Offset(end.offset - 1), deadline)
         self._raise_failure()
@@ -310,10 +309,10 @@ class StateTopic:
     def _end_told(self, asked: asyncio.Task[_End]) -> None:
         self._asking.discard(asked)
         if not asked.cancelled():
-            asked.exception()  # who waited for it may have given up
+            asked.exception()  # all waiters may have timed out
 
     async def _ask_end(self) -> _End:
-        # One question at a time. Whoever comes while it is under way joins the next one: its answer may lack what was
+        # One request at a time. A call during a request joins the next one, because the response may lack records
         # stored meanwhile.
         async with self._asking_end:
             self._next_end = None
@@ -324,17 +323,17 @@ class StateTopic:
             return _End(asked_at, end)
 
     async def acquire_producer_id(self, number: int = 0, *, timeout_seconds: float | None = None) -> ProducerId:
-        """The producer id that all proxies of this cluster stamp with: the one agreed on, else a new one is proposed.
+        """The shared producer id of this cluster's fenced appends; proposes a new one if none is agreed on.
 
-        `number` – 0: the first one; else the one that partitions go on with that have used the epochs of those before.
+        `number`: 0 for the first; higher for partitions that have used the epochs of the previous ones.
 
-        Raises UpstreamUnavailable, StateError.
+        Raises `UpstreamUnavailable`, `StateError`.
         """
         deadline = deadline_in(self._limits.request_timeout_seconds if timeout_seconds is None else timeout_seconds)
         while (agreed := self.view.producer_id(number)) is None:
             self._raise_failure()
             producer_id, _ = await self._control.init_producer_id(timeout_seconds=remaining(deadline))
-            # A name that was never used before, and never will be again: see `topics/state.py`.
+            # A unique name per proposal: see `topics/state.py`.
             proposal = encode_producer_id(uuid4(), self._cluster_id, producer_id, number)
             try:
                 await self.append([proposal], timeout_seconds=remaining(deadline))
@@ -344,7 +343,7 @@ class StateTopic:
                 await asyncio.sleep(_LOOK_AGAIN_SECONDS)
             if number and self.view.producer_id(number) == producer_id:
                 _log.warning(
-                    "another producer id was acquired: a partition has used many epochs of the one before",
+                    "another producer id was acquired: a partition has used many epochs of the previous one",
                     producer_id=producer_id,
                     number=number,
                 )
@@ -352,10 +351,10 @@ class StateTopic:
 
     @property
     def tag(self) -> int:
-        """This process's tag, 1 to 255: no other process of the cluster has it now. 0 while there is none."""
+        """This instance's id, 1 to 255, unique in the cluster; 0 if none is assigned."""
         if self._process is None:
             return 0
-        if self._tag_as_of != self.view.next_offset:  # asked for each append; it changes with the view only
+        if self._tag_as_of != self.view.next_offset:  # read for each append; changes with the view only
             self._tag_as_of, self._tag = self.view.next_offset, self.view.tag(self._process)
         return self._tag
 
@@ -364,33 +363,33 @@ class StateTopic:
         return self._process is not None and self.view.tag_age(self._process) > TAG_AGE_MAX
 
     def alone(self, now: float) -> bool:
-        """No other process was heard of for `_GONE_SECONDS`, and the others can know of this one.
+        """Whether no other heartbeat was observed for `_GONE_SECONDS` while this instance sends its own.
 
-        Not a proof: one that starts is known here a moment later, and one that slept may wake up.
+        Not a proof: a starting instance is observed a moment later, and a suspended one may resume.
         """
         return self._signs is not None and not any(now - heard < _GONE_SECONDS for heard in self._others.values())
 
     @property
     def process(self) -> UUID | None:
-        """The name that this process goes by now; None before `enter`."""
+        """The current identity of this process; None before `enter`."""
         return self._process
 
     @property
     def names(self) -> frozenset[UUID]:
-        """All that it has gone by: a new tag comes with a new name."""
+        """All identities of this process: a new instance id has a new identity."""
         return frozenset(self._names)
 
     def alive(self, now: float) -> frozenset[UUID]:
-        """The other processes that are not known to be gone."""
+        """The other processes that are not known to be dead."""
         return frozenset(
             each for each, heard in self._others.items() if now - heard < _GONE_SECONDS and self._gone_at(each) is None
         )
 
     def may_append(self, now: float) -> frozenset[UUID]:
-        """The other processes that may append, or whose appends may still be in a queue of Kafka's.
+        """The other processes that may append, or whose appends Kafka may still have queued.
 
-        Who has not said for 75 seconds that it lives does not serve any more; what was sent before is over
-        `limits.takeover_seconds` later. So is what a process had sent that is found to be gone.
+        A process without a heartbeat for 75 seconds no longer serves; its last requests are finished
+        `limits.takeover_seconds` later. The same delay applies to a process that was found dead.
         """
         queued = self._limits.takeover_seconds
         found = []
@@ -402,7 +401,7 @@ class StateTopic:
         return frozenset(found)
 
     def _gone_at(self, process: UUID) -> float | None:
-        """When a process of this machine was first found to be gone."""
+        """When a process of this machine was first found dead."""
         if process not in self._found_gone:
             place = self.view.place(process)
             if place is None or not places.is_gone(place):
@@ -411,19 +410,21 @@ class StateTopic:
         return self._found_gone[process]
 
     async def enter(self, *, timeout_seconds: float | None = None) -> bool:
-        """Takes the next tag and says that this process lives, from now on until `leave`. Gives back whether others do.
+        """Take the next instance id and send heartbeats until `leave`. Returns whether other instances are live.
 
-        Without a tag (it was not stored in time) this process works, and proves less: see `gate`. Also renews a tag.
-        Raises UpstreamUnavailable, StateError.
+        Also renews an instance id. Without one (not stored in time) the process works but proves less: see `gate`.
+        Raises `UpstreamUnavailable`, `StateError`.
 
-        It serves nobody before it has read its own first sign back. Otherwise: its record is lost, or comes late; an
-        expansion is begun, waits for all processes that it knows of, and ends; and an append that this one let through
-        in the meantime, by a view without that expansion, lands behind a threshold. What it has read back stands in
-        front of every expansion that its view does not show, and so whoever drives one knows of it.
+        An instance serves requests only after it has read back its own first heartbeat. Otherwise:
+        1. Its record is lost or late.
+        2. An expansion starts, waits for all instances it knows, and ends.
+        3. Meanwhile this instance admits an append, because its view lacks that expansion.
+        4. The append is appended past a threshold.
+        A heartbeat that was read back precedes every expansion that the view lacks, so the process that runs that
+        expansion knows this instance.
 
-        On the way it finds out whether this Kafka still lets a producer that a partition does not know begin at any
-        sequence, as stamps do: its first record goes under a producer id of its own, and not at sequence 0. (Kafka has
-        withdrawn that leniency for transactions v2 already.)
+        The first record also checks that Kafka accepts any first sequence from a new producer, as fenced appends need:
+        it uses a producer id of its own and does not start at sequence 0. (Transactions v2 no longer allow this.)
         """
         process, now_ms = uuid4(), int(time.time() * 1000)
         producer_id, _ = await self._control.init_producer_id(timeout_seconds=timeout_seconds)
@@ -437,12 +438,12 @@ class StateTopic:
             await self.append(records, timeout_seconds=timeout_seconds, producer_id=producer_id)
             self._heard_until = sent_at + _SILENT_SECONDS_MAX
         except OutcomeUnknown as error:
-            _log.warning("this process has no tag", reason=error)
+            _log.warning("no instance id assigned", reason=error)
             self._said_at = sent_at
             if before is None:
                 self._heard_until = float("-inf")
             else:
-                self._former.add(before)  # under that name it is known until the others hear that it is given up
+                self._former.add(before)  # the others know this identity until its tombstone is stored
         self._process = process
         self._tag_as_of = Offset(-1)
         self._others.pop(process, None)
@@ -451,22 +452,22 @@ class StateTopic:
         return any(sent_at - heard < _GONE_SECONDS for heard in self._others.values())
 
     async def leave(self) -> None:
-        """Ended well: nothing that this process sent is under way any more."""
+        """Report a clean end: no request of this process is in progress."""
         if self._signs is None or self._process is None:
             return
         self._signs.cancel()
         try:
             await self.append([encode_alive_tombstone(self._process)], timeout_seconds=_LEAVE_SECONDS)
         except (UpstreamUnavailable, StateError) as error:
-            _log.warning("the other processes could not be told that this one ends", reason=error)
+            _log.warning("failed to store the tombstone of this process's heartbeat", reason=error)
 
     async def _give_signs(self) -> None:
         while True:
             await asyncio.sleep(_UNHEARD_SECONDS if self.unheard else _ALIVE_SECONDS)
             sent_at = time.monotonic()
             former = frozenset(self._former)
-            # Those that died unasked are taken off the list, or it would grow for ever.
-            # Not before all agree that what they had sent is over: a sign that is taken away says that one ended well.
+            # Remove crashed processes, or the list would grow without bound. Wait until their requests are finished:
+            # a tombstone states a clean end.
             over = max(_GONE_SECONDS, _SILENT_SECONDS_MAX + self._limits.takeover_seconds + _ALIVE_SECONDS)
             gone = [*(each for each, heard in self._others.items() if sent_at - heard >= over), *former]
             assert self._process is not None
@@ -477,7 +478,7 @@ class StateTopic:
                 self._heard_until = sent_at + _SILENT_SECONDS_MAX
                 self._former -= former
             except (UpstreamUnavailable, StateError) as error:
-                _limited_log.warning("alive", "the other processes cannot be told that this one lives", reason=error)
+                _limited_log.warning("alive", "heartbeat not stored", reason=error)
 
     def _hear(self, record: StateRecord) -> None:
         sign = sign_of_life(record)
@@ -491,41 +492,41 @@ class StateTopic:
             self._others.pop(sign.process, None)
             self._found_gone.pop(sign.process, None)
             return
-        # What is read at the start may be old. (With clocks far apart a living process counts again at its next sign.)
+        # Heartbeats read at the start may be old. With clock skew a live process counts again at its next heartbeat.
         age_seconds = 0.0 if self._loaded.is_set() else max(0.0, time.time() - sign.at_ms / 1000)
         self._others[sign.process] = time.monotonic() - age_seconds
 
-    # --- finding it ---------------------------------------------------------------------------------------------------
+    # --- opening ------------------------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
         name = self._tp.topic
         await self._control.refresh_metadata([name])
         info = self._control.topic(name)
         if info is None:
-            if not self._control.brokers:  # a controller that takes all of them for dead, as after a pause
-                raise UpstreamUnavailable("Kafka names no brokers that a topic could be created on")
+            if not self._control.brokers:  # the controller considers all dead, for example after a pause
+                raise UpstreamUnavailable("cannot create the state topic: Kafka reports no brokers")
             replicas, configs = created_with(len(self._control.brokers))
             created = await self._control.create_topic(name, partitions=1, replication_factor=replicas, configs=configs)
             if created:
                 _log.warning(
-                    "state topic created, so only patterns in the configuration file guard anything. If this cluster "
-                    "had one before, what admins had switched on is lost with it: switch it on again",
+                    "state topic created: only checks in the configuration file are in force. If this cluster had a "
+                    "state topic before, switch on its checks again",
                     topic=name,
                     replicas=replicas,
                     min_insync_replicas=int(configs["min.insync.replicas"]),
                 )
                 self._created = True
-            # `log_start` asks until there is a leader, and refreshes metadata on the way.
+            # `log_start` retries until there is a leader, and refreshes metadata.
             try:
                 await self._control.log_start(self._tp)
             except UpstreamUnavailable as e:
                 if self._created and e.error_code == Error.UNKNOWN_TOPIC_OR_PARTITION:
-                    # A broker that is busy with thousands of new partitions learns of this one after a minute.
-                    raise UpstreamUnavailable(f"{name}: was created, and is not known to all brokers yet") from e
+                    # A broker that is busy with thousands of new partitions needs up to a minute.
+                    raise UpstreamUnavailable(f"{name}: created, but not known to all brokers yet") from e
                 raise
             info = self._control.topic(name)
         if info is None:
-            raise UpstreamUnavailable(f"{name}: is not known to all brokers yet")
+            raise UpstreamUnavailable(f"{name}: not known to all brokers yet")
         await self._check(info)
         self._topic_id = info.topic_id
 
@@ -533,7 +534,7 @@ class StateTopic:
         if info.partition_count != 1:
             raise StateError(
                 f"{info.name} has {info.partition_count} partitions: it cannot be this proxy's state topic, which has "
-                "one. Delete it if nothing else uses it"
+                "one. Delete the topic if nothing else uses it"
             )
         facts = await self._control.topic_facts(info.name)
         if wrong := _wrong_cleanup_policy(info.name, facts):
@@ -541,27 +542,29 @@ class StateTopic:
         self._in_sync = _IN_SYNC_REPLICAS_MAX if facts.assumed else facts.min_insync_replicas
         if info.replication_factor > 1 and self._in_sync == 1:
             _log.warning(
-                "state topic has min.insync.replicas=1: a leader of it that is cut off from the other brokers "
-                "cannot be told from one that leads. Set it to 2, then restart every proxy",
+                "state topic has min.insync.replicas=1: a deposed leader that is cut off from the other brokers cannot "
+                "be detected (set it to 2, then restart every proxy)",
                 topic=info.name,
                 replicas=info.replication_factor,
             )
         if info.replication_factor < min(_REPLICAS_MAX, len(self._control.brokers)):
             _log.warning(
-                "state topic has too few replicas: losing it means losing the virtual configs and the producer id",
+                "state topic has too few replicas: if they are lost, so are the virtual configs and the producer id",
                 topic=info.name,
                 replicas=info.replication_factor,
                 brokers=len(self._control.brokers),
             )
 
     async def read_settings_again(self) -> None:
-        """Raises UpstreamUnavailable. A raised min.insync.replicas counts after a restart: fewer replicas may know what
-        was stored before."""
+        """Read the topic's configs again. Raises `UpstreamUnavailable`.
+
+        A raised min.insync.replicas takes effect after a restart: fewer replicas may have the earlier records.
+        """
         facts = await self._control.topic_facts(self._tp.topic)
         if facts.assumed:
             return
         if wrong := _wrong_cleanup_policy(self._tp.topic, facts):
-            _limited_log.error("cleanup.policy", "the state topic's cleanup.policy was changed", reason=wrong)
+            _limited_log.error("cleanup.policy", "cleanup.policy of the state topic was changed", reason=wrong)
         if facts.min_insync_replicas < self._in_sync:
             _limited_log.warning(
                 "min.insync.replicas",
@@ -570,10 +573,10 @@ class StateTopic:
                 was=self._in_sync,
                 min_insync_replicas=facts.min_insync_replicas,
             )
-            # With 1 nothing would be confirmed any more: two replicas still confirm more than none.
+            # With 1 nothing would be confirmed; two replicas confirm more than none.
             self._in_sync = max(facts.min_insync_replicas, min(self._in_sync, _IN_SYNC_REPLICAS_MAX))
 
-    # --- following it -------------------------------------------------------------------------------------------------
+    # --- following ----------------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
         try:
@@ -587,17 +590,17 @@ class StateTopic:
         except StateError as e:
             self._fail(str(e))
         except Exception as e:
-            _log.crash("following the state topic crashed", e)
+            _log.crash("state topic reader crashed", e)
             self._fail(f"following it crashed ({e!r}); restart this proxy")
 
     async def _leader(self) -> Leader:
         leader = self._control.leader(self._tp)
         if leader is None:
-            raise UpstreamUnavailable("it has no leader now")
+            raise UpstreamUnavailable("no leader now")
         return leader
 
     async def _look_again(self) -> None:
-        """After any failure: metadata decides whether it is still the same topic, and who leads it."""
+        """After a failure: refresh metadata, which shows whether the topic is the same and its leader."""
         await asyncio.sleep(_LOOK_AGAIN_SECONDS)
         try:
             await self._control.refresh_metadata([self._tp.topic])
@@ -607,21 +610,21 @@ class StateTopic:
         if info is None:
             _limited_log.error(
                 "missing",
-                "the state topic is not there, guarded topics are not served; if it was deleted, what was guarded is "
-                "known to nobody: decide what to guard, then restart every proxy",
+                "state topic is missing: checked topics are not served (if it was deleted, its virtual configs are "
+                "lost: decide which topics need checks, then restart every proxy)",
                 topic=self._tp.topic,
                 topic_id=self._topic_id,
             )
         elif info.topic_id != self._topic_id:
             raise StateError(
-                f"{self._tp.topic} was deleted and created again: the virtual configs and the producer id that it held "
-                "are gone. Decide what to guard, then restart every proxy"
+                f"{self._tp.topic} was deleted and created again: its virtual configs and producer id are lost. "
+                "Decide which topics need checks, then restart every proxy"
             )
 
     async def _connection(self, leader: Leader) -> BrokerConnection:
         address = self._control.brokers.get(leader.node_id)
         if address is None:
-            raise UpstreamUnavailable(f"its leader, broker {leader.node_id}, is not in the cluster now")
+            raise UpstreamUnavailable(f"the leader, broker {leader.node_id}, is not in the cluster now")
         if self._link is None or self._link.address != address:
             if self._link is not None:
                 await self._link.close()
@@ -637,7 +640,7 @@ class StateTopic:
             self._position,
             leader_epoch=leader.leader_epoch,
             bytes_max=_FETCH_BYTES_MAX,
-            # A start does not wait for more to come: that the topic ends here is what it wants to hear.
+            # A start needs the end offset, not further records.
             wait_max_ms=_FETCH_WAIT_MAX_MS if self._loaded.is_set() else 0,
             bytes_min=1,
         )
@@ -646,19 +649,19 @@ class StateTopic:
         try:
             answer = await connection.request(*call, deadline=patience)
         except UpstreamUnavailable:
-            # A broker that hangs may be one that is gone: only a new connection tells.
+            # A hanging broker may be dead: only a new connection shows it.
             await connection.close()
             raise
         partition = fetched_partition(answer)
         if partition.error_code == Error.OFFSET_OUT_OF_RANGE or partition.log_start_offset > 0:
             raise StateError(
                 f"{self._tp.topic} lost records (read up to offset {self._position}, it starts at "
-                f"{partition.log_start_offset}): retention, DeleteRecords or an unclean leader election took virtual "
-                "configs or the producer id away. Decide what to guard; then stop every proxy, delete this topic, and "
-                "start them"
+                f"{partition.log_start_offset}): retention, DeleteRecords or an unclean leader election removed "
+                "virtual configs or the producer id. Decide which topics need checks; then stop every proxy, delete "
+                "this topic, and start the proxies"
             )
         if partition.error_code:
-            raise UpstreamUnavailable(f"Fetch answered error {partition.error_code}")
+            raise UpstreamUnavailable(f"Fetch returned error {partition.error_code}")
         if partition.records:
             self._apply(partition.records)
         if self._position >= partition.high_watermark:
@@ -666,11 +669,11 @@ class StateTopic:
             self._renew()
             self._loaded.set()
 
-    # --- the lease on it ----------------------------------------------------------------------------------------------
+    # --- the lease ----------------------------------------------------------------------------------------------------
 
     @property
     def _confirming(self) -> bool:
-        """Whether it takes more than a Fetch for the view to be fresh. One replica alone, or one that is enough: no."""
+        """Whether freshness needs confirmation by replicas. Not with one replica or min.insync.replicas=1."""
         if self._in_sync == 1:
             return False
         info = self._control.topic(self._tp.topic)
@@ -683,7 +686,7 @@ class StateTopic:
             self.waits_because = None
 
     async def _keep_fresh(self) -> None:
-        """Asks where the topic ends as often as the lease wants it, and nobody else has asked since."""
+        """Query the end offset to renew the lease, unless another call did so."""
         while self._failure is None:
             often = self._lease_seconds * _RENEWED_AFTER
             due_in = self._confirmed_as_of + often - time.monotonic() if self._confirming else often
@@ -699,9 +702,9 @@ class StateTopic:
                 return
 
     def _log_unconfirmed(self, reason: UpstreamUnavailable) -> None:
-        self.waits_because = f"who leads the state topic {self._tp.topic} is not certain: {reason}"
+        self.waits_because = f"leader of the state topic {self._tp.topic} is not confirmed: {reason}"
         _limited_log.warning(
-            "unconfirmed", "who leads the state topic is not certain", topic=self._tp.topic, reason=reason
+            "unconfirmed", "leader of the state topic is not confirmed", topic=self._tp.topic, reason=reason
         )
 
     def _apply(self, data: bytes) -> None:
@@ -714,7 +717,7 @@ class StateTopic:
                         self._hear(applied[-1])
                         left_out = self.view.apply(*record)
                         if left_out is not None:
-                            _limited_log.warning("left out", "state record left out", reason=left_out)
+                            _limited_log.warning("left out", "state record ignored", reason=left_out)
                 self._position = Offset(max(self._position, header.base_offset + header.last_offset_delta + 1))
         except (MalformedBatch, UpstreamProtocolError) as e:
             raise StateError(
@@ -727,14 +730,14 @@ class StateTopic:
 
     def _fail(self, reason: str) -> None:
         self._failure = reason
-        _log.error("state topic failed, guarded topics are not served", topic=self._tp.topic, reason=reason)
+        _log.error("state topic failed, checked topics are not served", topic=self._tp.topic, reason=reason)
         self._release(None)
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise StateError(self._failure)
 
-    # --- who waits for it ---------------------------------------------------------------------------------------------
+    # --- waiting calls ------------------------------------------------------------------------------------------------
 
     async def _applied(self, offset: Offset, deadline: Monotonic) -> None:
         if offset < self._position:
@@ -747,7 +750,7 @@ class StateTopic:
             raise OutcomeUnknown(f"{self._tp.topic}: stored at offset {offset}, but not read back in time")
 
     def _release(self, position: Offset | None) -> None:
-        """Wakes those whose records were applied; None: everybody, since nothing more will be."""
+        """Wake calls whose records were applied; None wakes all, because no more records will be applied."""
         for offset, waiter in self._waiting:
             if (position is None or offset < position) and not waiter.done():
                 waiter.set_result(None)

@@ -1,4 +1,4 @@
-"""What those who watch a process are told, as values: `/status.json` has them as they are, the page in words."""
+"""Values of the status page. `/status.json` serializes them unchanged."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Final, Literal
 from fencepost_proxy.transactions.watched import TransactionsReport
 from fencepost_proxy.types import Address, NodeId
 
-#: Of transactions that will not commit.
+#: Abort-only transactions that are listed.
 POISONED_SHOWN: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is not as it should be. `bad` – somebody has to do something now. `what` happened, `do` says what helps.
+    """A problem for an operator.
 
-    `page` – where on this server more of it is shown, empty for nowhere.
+    `bad`: action is needed now. `what`: the problem. `do`: the action. `page`: page with details, empty if none.
     """
 
     bad: bool
@@ -28,9 +28,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
-    """`listener` is where clients reach this broker through the proxy, None while there is no listener.
+    """`listener`: where clients reach this broker through the proxy; None without a listener.
 
-    `problem` – why it cannot be reached at the moment, None as far as is known.
+    `problem`: why the broker is unreachable now; None if it is not known to be.
     """
 
     node_id: NodeId
@@ -42,9 +42,9 @@ class BrokerStatus:
 
 @dataclass(frozen=True, slots=True)
 class RefusalStatus:
-    """What the proxy refused last at a partition. `expected`, `log_end_offset` – where it was about offsets.
+    """The last refusal at a partition. `expected`, `log_end_offset`: set for offset checks only.
 
-    `client` – address of the connection; `client_id` – what it calls itself.
+    `client`: peer address. `client_id`: as the client sent it.
     """
 
     topic: str
@@ -59,11 +59,12 @@ class RefusalStatus:
 
 @dataclass(frozen=True, slots=True)
 class GuardedTopicStatus:
-    """A topic with a virtual config that is not the default. `check` is the value of `check.expected.offsets`.
+    """A topic with a virtual config that differs from its default.
 
-    `ordered` – of `ordered.partition.expansion`; `count_check` – of `check.partition.count`; `idempotence` – of
-    `idempotence.level`. `waiting` counts appends at its gates. `log_end_offsets` – the sum over those `ends_known`
-    partitions whose log end the proxy knows at the moment. `refusals` – since the process began, as far as remembered.
+    `check`: value of `check.expected.offsets`. `count_check`: of `check.partition.count`. `ordered`: of
+    `ordered.partition.expansion`. `idempotence`: of `idempotence.level`. `waiting`: pending appends.
+    `log_end_offsets`: sum over the `ends_known` partitions whose log end the proxy knows. `refusals`: since the process
+    started, as far as retained.
     """
 
     topic: str
@@ -81,10 +82,10 @@ class GuardedTopicStatus:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """A guarded partition. `leader` – broker id, None while there is none.
+    """A partition of a checked topic. `leader`: broker id, None without a leader.
 
-    `state` – of its gate: `open`, or what it waits for; None before the first append. `log_end_offset`, `shift` – while
-    it is open: see `docs/order-proof.md` for the shift.
+    `state`: phase of its sequencer, None before the first append. `shift`: set in phase `open` only, see
+    `docs/order-proof.md`. `log_end_offset`: None if unknown.
     """
 
     topic: str
@@ -100,10 +101,10 @@ class PartitionStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClientStatus:
-    """One client connection. `software`, `version` – what it said in ApiVersions (v3 and later), None where it did not.
+    """One client connection. `software`, `version`: from ApiVersions (v3 and later), otherwise None.
 
-    `node_id` – the broker whose listener it came to, None for bootstrap. `idle_seconds` – since it sent something.
-    `waits` – for its turn at a gate, or at the door of a topic that grows.
+    `node_id`: the broker of its listener, None for bootstrap. `idle_seconds`: since the client last sent data.
+    `waits`: for a partition sequencer or an append barrier.
     """
 
     client_id: str | None
@@ -126,7 +127,7 @@ class SoftwareStatus:
 
 @dataclass(frozen=True, slots=True)
 class ViolationStatus:
-    """The last time that somebody was found to write around the proxy. `offset` – where that lies, as far as known."""
+    """The last detected write that bypassed the proxy. `offset`: its position, as far as known."""
 
     topic: str
     partition: int
@@ -136,9 +137,9 @@ class ViolationStatus:
 
 @dataclass(frozen=True, slots=True)
 class ExpansionStatus:
-    """One growth of a counted topic. `state` – pending, done or unordered (around the proxy).
+    """One partition expansion. `state`: pending, done, or unordered (partitions were added without the proxy).
 
-    `at_ms` – when it began if pending, else when it ended. `step`, `waits_for` – None where another process drives it.
+    `at_ms`: start if pending, otherwise end. `step`, `waits_for`: None if another process runs it.
     """
 
     topic: str
@@ -154,9 +155,9 @@ class ExpansionStatus:
 
 @dataclass(frozen=True, slots=True)
 class WithheldStatus:
-    """A group that waits for a new partition. `records_max` – at most so many are left for it to read before.
+    """A group for which a new partition is gated. `records_max`: upper bound of the records it must read first.
 
-    `waits` – for which prior partitions, and how far it is there; `seconds` – since when, as far as this process knows.
+    `waits`: prior partitions and the group's progress in them. `seconds`: waiting time known to this process.
     """
 
     group: str
@@ -170,7 +171,10 @@ class WithheldStatus:
 
 @dataclass(frozen=True, slots=True)
 class PoisonedStatus:
-    """A transaction whose commit will be refused, unless what it waits for has landed. `seconds` – since when."""
+    """A transaction whose commit will be refused, unless its in-doubt appends turn out to be appended.
+
+    `seconds`: time in this state.
+    """
 
     transactional_id: str
     producer_id: int
@@ -181,16 +185,14 @@ class PoisonedStatus:
 
 @dataclass(frozen=True, slots=True)
 class StatusSnapshot:
-    """What the proxy is doing at this moment.
+    """State of the proxy at one moment.
 
-    `not_ready` – why clients should not be sent here yet, or any more; ready when empty.
-    `warnings` – what an operator should look at although the proxy serves.
-    `added_seconds` – below what the time added to requests and answers lies: (half of them, 99 of 100), None before the
-    first.
-    `state_lease_seconds` – how long the view of the virtual configs may still be acted on, None where unknown.
-    `transactions` – the cluster's, as far as they were looked at; None where nobody looks.
-    `problems` – what an operator should know of, found by this process.
-    `build` – whether the hot rooms are compiled.
+    `not_ready`: why clients should not be sent here; ready if empty.
+    `warnings`: what an operator should check while the proxy serves.
+    `added_seconds`: upper bounds of the time added to requests and responses (median, p99); None before the first.
+    `state_lease_seconds`: remaining validity of the virtual configs, None if unknown.
+    `transactions`: of the cluster; None if not watched.
+    `problems`: found by this process.
     """
 
     version: str
@@ -219,21 +221,21 @@ class StatusSnapshot:
         return not self.not_ready
 
 
-# --- lists: what there may be many of ---------------------------------------------------------------------------------
+# --- lists ------------------------------------------------------------------------------------------------------------
 
 What = Literal["topics", "partitions", "refusals", "software", "clients", "expansions", "groups"]
-#: Of one answer: so much is to be bounded however many there are.
+#: Rows of one response.
 ROWS_MAX: Final = 500
-#: Of where it begins: beyond, a search is what helps.
+#: Highest first row; users search instead of paging further.
 OFFSET_MAX: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Rows `offset` to `offset + limit` of those that have `search` in what names them, whatever the case.
+    """Rows `offset` to `offset + limit` whose names contain `search`, ignoring case.
 
-    `topic` – only of this one. Rows are in the order of their names; refusals: the newest first; software: what most
-    connections have; expansions: pending ones first.
+    `topic`: rows of this topic only. Order: by name; refusals: newest first; software: most connections first;
+    expansions: pending first.
     """
 
     what: What
@@ -245,7 +247,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """`matching` – how many there are, of which `rows` are some."""
+    """`rows`: one page of the `matching` rows."""
 
     matching: int = 0
     rows: tuple[Any, ...] = ()

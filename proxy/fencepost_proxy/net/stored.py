@@ -1,4 +1,4 @@
-"""What the state topic says, read once by who is no proxy: nothing is written, no lease is taken, nobody is told."""
+"""Reads the state topic once, for commands that are no proxy. Writes nothing and takes no lease."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ async def read_stored(
     *,
     timeout_seconds: float,
 ) -> StateView:
-    """All that is there when it is asked first. `connection` – to its leader; `timeout_seconds` – of one request.
+    """Read up to the high watermark of the first response. `connection`: to the leader. `timeout_seconds`: per request.
 
-    Raises UpstreamUnavailable; StateError where a proxy could not rely on it either.
+    Raises `UpstreamUnavailable`, and `StateError` if the topic is unusable for a proxy.
     """
     view = StateView(cluster_id)
     position, end = Offset(0), None
@@ -50,7 +50,7 @@ async def read_stored(
             )
         if answer.error_code:
             raise UpstreamUnavailable(
-                f"{topic}: Fetch answered error {answer.error_code}", error_code=answer.error_code
+                f"{topic}: Fetch returned error {answer.error_code}", error_code=answer.error_code
             )
         end = answer.high_watermark if end is None else end
         before = position
@@ -61,7 +61,7 @@ async def read_stored(
                 f"{topic} cannot be read at offset {position}: {error}. Its compression.type must be uncompressed"
             ) from error
         if position == before and position < end:
-            raise UpstreamUnavailable(f"{topic}: nothing was given at offset {position}, and it ends at {end}")
+            raise UpstreamUnavailable(f"{topic}: no records returned at offset {position}, but the log ends at {end}")
     return view
 
 

@@ -1,15 +1,15 @@
-"""Several worker processes behind one address: the process that starts them, and knows nothing of Kafka.
+"""The supervisor starts several worker processes for one address. It does not connect to Kafka.
 
-    supervisor ── worker 0, the owner     one connection of packets each, and one on which a worker asks for listeners
+    supervisor ── worker 0 (primary)      per worker: one socket for packets, one for listener requests
                ── worker 1
                ── …
 
-It binds every port once and gives the sockets to all workers: which of them accepts a connection is the kernel's to
-say, and a connection that comes while a worker dies waits for the others. A worker that ends by itself is started
-again. A connection that needs the owner goes through here to worker 0, as a packet that is not read on its way; while
-the owner is not there, it is closed.
+It binds every port once and shares the sockets with all workers: the kernel chooses the worker that accepts a
+connection, and if a worker dies the others accept its pending connections. A worker that exits unexpectedly is
+restarted. A connection that needs the primary worker is migrated through the supervisor as an opaque packet; without a
+primary worker it is closed.
 
-Worker 0 starts first, so that what it does once for a cluster is done once.
+Worker 0 starts first, because it does the work that is needed once per cluster.
 """
 
 from __future__ import annotations
@@ -59,31 +59,31 @@ _limited_log = logs.RateLimitedLog(_log)
 
 _PAUSE_MIN_SECONDS: Final = 0.1
 _PAUSE_MAX_SECONDS: Final = 10.0
-#: A worker that has served for so long and ends then is started again at once.
+#: A worker that served this long is restarted immediately.
 _STEADY_SECONDS: Final = 30.0
-#: A worker that does not tell its numbers by then is shown with those that it told last.
+#: Timeout of a worker's report; after it the previous report is shown.
 _REPORT_SECONDS: Final = 1.0
-#: After what a worker may take to drain: then it is killed.
+#: Time after the drain limits until a worker is killed.
 _END_SECONDS: Final = 5.0
 
 
 @dataclass(slots=True)
 class _Slot:
-    """One worker, and those that had its number before."""
+    """One worker and its predecessors with the same number."""
 
     index: int
     process: Process | None = None
     channel: Channel | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     starts: int = 0
-    configured: bool = False  # it was told with which configuration it is to serve
-    report: Report | None = None  # of the process that runs, the last one
-    retired: Metrics | None = None  # what those that have ended had counted
+    configured: bool = False  # its configuration was sent
+    report: Report | None = None  # the last one of the running process
+    retired: Metrics | None = None  # counters of ended processes
 
 
 @dataclass(slots=True)
 class _Question:
-    """Lists that all workers were asked for."""
+    """A list query sent to all workers."""
 
     awaited: set[int] = field(default_factory=set)
     found: dict[int, list[Found]] = field(default_factory=dict)
@@ -96,9 +96,9 @@ async def supervise(
     on_ready: Callable[[Address], None],
     on_reload: Callable[[Callable[[ProxyConfig], None]], None] = lambda reload: None,
 ) -> int:
-    """Runs until SIGTERM or SIGINT, and gives the exit status. Raises ConfigError where a port cannot be had.
+    """Run until SIGTERM or SIGINT; return the exit status. Raises `ConfigError` if a port is not available.
 
-    `on_reload` is given, at the beginning, what goes on with another configuration, as `app.serve` has it.
+    `on_reload` receives, at the start, a function that applies a new configuration, as in `app.serve`.
     """
     supervisor = Supervisor(config, on_ready)
     on_reload(supervisor.reload)
@@ -121,7 +121,7 @@ class Supervisor:
         self._hastened = False
         self._bootstrap: Address | None = None
         self._status_code = 0
-        self._served = False  # all of them, at least once
+        self._served = False  # all workers were ready once
         self._started_at = time.monotonic()
         self._asked: asyncio.Task[None] | None = None
         self._awaited: set[int] = set()
@@ -159,18 +159,18 @@ class Supervisor:
         return self._status_code
 
     def reload(self, config: ProxyConfig) -> None:
-        """Only `live` keys may differ. A worker that is started later begins with it."""
+        """Apply `config`, in which only `live` keys differ. Workers that start later use it too."""
         self._config = config
         logs.change(config.log.level, config.log.format)
         for slot in self._slots:
             if not slot.configured or slot.channel is None:
                 continue
             if not slot.channel.send(Packet.of(RELOAD, self._of_worker())):
-                _log.error("a worker could not be told of the new configuration", worker=slot.index)
+                _log.error("failed to send the new configuration to a worker", worker=slot.index)
 
     def _signalled(self) -> None:
         if self._hastened:
-            _log.warning("asked three times to stop: ended at once, answers under way are lost")
+            _log.warning("third stop signal: exiting immediately, requests in progress are lost")
             for slot in self._slots:
                 if slot.process is not None and slot.process.returncode is None:
                     slot.process.kill()
@@ -186,7 +186,7 @@ class Supervisor:
     def _stop(self) -> None:
         self._stopping.set()
         self._terminate_workers()
-        # The workers close theirs at the same time: who connects then is told that nobody is here.
+        # The workers close their sockets at the same time, so new connections are refused.
         asyncio.get_running_loop().call_later(self._config.limits.drain_notice_seconds, self._listen_no_more)
 
     def _terminate_workers(self) -> None:
@@ -214,7 +214,7 @@ class Supervisor:
         self._on_ready(self._bootstrap)
 
     async def _unless_stopping(self, what: object) -> bool:
-        """False: it was not waited for any longer."""
+        """Await `what`; False if the supervisor is stopping."""
         waiting = asyncio.ensure_future(what)  # type: ignore[call-overload]
         stopping = asyncio.create_task(self._stopping.wait())
         await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -226,13 +226,13 @@ class Supervisor:
     # ---- workers
 
     async def _keep(self, slot: _Slot) -> None:
-        """Runs the worker, and runs it again; but one that ends before all of them serve ends everything."""
+        """Run and restart the worker. If it ends before all workers are ready, stop everything."""
         pause_seconds = _PAUSE_MIN_SECONDS
         while not self._stopping.is_set():
             began = time.monotonic()
             status = await self._run(slot)
             if self._stopping.is_set():
-                # By the signal itself: it came before the worker listened for it.
+                # SIGTERM arrived before the worker had a handler for it.
                 self._status_code = max(self._status_code, 0 if status == -signal.SIGTERM else abs(status))
                 return
             if not self._served:
@@ -241,7 +241,7 @@ class Supervisor:
                 return
             if time.monotonic() - began > _STEADY_SECONDS:
                 pause_seconds = _PAUSE_MIN_SECONDS
-            _log.error("a worker ended by itself", worker=slot.index, status=status, again_in_seconds=pause_seconds)
+            _log.error("worker exited unexpectedly", worker=slot.index, status=status, again_in_seconds=pause_seconds)
             await self._unless_stopping(asyncio.sleep(pause_seconds))
             pause_seconds = min(2 * pause_seconds, _PAUSE_MAX_SECONDS)
 
@@ -250,7 +250,7 @@ class Supervisor:
         listeners, theirs_too = pair()
         slot.starts += 1
         self._loads[slot.index] = AWAY
-        # A session of its own: Ctrl-C in a terminal is for the supervisor, who passes it on once.
+        # A new session: Ctrl-C in a terminal reaches the supervisor only, which forwards it once.
         slot.process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "fencepost_proxy", "proxy"),
             *("--worker", ":".join(map(str, (slot.index, theirs.fileno(), theirs_too.fileno(), self._loads_file)))),
@@ -269,7 +269,7 @@ class Supervisor:
         if slot is owner or self._served or await self._unless_stopping(owner.ready.wait()):
             slot.configured = slot.channel.send(Packet.of(START, self._of_worker()))
         if self._stopping.is_set():
-            with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
+            with contextlib.suppress(ProcessLookupError):  # already exited
                 slot.process.terminate()
         status = await self._end_of(slot.process)
         loop.remove_reader(listeners)
@@ -283,7 +283,7 @@ class Supervisor:
         return status
 
     def _of_worker(self) -> ProxyConfig:
-        """Status page and metrics are shown here."""
+        """Configuration of workers: the supervisor serves the status page and metrics."""
         watched = self._config.watch_transactions and self._config.status is not None
         return replace(self._config, status=None, watch_transactions=watched)
 
@@ -304,7 +304,7 @@ class Supervisor:
             owner = self._slots[OWNER]
             if not (owner.ready.is_set() and owner.channel is not None and owner.channel.send(packet)):
                 packet.close()
-                _limited_log.warning("owner", "connection closed", worker=slot.index, reason="the owner is not there")
+                _limited_log.warning("owner", "connection closed", worker=slot.index, reason="no primary worker")
         elif packet.kind == READY:
             bootstrap = packet.message()
             if slot.index == OWNER:
@@ -332,7 +332,7 @@ class Supervisor:
                 answer = Packet.of("listener", str(error))
             send_packet(asker, answer)
         except OSError as error:
-            _log.warning("a worker could not be given a listener", reason=error)
+            _log.warning("failed to send a listener to a worker", reason=error)
 
     def _listener(self, wanted: WantedListener) -> socket.socket:
         sock = self._listening.get(wanted.node_id)
@@ -340,17 +340,17 @@ class Supervisor:
             sock = self._listening[wanted.node_id] = bind(wanted.address, wanted.what)
         return sock
 
-    # ---- all workers in numbers
+    # ---- reports of all workers
 
     async def _ask_all(self) -> None:
-        """One question for all who ask at the same time."""
+        """Concurrent calls share one query."""
         if self._asked is None or self._asked.done():
             self._asked = asyncio.create_task(self._ask())
         await asyncio.shield(self._asked)
 
     async def _ask(self) -> None:
         self._reported.clear()
-        # One that was not told to start yet would take the question for that.
+        # A worker that waits for START would take the query for it.
         asked = [slot for slot in self._slots if slot.configured and slot.channel is not None]
         self._awaited = {slot.index for slot in asked}
         for slot in asked:
@@ -364,7 +364,7 @@ class Supervisor:
                 pass
 
     async def _listed(self, wanted: Sequence[Wanted]) -> Sequence[Listed]:
-        """What each worker has, put together; without those that do not say in time."""
+        """Merge the lists of all workers that respond in time."""
         number = next(self._numbers)
         question = self._questions[number] = _Question()
         try:
@@ -395,7 +395,7 @@ class Supervisor:
                 question.answered.set()
 
     def _retire(self, slot: _Slot) -> None:
-        """Counters never go down: what a worker had told stays counted when it ends."""
+        """Keep the counters of an ended worker, so that sums never decrease."""
         if slot.report is None:
             return
         metrics, slot.report = slot.report.metrics, None
@@ -441,11 +441,11 @@ class Supervisor:
         return self._snapshot().ready
 
     async def _release(self, group: str, topic: str) -> str:
-        """The owner stores it, and all learn of it from there."""
+        """The primary worker stores it; the others read it from the state topic."""
         channel = self._slots[OWNER].channel
         if channel is None or not channel.send(Packet.of(RELEASE, (group, topic))):
-            return "not done: the owner process cannot be reached now"
-        return f"asked: the log says what came of it for group {group} and topic {topic}"
+            return "not done: the primary worker is unreachable now"
+        return f"asked: the log has the result for group {group} and topic {topic}"
 
     def _snapshot(self) -> StatusSnapshot:
         metrics = self.metrics()
@@ -453,9 +453,9 @@ class Supervisor:
         snapshots = [slot.report.snapshot for slot in self._slots if slot.report is not None]
         uptime_seconds = time.monotonic() - self._started_at
         if owner is None or not snapshots:
-            reason = "it is shutting down" if self._stopping.is_set() else "the owner process is being started"
+            reason = "it is shutting down" if self._stopping.is_set() else "the primary worker is starting"
             return StatusSnapshot(fencepost_version(), uptime_seconds, None, self._bootstrap, not_ready=(reason,))
-        away = tuple(f"worker {slot.index} is being started" for slot in self._slots if not slot.ready.is_set())
+        away = tuple(f"worker {slot.index} is starting" for slot in self._slots if not slot.ready.is_set())
         leases = [each.state_lease_seconds for each in snapshots if each.state_lease_seconds is not None]
         return replace(
             owner.snapshot,
@@ -483,7 +483,7 @@ class Supervisor:
 
 
 class _Combined(Metrics):
-    """For the status server, which asks for the text alone."""
+    """Metrics for the status server, which needs the text only."""
 
     def __init__(self, supervisor: Supervisor) -> None:
         super().__init__()

@@ -1,7 +1,6 @@
-"""Commits judged (`transactions/judge.py` decides), and failed appends of transactions noted in the state topic.
+"""Validates transaction commits (`transactions/judge.py` decides) and records failed appends in the state topic.
 
-The rights that the control client needs for it: DESCRIBE on the transactional ids of those who append to guarded
-topics, READ on the topics.
+The control client needs DESCRIBE on the transactional ids of producers for checked topics, and READ on the topics.
 """
 
 from __future__ import annotations
@@ -57,28 +56,28 @@ from fencepost_proxy.wire.plain_batch import read_plain_records
 _log = logs.get("net.transactions")
 _limited_log = logs.RateLimitedLog(_log)
 
-#: A client waits for the answer to its append meanwhile, and is told to try again when its own time is up.
+#: The client waits for its append's response meanwhile; on timeout it gets a retriable error.
 _STORE_SECONDS: Final = 10.0
 _STOOD_STILL_SECONDS: Final = 1.0
 _FETCH_BYTES: Final = 4_194_304
-#: What was appended may not be replicated yet, and is not given out before.
+#: Retry interval for records that are not replicated yet, which brokers do not return.
 _LOOK_AGAIN_SECONDS: Final = 0.02
-#: A transaction that was noted so long ago is looked up: it may have ended where nobody saw it.
+#: Age after which an abort-only transaction is looked up: it may have ended without a proxy.
 _OLD_SECONDS: Final = 3_600.0
 _LOOK_AFTER_SECONDS: Final = 60.0
 _LOOKED_AFTER_AT_ONCE: Final = 100
 _COMMIT_MARKER: Final = 1
-#: So much is read in the event loop, if it unpacks to little; a thread reads the rest, of one commit after the other.
+#: Small reads run in the event loop if they decompress to little; a thread does the others, one commit at a time.
 _HERE_BYTES_MAX: Final = 65_536
-#: So long a thread reads batches; one batch may take longer. Then others have their turn.
+#: Time slice of a thread that reads batches (one batch may exceed it).
 _SLICE_SECONDS: Final = 0.25
-#: Batches that are remembered from one try of a commit to the next, of all transactions.
+#: Batches kept between attempts of a commit, for all transactions.
 _REMEMBERED_MAX: Final = 100_000
 
 
 @dataclass(slots=True, eq=False)
 class _ReadSoFar:
-    """Of one partition's log for one transaction. `slice` – reads on, and is not cancelled with its commit."""
+    """Progress in one partition's log for one transaction. `slice`: current read, not cancelled with its commit."""
 
     at: int
     found: list[Logged] = field(default_factory=list)
@@ -86,7 +85,7 @@ class _ReadSoFar:
 
 
 class Commits:
-    """`policy` – of a topic, None for one that the proxy does nothing about. `table` – what this process knows."""
+    """`policy`: of a topic, None without checks. `table`: this process's view of transactions."""
 
     def __init__(
         self,
@@ -112,21 +111,21 @@ class Commits:
         self._read: OrderedDict[tuple[object, ...], _ReadSoFar] = OrderedDict()
         #: One batch at a time: each may unpack to `limits.decompressed_bytes_max`.
         self._unpacking = asyncio.Semaphore(1)
-        #: Whether commits are to be looked into.
+        #: Whether commits need validation.
         self.judging = True
 
     def attach(self, state: StateTopic) -> None:
-        """From when the state topic is known."""
+        """Set the state topic once it is loaded."""
         self._state = state
 
     def hear(self, records: Sequence[StateRecord]) -> None:
-        """The state topic says this."""
+        """Apply new records of the state topic."""
         for record in records:
             if (name := lifted(record)) is not None:
                 self._table.lifted(name)
 
     def refresh(self) -> None:
-        """The virtual configs may have changed."""
+        """Update after a change of virtual configs."""
         assert self._state is not None
         self._some_topic = self._by_file or any(
             self._guarded(topic) is not None for topic in self._state.view.topic_configs
@@ -134,7 +133,7 @@ class Commits:
         self.look(time.monotonic())
 
     def look(self, now: float) -> None:
-        """Due once a second: what is known may be about to be too old to say that no topic is checked."""
+        """Call once a second: an expiring view cannot prove that no topic is checked."""
         assert self._state is not None
         self.judging = self._some_topic or now + 1.5 >= self._state.fresh_until
 
@@ -145,25 +144,25 @@ class Commits:
     # ---- commits
 
     async def judge(self, wanted: JudgeCommit) -> Verdict:
-        """Never raises, and takes no longer than `limits.commit_wait_seconds`."""
+        """Validate a commit within `limits.commit_wait_seconds`; never raises."""
         began = time.monotonic()
         try:
             verdict = await self._judge(wanted)
         except Exception as error:
-            _log.crash("judging a commit crashed", error)
-            verdict = Verdict(Outcome.LATER, "unknown", f"judging it crashed: {error!r}")
+            _log.crash("commit validation crashed", error)
+            verdict = Verdict(Outcome.LATER, "unknown", f"commit validation crashed: {error!r}")
         if time.monotonic() - began > self._limits.commit_wait_seconds + _STOOD_STILL_SECONDS:
-            # This process stood still. Its client may have asked elsewhere meanwhile and be in its next transaction,
-            # under v1 with the same epoch: what is let through now would commit half of that.
-            verdict = Verdict(Outcome.LATER, "unknown", "this process stood still while it was looked into")
+            # 1. This process was suspended. 2. The client committed through another proxy and began its next
+            # transaction, under v1 with the same epoch. 3. Passing this commit now would commit half of that one.
+            verdict = Verdict(Outcome.LATER, "unknown", "this process was suspended during the validation")
         self._metrics.commit_wait_seconds.observe(time.monotonic() - began)
         self._metrics.judged(verdict.outcome.name.lower() if verdict.outcome is Outcome.PASS else verdict.reason)
         if verdict.outcome is not Outcome.PASS:
             _limited_log.warning(
                 f"commit {verdict.reason}",
-                "a commit was refused: its client has to abort"
+                "commit refused: the client must abort"
                 if verdict.outcome is Outcome.REFUSE
-                else "a commit cannot be let through now, its client is told to ask again",
+                else "commit deferred: the client must retry",
                 transactional_id=wanted.transactional_id,
                 producer_id=wanted.producer_id,
                 producer_epoch=wanted.producer_epoch,
@@ -205,7 +204,7 @@ class Commits:
                 each.cancel()
 
     async def _answer(self, ask: Ask, deadline: Monotonic) -> Answer:
-        """What cannot be found out is an answer too."""
+        """Run a query; a failure is a result too."""
         try:
             match ask:
                 case ReadState(producer_id, producer_epoch):
@@ -235,8 +234,8 @@ class Commits:
         except FencepostError as error:
             _limited_log.error(
                 f"{type(ask).__name__}",
-                "what a commit depends on cannot be found out. The proxy's principal needs DESCRIBE on transactional "
-                "ids, and READ on guarded topics",
+                "commit validation lacks data (the proxy's principal needs DESCRIBE on transactional ids, and READ on "
+                "checked topics)",
                 asked=ask,
                 reason=error,
             )
@@ -253,9 +252,9 @@ class Commits:
     # ---- the log
 
     async def _read_back(self, ask: ReadBack, deadline: Monotonic) -> LogIs:
-        """As far as the log reaches now, also what is not replicated yet: that is waited for.
+        """Read up to the current log end, waiting for records that are not replicated yet.
 
-        What takes longer than `deadline` is gone on with at the next try.
+        After `deadline` the next attempt continues here.
         """
         partition = ask.partition
         end = (await self._control.log_end(partition, timeout_seconds=remaining(deadline))).offset
@@ -268,7 +267,7 @@ class Commits:
                 )
                 if fetched.out_of_range:
                     return LogIs(partition, None, gone=True)
-                if so_far.slice is None and so_far.at == before:  # else another try of the same commit reads on
+                if so_far.slice is None and so_far.at == before:  # otherwise another attempt of this commit reads
                     so_far.slice = asyncio.create_task(self._read_on(so_far, ask, fetched.records))
                     so_far.slice.add_done_callback(lambda task: task.cancelled() or task.exception())
             if so_far.slice is not None:
@@ -280,7 +279,7 @@ class Commits:
         return LogIs(partition, tuple(so_far.found))
 
     def _so_far(self, ask: ReadBack) -> _ReadSoFar:
-        """Another leader may have another log, and a topic that was created again has."""
+        """Read progress; keyed by leader epoch and topic id, because the log may differ after either changes."""
         info, leader = self._control.topic(ask.partition.topic), self._control.leader(ask.partition)
         log = None if info is None else info.topic_id, None if leader is None else leader.leader_epoch
         key = ask.producer_id, ask.partition, ask.from_offset, ask.checked, log
@@ -300,7 +299,7 @@ class Commits:
         try:
             try:
                 if len(records) > _HERE_BYTES_MAX:
-                    raise LimitError("more than is read at once")
+                    raise LimitError("too large for the event loop")
                 at, found = self._slice(ask, records, Effort(HERE_BYTES_MAX, HERE_STEPS_MAX))
             except LimitError:
                 async with self._unpacking:
@@ -311,7 +310,7 @@ class Commits:
             so_far.slice = None
 
     def _slice(self, ask: ReadBack, records: bytes, effort: Effort | None = None) -> tuple[int, list[Logged]]:
-        """To which offset was read, and what was found. Raises LimitError where `effort` does not suffice."""
+        """Next offset, and the batches found. Raises `LimitError` if `effort` does not suffice."""
         until = time.monotonic() + _SLICE_SECONDS
         at, found = 0, []
         for header, batch in split_batches(memoryview(records)):
@@ -343,16 +342,16 @@ class Commits:
         except (MalformedBatch, LimitError) as error:
             if effort is not None and isinstance(error, LimitError):
                 raise
-            return Logged(*_place(logged), conditional=True)  # it cannot be shown to lie where it should
+            return Logged(*_place(logged), conditional=True)  # its offset cannot be verified
         if scan.contradiction is not None or scan.unreadable is not None:
             return Logged(*_place(logged), conditional=True)
         expected = scan.expected_base_offset
         return Logged(*_place(logged), conditional=expected is not None, expected=expected)
 
-    # ---- what the state topic says of transactions
+    # ---- abort-only transactions in the state topic
 
     async def note(self, poison: Poison, instead_of: Iterable[UUID] = ()) -> bool:
-        """False: it is not stored, or not known to be."""
+        """Record an abort-only transaction; False if it is not known to be stored."""
         try:
             assert self._state is not None
             records = encode_note(poison._replace(at_ms=int(time.time() * 1000)), instead_of)
@@ -360,18 +359,18 @@ class Commits:
         except FencepostError as error:
             _limited_log.error(
                 "note",
-                "a failed append of a transaction cannot be stored: its client is told to try again",
+                "failed to record an abort-only transaction: the client must retry",
                 transactional_id=poison.transactional_id,
                 reason=error,
             )
             return False
         except Exception as error:
-            _log.crash("what there is to say of a transaction could not be stored", error)
+            _log.crash("failed to persist abort-only marker", error)
             return False
         return True
 
     async def lift(self, producer_id: int, producer_epoch: int) -> bool:
-        """The transaction is over. False: what is said of it may still be there."""
+        """Clear the records of an ended transaction; False if some may remain."""
         try:
             assert self._state is not None
             await self._state.read_to_end(timeout_seconds=_STORE_SECONDS)
@@ -380,27 +379,27 @@ class Commits:
         except FencepostError as error:
             _limited_log.warning(
                 "lift",
-                "that a transaction has ended cannot be stored: the next commit of its producer may be refused once",
+                "failed to clear an ended transaction: the producer's next commit may be refused once",
                 producer_id=producer_id,
                 reason=error,
             )
             return False
         except Exception as error:
-            _log.crash("what there is to say of a transaction could not be stored", error)
+            _log.crash("failed to clear abort-only marker", error)
             return False
         return True
 
     async def run(self) -> None:
-        """What ended where no proxy saw it is taken out of the state topic."""
+        """Clear transactions that ended without a proxy, indefinitely."""
         while True:
             await asyncio.sleep(_LOOK_AFTER_SECONDS)
             try:
                 await self.look_after(time.time() - _OLD_SECONDS)
             except FencepostError as error:
-                _limited_log.warning("old", "old transactions cannot be looked up", reason=error)
+                _limited_log.warning("old", "lookup of old transactions failed", reason=error)
 
     async def look_after(self, noted_before: float) -> None:
-        """Of those noted before that time (Unix seconds), some. Raises UpstreamUnavailable, StateError."""
+        """Check some records older than that time (Unix seconds). Raises `UpstreamUnavailable`, `StateError`."""
         assert self._state is not None
         over = []
         for poison in self._state.view.poisons.older_than(int(noted_before * 1000))[:_LOOKED_AFTER_AT_ONCE]:

@@ -1,14 +1,13 @@
-"""Measures how late the event loop is, and names the code that it runs meanwhile.
+"""Measures the event loop's delay, and names the code that it runs meanwhile.
 
 All connections share one thread: while one callback runs, no other client is served. A timer of the loop is due every
-`LOOK_SECONDS`. A thread looks `LATE_SECONDS` after that whether it has run; if not, the thread notes the frame that the
-loop's thread is in.
+`LOOK_SECONDS`. `LATE_SECONDS` later a thread checks whether it ran; if not, it records the frame of the loop's thread.
 
-Four looks a second, not twenty: an idle process wakes up eight times a second for them, which costs 0.08 % of a core
-(twenty looks: 0.3 %). A callback of 0.3 s is always found, a shorter one by chance.
+Four checks per second wake an idle process eight times a second and cost 0.08 % of a core (twenty checks: 0.3 %). They
+always detect a callback of 0.3 s, and shorter ones by chance.
 
-Being late has other causes than a long callback: the machine is busy, or another thread holds the interpreter's lock.
-So the log line says what was measured. `cpu_seconds` far below `late_seconds` means that the loop's thread did not run.
+Other causes of a delay are a busy machine and another thread that holds the interpreter lock. `cpu_seconds` far below
+`late_seconds` in the log line means that the loop's thread did not run.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _limited_log = logs.RateLimitedLog(_log)
 
 LOOK_SECONDS = 0.25
 LATE_SECONDS = 0.05
-#: A loop that is so late may never come back to write its own line.
+#: Delay after which the thread logs, because the loop may never continue.
 STUCK_SECONDS = 2.0
 _PACKAGES = Path(fencepost_proxy.__file__).parents[1]
 _POLICIES = "fencepost_policies"
@@ -38,13 +37,13 @@ _LOOP_RUNS_IN = asyncio.runners.__file__
 
 
 class Watchdog:
-    """Of the event loop that calls `start`. `observe` – called in that loop with each look's lateness, in seconds."""
+    """Watches the event loop that calls `start`. `observe`: called in that loop with each delay in seconds."""
 
     def __init__(self, observe: Callable[[float], None]) -> None:
         self._observe = observe
         self._due = 0.0
         self._cpu_seconds = 0.0
-        self._sample: tuple[float, str] | None = None  # the look that was late, and the frame
+        self._sample: tuple[float, str] | None = None  # due time of the late check, and the frame
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -76,7 +75,7 @@ class Watchdog:
             frame = sample[1] if sample is not None and sample[0] == self._due else "unknown"
             _limited_log.warning(
                 frame,
-                "the event loop was late: its other connections waited",
+                "the event loop was late: other connections waited",
                 late_seconds=round(late, 3),
                 cpu_seconds=round(time.thread_time() - self._cpu_seconds, 3),
                 frame=frame,
@@ -96,15 +95,14 @@ class Watchdog:
                 if time.monotonic() >= stuck_at:
                     stuck_at = float("inf")
                     _log.warning(
-                        "the event loop does not turn: its connections wait",
+                        "the event loop is blocked: all connections wait",
                         late_seconds=round(time.monotonic() - due, 3),
                         frame=frame_of(loop_thread),
                     )
 
 
 def frame_of(thread: int) -> str:
-    """Where a thread is, for people: its innermost frame in this product, or in another's code; "no callback" where an
-    event loop waits."""
+    """A thread's innermost frame in this product, otherwise its innermost frame; "no callback" for a waiting loop."""
     frame: FrameType | None = sys._current_frames().get(thread)
     innermost = None
     while frame is not None and frame.f_code.co_filename != _LOOP_RUNS_IN:

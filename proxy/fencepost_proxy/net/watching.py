@@ -1,7 +1,7 @@
-"""What `transactions/watching.py` wants to know, asked of Kafka.
+"""Runs the queries of `transactions/watching.py` against Kafka.
 
-Rights: DESCRIBE on topics and transactional ids, READ on topics (DescribeProducers). What may not be seen is not told:
-Kafka lists only the transactional ids that the asker may describe, and topics that it may not describe are not there.
+Needs DESCRIBE on topics and transactional ids, and READ on topics (DescribeProducers). Kafka omits transactional ids
+and topics that the proxy may not describe.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _LATEST: Final = -1
 _FROM_A_CONSUMER: Final = -1
 _READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
 _ANY_EPOCH: Final = -1
-#: An answer that is larger is decoded in a thread, so that others are served meanwhile.
+#: Larger responses are decoded in a thread, so that the event loop serves others meanwhile.
 _DECODED_HERE_BYTES: Final = 65_536
 
 Spawn = Callable[[Coroutine[Any, Any, None], str], None]
 
 
 class TransactionWatch:
-    """Asks what `Watching` wants to know, and tells of it. `spawn` runs a task that ends with its owner."""
+    """Runs the queries of `Watching` and logs hanging transactions. `spawn` runs a task that ends with its owner."""
 
     def __init__(self, control: ControlClient, pace: Pace, spawn: Spawn, *, tick_seconds: float = 1.0) -> None:
         self._control = control
@@ -90,7 +90,7 @@ class TransactionWatch:
             self._problems[type(question)] = str(error)
             _limited_log.warning(
                 ("watch", type(question)),
-                "transactions cannot be looked up",
+                "transaction lookup failed",
                 asked=type(question).__name__,
                 reason=error,
             )
@@ -100,15 +100,15 @@ class TransactionWatch:
         self.ask()
 
     def _tell(self) -> None:
-        """Each hanging transaction once; of many at the same moment some, the page and the command have them all."""
+        """Log each hanging transaction once, at most `_TOLD_AT_ONCE` at a time; the status page lists all."""
         hanging = {_where(each): each for each in self.watching.hanging(time.monotonic())}
         new = sorted(hanging.keys() - self._told)
         if len(new) > _TOLD_AT_ONCE:
-            _log.error("many transactions hang", new=len(new), told_here=_TOLD_AT_ONCE)
+            _log.error("many hanging transactions", new=len(new), told_here=_TOLD_AT_ONCE)
         for where in new[:_TOLD_AT_ONCE]:
             each = hanging[where]
             _log.error(
-                "a transaction hangs: its partition's committed readers stand still",
+                "hanging transaction: read_committed consumers of its partition are stuck",
                 partition=where[0],
                 start_offset=each.start_offset,
                 producer_id=each.producer_id,
@@ -118,7 +118,7 @@ class TransactionWatch:
                 to_end_it=abort_command("HOST:PORT", *where[0], each.start_offset),
             )
         for partition, start_offset in sorted(self._told - hanging.keys())[:_TOLD_AT_ONCE]:
-            _log.info("a transaction hangs no longer", partition=partition, start_offset=start_offset)
+            _log.info("transaction no longer hangs", partition=partition, start_offset=start_offset)
         self._told = set(hanging)
 
 
@@ -127,7 +127,7 @@ def _where(hanging: HangingTransaction) -> tuple[TopicPartition, int]:
 
 
 def abort_command(bootstrap: str, topic: str, partition: int, start_offset: int) -> str:
-    """By which an administrator ends a hanging transaction; through the proxy or at Kafka."""
+    """Command that ends a hanging transaction, through the proxy or directly in Kafka."""
     return (
         f"kafka-transactions.sh --bootstrap-server {bootstrap} abort --topic {topic} "
         f"--partition {partition} --start-offset {start_offset}"
@@ -135,7 +135,7 @@ def abort_command(bootstrap: str, topic: str, partition: int, start_offset: int)
 
 
 class Questions:
-    """Each is asked once. Raises UpstreamUnavailable."""
+    """Runs each query once. Raises `UpstreamUnavailable`."""
 
     def __init__(self, control: ControlClient) -> None:
         self._control = control
@@ -194,7 +194,7 @@ class Questions:
         return Descriptions(described)
 
     async def _find_leaders(self) -> Leaders:
-        """Metadata of all topics: read only where it differs from the last one, and not in everybody's way."""
+        """Metadata of all topics, decoded only if it changed, and in a thread if it is large."""
         digest, known = self._leaders or (b"", None)
         taken = Message()
 
@@ -203,7 +203,7 @@ class Questions:
             return taken
 
         failure: UpstreamUnavailable | None = None
-        for node_id in sorted(self._control.brokers):  # the same one each time: its answers are equal to the byte
+        for node_id in sorted(self._control.brokers):  # the same broker each time: its responses are byte-identical
             try:
                 version = 0
 
@@ -308,11 +308,11 @@ _UNKNOWN_SERVER_ERROR: Final = -1
 
 def _check(error_code: int, api: str) -> None:
     if error_code:
-        raise UpstreamUnavailable(f"{api} answered error {error_code}", error_code=error_code)
+        raise UpstreamUnavailable(f"{api} returned error {error_code}", error_code=error_code)
 
 
 def _offsets(answer: Message) -> dict[TopicPartition, tuple[int, int]]:
-    """Offset and error code of each."""
+    """(offset, error code) by partition."""
     return {
         TopicPartition(topic.name, each.partition_index): (each.offset, each.error_code)
         for topic in answer.topics

@@ -1,6 +1,7 @@
-"""What a worker process has of the others: listeners come from the supervisor, what it may not do goes to the owner.
+"""A worker's connection to the supervisor: it gets listeners, and migrates connections to the primary worker.
 
-Worker 0 is the owner. The supervisor (`supervisor.py`) binds every port once; all workers accept on the same sockets.
+Worker 0 is the primary worker. The supervisor (`supervisor.py`) binds every port once; all workers accept on the same
+sockets.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from fencepost_proxy.session.messages import Handed
 from fencepost_proxy.types import Address, NodeId
 
 OWNER: Final = 0
-#: The supervisor does little else; one that is silent for so long is gone.
+#: A supervisor that is silent this long is dead: it has little other work.
 _LISTENER_SECONDS: Final = 5.0
 
-#: How many connections each worker has is 8 bytes of memory that all of them share.
+#: Bytes of shared memory per worker, for its number of connections.
 LOAD_BYTES: Final = 8
-#: Of a worker that does not serve: nothing is left to it.
+#: Load of a worker that does not serve, so that no other worker defers to it.
 AWAY: Final = sys.maxsize
 
 START, READY, HAND_OVER, REPORT, RELEASE, LIST = "start", "ready", "hand-over", "report", "release", "list"
@@ -38,7 +39,7 @@ RELOAD = "reload"
 
 @dataclass(frozen=True, slots=True)
 class HandedLink:
-    """A connection on its way to the owner; its two sockets come with it, the client's first."""
+    """A connection migrating to the primary worker, sent with its two sockets: client, upstream."""
 
     session: Handed
     peer: Address
@@ -49,7 +50,7 @@ class HandedLink:
 
 @dataclass(frozen=True, slots=True)
 class WantedListener:
-    """`node_id` – None for the bootstrap listener."""
+    """`node_id`: None for the bootstrap listener."""
 
     node_id: NodeId | None
     address: Address
@@ -58,7 +59,7 @@ class WantedListener:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A worker in numbers. `state_fresh_until` is monotonic, which all processes of a machine agree on."""
+    """Status and metrics of a worker. `state_fresh_until`: monotonic clock, which processes of a machine share."""
 
     snapshot: StatusSnapshot
     metrics: Metrics
@@ -69,7 +70,7 @@ class Report:
 
 
 class Proxy(Protocol):
-    """What the worker needs of the proxy that it is."""
+    """Interface of the proxy in this worker."""
 
     def take_over(self, handed: HandedLink, client: socket.socket, upstream: socket.socket) -> None: ...
     def report(self) -> tuple[StatusSnapshot, Metrics, float]: ...
@@ -79,9 +80,9 @@ class Proxy(Protocol):
 
 
 class Worker:
-    """`packets` and `listeners` are this process's ends of the two connections to the supervisor.
+    """`packets`, `listeners`: this process's ends of the two sockets to the supervisor.
 
-    `loads` – a file in memory: how many connections each worker has. Each writes its own number.
+    `loads`: memory file with the number of connections per worker. Each worker writes its own.
     """
 
     def __init__(self, index: int, packets: socket.socket, listeners: socket.socket, loads: int) -> None:
@@ -92,17 +93,17 @@ class Worker:
         self._listeners = listeners
         self._channel: Channel | None = None
         self._proxy: Proxy | None = None
-        #: Called when the supervisor is gone; to be set before `attach`.
+        #: Called when the supervisor ended; set it before `attach`.
         self.on_end: Callable[[], None] = lambda: None
         listeners.settimeout(_LISTENER_SECONDS)
 
     @property
     def owner(self) -> bool:
-        """Whether this process has the gates of `true` topics, their transactions, and changes of virtual configs."""
+        """Whether this is the primary worker: it serves checked topics and changes virtual configs."""
         return self.index == OWNER
 
     def wait_for_start(self) -> ProxyConfig | None:
-        """Blocks until this worker is to serve; None: the supervisor has ended."""
+        """Block until this worker may serve; None if the supervisor ended."""
         packet = receive_packet(self._packets)
         config: ProxyConfig | None = None if packet is None else packet.message()
         return config
@@ -112,25 +113,25 @@ class Worker:
         self._channel = Channel(self._packets, self._received, self.on_end)
 
     def has(self, connections: int) -> None:
-        """Told whenever it changes, from when this process serves."""
+        """Store the number of connections; called on each change."""
         self._loads[self.index] = connections
 
     def others_turn(self) -> bool:
-        """Whether a worker has fewer connections than this one. One after the other, as far as that can be had."""
+        """Whether another worker has fewer connections. This balances connections approximately."""
         return self._loads[self.index] > min(self._loads)
 
     def ready(self, bootstrap: Address) -> None:
         self._send(Packet.of(READY, bootstrap))
 
     def listener(self, wanted: WantedListener) -> socket.socket:
-        """Blocks for as long as the supervisor takes to bind it: a moment, and once per broker. Raises ConfigError."""
+        """Get a listening socket. Blocks briefly, once per broker. Raises `ConfigError`."""
         try:
             send_packet(self._listeners, Packet.of("listener", wanted))
             packet = receive_packet(self._listeners)
         except OSError as error:
-            raise ConfigError(f"the supervisor gives no listener for {wanted.what}: {error}") from error
+            raise ConfigError(f"no listener for {wanted.what}: request to the supervisor failed: {error}") from error
         if packet is None:
-            raise ConfigError(f"the supervisor is gone; no listener for {wanted.what}")
+            raise ConfigError(f"no listener for {wanted.what}: the supervisor ended")
         problem = packet.message()
         if problem is not None:
             raise ConfigError(problem)
@@ -139,7 +140,7 @@ class Worker:
         return sock
 
     def hand_over(self, handed: HandedLink, client: socket.socket, upstream: socket.socket) -> bool:
-        """False: the connections are closed."""
+        """Migrate a connection to the primary worker; False if its sockets were closed instead."""
         return self._send(Packet.of(HAND_OVER, handed, [client, upstream]))
 
     def _send(self, packet: Packet) -> bool:
@@ -179,4 +180,4 @@ def _resident_bytes() -> int:
 
 
 def _open_files() -> int:
-    return len(os.listdir("/proc/self/fd")) - 1  # but for the one by which they are listed
+    return len(os.listdir("/proc/self/fd")) - 1  # without the one that lists the directory
