@@ -273,7 +273,9 @@ class Desk:
         return Outcome(changed=True, question=WhereToBegin(group, tuple(missing)), complete=complete)
 
     def _looked_up(self, request: Message, client_id: str | None, answer: Message) -> Outcome:
-        """Counts only what Kafka returned: a client that may not see the topic does not affect its groups' gates."""
+        """Only what Kafka has told it: who may not see the topic has no say in what its groups wait for."""
+        if _too_many(request.topics) or _too_many(answer.topics):
+            return _UNCHANGED
         told = {
             (topic.name, entry.partition_index)
             for topic in answer.topics

@@ -284,8 +284,8 @@ class StateView:
         return self._processes[process] % _TAGS + 1
 
     @property
-    def topic_configs(self) -> Mapping[str, SetConfigs]:
-        """By topic name, also for incarnations that no longer exist."""
+    def topic_configs(self) -> MappingProxyType[str, SetConfigs]:
+        """By topic name, whether or not that incarnation of the topic still exists."""
         return MappingProxyType(self._topic_configs)
 
     def configs_set_on(self, topic: str, topic_id: UUID | None) -> Mapping[str, str]:
@@ -312,8 +312,9 @@ class StateView:
         )
 
     def topic_policy(self, topic: str, topic_id: UUID | None, file_configs: FileConfigs) -> TopicPolicy:
-        """A topic's policy: set on the topic, else in the config file, else the default."""
-        policy = TopicPolicy.of({**file_configs(topic), **self.configs_set_on(topic, topic_id)})
+        """What holds for a topic: set on it, else given by the file, else the default."""
+        of_file, of_topic = file_configs(topic), self.configs_set_on(topic, topic_id)
+        policy = TopicPolicy.of({**of_file, **of_topic}) if of_file or of_topic else UNGUARDED
         if not policy.counted and self.growth(topic, topic_id).pending is not None:
             # Switched off during an expansion: until it ends, appends still pass the append barrier.
             return replace(policy, ordered=True)

@@ -111,7 +111,8 @@ def plan_write_markers(request: Message, known: Known) -> Plan:
 
     if not joins:
         return Plan(request, finish)
-    # No marker was written: Kafka's tools retry.
+    _not_too_many(next(iter(joins)), sum(len(partitions) for _, topics in asked for _, partitions in topics))
+    # Nothing was written: Kafka's tools ask again.
     later = [
         Message(
             producer_id=producer_id,
