@@ -1053,6 +1053,9 @@ class _Run:
         for wires in self.wires:
             for lose in (self._lose_upstream, self._lose_client)[:: 1 if self.program.setup["upstream_first"] else -1]:
                 lose(wires)
+        while self.stores:
+            connection, store = self.stores.pop(0)
+            self._perform(self._event(connection, _stored(store, True)))
         if self.switch.sessions:
             raise Failure("a session is left though both its sides are gone", len(self.switch.sessions))
         self._settle("true" if self.program.setup["calm"] else "unreadable")
