@@ -163,7 +163,7 @@ def test_a_broker_id_that_leaves_no_port(tmp_path: Path) -> None:
 
     found = asyncio.run(checking._listeners(config, [NodeId(1), NodeId(9_000)], False))
 
-    assert "and ports end at 65535" in said(found, "listener for broker 9000")
+    assert "is not from 1 to 65535" in said(found, "listener for broker 9000")
 
 
 def test_a_host_that_nobody_knows() -> None:

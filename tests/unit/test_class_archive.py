@@ -60,4 +60,4 @@ def test_a_machine_that_cannot_make_one_is_told_and_goes_on(
 
     monkeypatch.setattr(class_archive, "make", fails)
     class_archive.main()
-    assert "there is no class archive: no space left on device" in capsys.readouterr().err
+    assert "no class archive created: no space left on device" in capsys.readouterr().err

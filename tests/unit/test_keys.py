@@ -44,5 +44,5 @@ def test_a_record_that_is_cut_or_lies_about_its_lengths_is_malformed(data: st.Da
 
 
 def test_bytes_behind_the_records_are_malformed() -> None:
-    with pytest.raises(MalformedBatch, match="left over"):
+    with pytest.raises(MalformedBatch, match="extra bytes"):
         _keys(memoryview(bytes(batch(b"v", key=b"k")) + b"\0"))
