@@ -322,7 +322,7 @@ def test_processes_that_share_a_topic_wait_for_each_others_commits(
 
 @each_library
 def test_a_part_of_a_topic_without_a_group_is_refused(library: str, growing: ProxyProcess, topic: str) -> None:
-    with pytest.raises(ValueError, match="give all processes one group id"):
+    with pytest.raises(ValueError, match="set one group id in all processes"):
         reader(library, growing, topic, mine=lambda p: p == 1)
 
 

@@ -179,7 +179,7 @@ def test_a_topic_that_is_not_checked_is_refused_before_anything_is_sent(
     with closing(clients.producer(library, own_proxy.bootstrap)) as made:
         with pytest.raises(CheckIsOff, match=r"check\.expected\.offsets=false"):
             made.send(unchecked, b"x", partition=0, expected_offset=0)
-        with pytest.raises(CheckIsOff, match="cannot be seen"):
+        with pytest.raises(CheckIsOff, match="are not visible"):
             made.send(unique_topic("missing"), b"x", partition=0, expected_offset=0)
         assert clients.log_end(own_kafka.bootstrap, unchecked) == 0
         clients.set_check(own_proxy.bootstrap, unchecked, "true")

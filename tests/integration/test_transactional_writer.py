@@ -269,7 +269,7 @@ def test_a_commit_that_is_refused_leaves_nothing_and_the_writer_goes_on(  # noqa
     ):
         refused = len(pipe.refused)
         pipe.refuse_next_commit()
-        with pytest.raises(TransactionConflict, match="commit was refused"):
+        with pytest.raises(TransactionConflict, match="commit refused"):
             writer.append({(topic, 0): (0, records(b"no")), (topic, 1): (0, records(b"no"))})
         assert len(pipe.refused) == refused + 1
         # It has aborted by then: nobody has to wait for a timeout.

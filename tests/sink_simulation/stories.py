@@ -178,7 +178,7 @@ class _Query:
             for actor in actors:
                 if actor.error is not None:
                     raise actor.error
-            if tries > 20 and "the topic has grown since the batch was begun" in driver.refused:
+            if tries > 20 and "the topic was expanded after the batch began" in driver.refused:
                 return  # starting again has not helped: another sink.id
             if story.changed_split and driver.refused:
                 # The user does what the message says.
