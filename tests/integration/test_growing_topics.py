@@ -327,7 +327,7 @@ def test_who_asks_with_little_patience_is_told_that_it_goes_on(growing: ProxyPro
         code, message = grow(growing.bootstrap, topic, 2, timeout_ms=1_000)
         assert code == TIMED_OUT
         assert (message or "").startswith(
-            f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: it continues automatically"
+            f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: the expansion continues"
         )
         transaction.end(commit=True)
 
