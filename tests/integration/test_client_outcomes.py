@@ -129,7 +129,7 @@ def test_what_a_refusal_shows_and_whether_the_producer_goes_on(
     elif client.library == "confluent-kafka" and not client.ours:
         assert "msg.offset()=1 " in refusal.shown
     elif client.ours:
-        assert refusal.shown.endswith("expected offset 7, but the log ends at 1")
+        assert refusal.shown.endswith("expected offset 7, but the log end offset is 1")
     rest = same, other, *nothing_said, *after_the_kill
     assert all(each.error is None for each in rest) or all(each.error is not None for each in rest)
     row = {"client": client.name, "exception": _brief(refusal), "can send again": _yes(*rest)}

@@ -182,7 +182,7 @@ def test_python_examples_of_client_pages_run(proxy: ProxyProcess, capsys: pytest
             producer.flush()
             producer.close()
 
-    mismatch = f"{accounts}-3: expected offset 41, but the log ends at 0"
+    mismatch = f"{accounts}-3: expected offset 41, but the log end offset is 0"
     assert capsys.readouterr().out.splitlines() == ["41 0", mismatch]
     assert outcomes == [("OffsetMismatch", mismatch), ("_Handled", "b'...'")]
     assert state.applied == 4
