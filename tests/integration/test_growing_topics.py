@@ -326,9 +326,7 @@ def test_who_asks_with_little_patience_is_told_that_it_goes_on(growing: ProxyPro
         assert transaction.append(topic, b"t:0:1").error_code == OK
         code, message = grow(growing.bootstrap, topic, 2, timeout_ms=1_000)
         assert code == TIMED_OUT
-        assert (message or "").startswith(
-            f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: the expansion continues"
-        )
+        assert (message or "").startswith(f"EXPANSION_IN_PROGRESS topic={topic} from=1 to=2: the expansion continues")
         transaction.end(commit=True)
 
     until(lambda: expansions(growing.bootstrap, topic), f"{topic} to grow")
