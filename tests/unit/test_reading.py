@@ -232,4 +232,4 @@ def test_more_records_than_are_taken_are_refused() -> None:
     talk.counted()
     error_code, _, message = read(talk.answer())["guarded", 0]
     assert error_code == Error.MESSAGE_TOO_LARGE
-    assert f"the limit is {RECORDS_MAX}" in (message or "")
+    assert f"the limit of {RECORDS_MAX}" in (message or "")
